@@ -1,0 +1,233 @@
+"""Runs read back from disk: one directory, a comparison, or a folder of either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protofed.analysis._files import read_object, read_rounds, read_toml
+from protofed.analysis.summary import summarise
+from protofed.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RULE_ORDER = ("head", "local", "global", "global_own", "etf")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run, finished or not.
+
+    Attributes:
+        directory: Where it lies.
+        config: The resolved configuration.
+        federation: Class names, and every client's name, architecture, size and sample counts.
+        rounds: One record per round, ascending.
+        summary: Content of ``summary.json``; None until the run has finished.
+        label: What the run's method is called in figures and tables; runs of one label differ in their seed.
+    """
+
+    directory: Path
+    config: dict[str, Any]
+    federation: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    label: str
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return str(self.config.get("method", {}).get("name", "unknown"))
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe, or ``""``."""
+        return str(self.config.get("recipe", ""))
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return int(self.config.get("seed", 0))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were run."""
+        return self.summary is not None
+
+    @property
+    def last_round(self) -> int:
+        """The last round on record; 0 before the first has ended."""
+        return int(self.rounds[-1]["round"]) if self.rounds else 0
+
+    @property
+    def planned_rounds(self) -> int:
+        """How many rounds were asked for."""
+        return int(self.config.get("rounds", self.last_round))
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the ``K`` classes."""
+        return [str(name) for name in self.federation["class_names"]]
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """The clients as described in ``federation.json``."""
+        return list(self.federation["clients"])
+
+    @cached_property
+    def evaluated(self) -> list[dict[str, Any]]:
+        """The records of rounds with a test accuracy."""
+        return [r for r in self.rounds if r.get("accuracy")]
+
+    @cached_property
+    def rules(self) -> tuple[str, ...]:
+        """Inference rules that were scored, the classifier head first."""
+        found = dict.fromkeys(rule for r in self.evaluated for rule in r["accuracy"])
+        return tuple([r for r in RULE_ORDER if r in found] + [r for r in found if r not in RULE_ORDER])
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~protofed.analysis.summary.summarise` says of the rounds so far."""
+        return summarise(self.rounds)
+
+    def accuracy(self, rule: str) -> dict[int, float]:
+        """Return round → accuracy over all test samples, for the evaluated rounds."""
+        return {r["round"]: r["accuracy"][rule]["weighted"] for r in self.evaluated if rule in r["accuracy"]}
+
+    def client_accuracies(self, rule: str) -> list[float | None]:
+        """Return each client's accuracy at the last evaluation; None without test samples."""
+        return list(self.evaluated[-1]["accuracy"][rule]["clients"]) if self.evaluated else []
+
+    def sent(self) -> dict[int, int]:
+        """Return round → bytes sent since the start, by all parties in both directions."""
+        total, result = 0, {}
+        for record in self.rounds:
+            total += record["bytes"]["up"] + record["bytes"]["down"]
+            result[record["round"]] = total
+        return result
+
+
+def main_rule(rules: Iterable[str]) -> str:
+    """Return the rule that headline numbers are about: ``global`` if there is one, else ``head``.
+
+    Example:
+        >>> main_rule(["head", "local", "global"])
+        'global'
+    """
+    names = list(rules)
+    return next((r for r in ("global", "head", *names) if r in names), "head")
+
+
+def load_run(path: Path) -> RunData:
+    """Read one run directory; a last line of ``rounds.jsonl`` that is still being written is left out.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged.
+    """
+    config = read_toml(path / "config.toml")
+    federation = read_object(path / "federation.json")
+    for name in ("class_names", "clients"):
+        if not isinstance(federation.get(name), list):
+            raise CheckpointError(f"{path / 'federation.json'}: lacks the list {name!r}")
+    rounds = read_rounds(path / "rounds.jsonl")
+    summary = read_object(path / "summary.json") if (path / "summary.json").is_file() else None
+    method = config.get("method")
+    name = method.get("name") if isinstance(method, dict) else None
+    if not isinstance(name, str):
+        raise CheckpointError(f"{path / 'config.toml'}: lacks [method] name: this is no resolved configuration")
+    return RunData(path, config, federation, rounds, summary, (summary or {}).get("label") or name)
+
+
+def load_runs(paths: Sequence[Path]) -> list[RunData]:
+    """Read all runs at or below ``paths``: run directories, comparisons, or folders with either inside.
+
+    Runs of a comparison that have not begun are left out, and a directory reached twice is read once.
+
+    Raises:
+        CheckpointError: If a path holds no run, or a file is missing or damaged.
+    """
+    runs: dict[Path, RunData] = {}
+    for path in paths:
+        found = list(_runs_at(Path(path)))
+        if not found:
+            raise CheckpointError(f"{path}: no run here: expected config.toml and rounds.jsonl, or comparison.json")
+        runs.update((run.directory.resolve(), run) for run in found)
+    return _told_apart(list(runs.values()))
+
+
+def prototypes(run: RunData) -> dict[str, Tensor]:
+    """Return the tensors of ``prototypes.safetensors``; none where the run has left no such file.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    from protofed.federation.files import read_tensors
+
+    path = run.directory / "prototypes.safetensors"
+    return read_tensors(path) if path.is_file() else {}
+
+
+def by_label(runs: Iterable[RunData]) -> dict[str, list[RunData]]:
+    """Return label → its runs, both in order of appearance."""
+    groups: dict[str, list[RunData]] = {}
+    for run in runs:
+        groups.setdefault(run.label, []).append(run)
+    return groups
+
+
+def settled(runs: Sequence[RunData]) -> list[RunData]:
+    """Return the finished runs, or all if none has finished: averages must not mix late and early rounds."""
+    return [r for r in runs if r.finished] or list(runs)
+
+
+def _runs_at(path: Path) -> Iterator[RunData]:
+    if (path / "comparison.json").is_file():
+        yield from _comparison(path)
+    elif (path / "config.toml").is_file() or (path / "rounds.jsonl").is_file():
+        yield load_run(path)
+    elif path.is_dir():
+        for below in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
+            yield from _runs_at(below)
+
+
+def _comparison(path: Path) -> Iterator[RunData]:
+    entries = read_object(path / "comparison.json").get("runs")
+    try:
+        places = [(entry["method"], path / entry["directory"]) for entry in entries or ()]
+    except (TypeError, KeyError):
+        raise CheckpointError(f"{path / 'comparison.json'}: runs must list method, seed and directory") from None
+    runs = [(m, load_run(p)) for m, p in places if (p / "rounds.jsonl").is_file()]
+    # An unfinished run does not know its label yet: it takes that of a finished run of the same method.
+    labels = {method: run.label for method, run in runs if run.finished}
+    for method, run in runs:
+        yield replace(run, label=labels.get(method, method))
+
+
+def _told_apart(runs: list[RunData]) -> list[RunData]:
+    """Extend labels where runs of one label differ in more than their seed, lest they be averaged."""
+    labels: dict[Path, str] = {}
+    for label, group in by_label(runs).items():
+        options = [_options(run.config) for run in group]
+        names = sorted({n for o in options for n in o if any(o.get(n) != other.get(n) for other in options)})
+        # Different recipes differ in many options: their names say enough, unless one was run with overrides.
+        kinds = len({json.dumps(o, sort_keys=True, default=str) for o in options})
+        if len({o.get("recipe") for o in options}) == kinds:
+            names = [n for n in names if n == "recipe"]
+        for run, option in zip(group, options, strict=True):
+            values = [str(option.get(n)) if n == "recipe" else f"{n}={option.get(n)}" for n in names]
+            labels[run.directory] = ", ".join([label, *values])
+    return [replace(run, label=labels[run.directory]) for run in runs]
+
+
+def _options(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a configuration flat, without what has no influence on the outcome beyond chance."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if prefix or name not in ("seed", "execution", "checkpoint", "compare"):
+            flat |= _options(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat

@@ -1,0 +1,70 @@
+"""What can be named in a recipe: the entries of ``protofed list``."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.options import option_rows
+
+
+class Entry(NamedTuple):
+    """One line of a list, and its options as ``(name, default, description)``."""
+
+    name: str
+    summary: str
+    options: list[tuple[str, Any, str]]
+
+
+def _methods() -> list[Entry]:
+    from protofed.methods import methods
+
+    return [
+        Entry(name, f"{m.summary} (exchanges {m.exchanges})", option_rows(m.Options))
+        for name, m in sorted(methods().items())
+    ]
+
+
+def _models() -> list[Entry]:
+    from protofed.models import architectures, groups
+
+    single = [Entry(n, a.summary, option_rows(a.Options)) for n, a in sorted(architectures.items())]
+    return single + [Entry(n, f"group: {g.summary}", []) for n, g in sorted(groups.items())]
+
+
+def _datasets() -> list[Entry]:
+    from protofed.data import datasets
+
+    return [Entry(n, d.summary, option_rows(d.Options)) for n, d in sorted(datasets.items())]
+
+
+def _partitions() -> list[Entry]:
+    from protofed.data import partitions
+
+    return [Entry(n, p.summary, option_rows(p.Options)) for n, p in sorted(partitions.items())]
+
+
+def _recipes() -> list[Entry]:
+    from protofed.experiments.config import load_recipe, recipes
+
+    return [Entry(name, load_recipe(name).get("summary", ""), []) for name in recipes()]
+
+
+KINDS = {
+    "methods": _methods,
+    "models": _models,
+    "datasets": _datasets,
+    "partitions": _partitions,
+    "recipes": _recipes,
+}
+
+
+def entries(kind: str) -> list[Entry]:
+    """Return the entries of ``methods``, ``models``, ``datasets``, ``partitions`` or ``recipes``.
+
+    Raises:
+        ConfigError: For any other kind.
+    """
+    if kind not in KINDS:
+        raise ConfigError(unknown_name("list", kind, KINDS))
+    return KINDS[kind]()

@@ -1,0 +1,188 @@
+"""The command line. Heavy imports happen inside commands, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from protofed.errors import ConfigError, ProtofedError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Prototype-based federated learning: different models, different data, a few kilobytes a round.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+Out = Annotated[Path | None, typer.Option(help="Directory to write to (default: below runs/).")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with local copies of data sets (or PROTOFED_DATA).")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
+]
+
+
+@app.command()
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [NAME=VALUE]...",
+            help="A built-in recipe or TOML file (default: quickstart), then options by dotted name, "
+            "e.g. method.name=fedproto method.lambda=10 rounds=40.",
+        ),
+    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a recipe: train, evaluate, and write a run directory with a report."""
+    from protofed import experiments
+    from protofed.progress import progress_bar
+
+    recipe, items = _split_recipe(arguments or [])
+    with progress_bar(console, quiet=quiet) as progress:
+        result = experiments.run(
+            recipe, _overrides(items, device, data_dir), out=out, resume=resume, progress=progress
+        )
+    _show(result)
+
+
+@app.command()
+def compare(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
+    overrides: Overrides = None,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas (default: the recipe's).")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")] = "",
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods on the same federation: one table, one report."""
+    from protofed import experiments
+    from protofed.progress import progress_bar
+
+    with progress_bar(console, quiet=quiet) as progress:
+        result = experiments.compare(
+            recipe,
+            _names(methods),
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides(overrides or [], device, data_dir),
+            out=out,
+            resume=resume,
+            progress=progress,
+        )
+    _show(result)
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="methods, models, datasets, partitions or recipes.")],
+) -> None:
+    """List what can be named in a recipe, with options and their defaults."""
+    from protofed.catalogue import entries
+
+    for entry in entries(kind):
+        console.print(f"[bold]{entry.name}[/]  {entry.summary}", highlight=False, soft_wrap=True)
+        for name, default, doc in entry.options:
+            console.print(f"    {name} = {default!r}  [dim]{doc}[/]", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Where to draw the heat map (PNG and SVG).")] = Path("split"),
+    data_dir: DataDir = None,
+) -> None:
+    """Print and draw how a recipe divides its data (client × class), without training."""
+    from protofed.experiments.inspect import inspect_split
+
+    table, drawn = inspect_split(recipe, _overrides(overrides or [], "auto", data_dir), out)
+    console.print(table)
+    console.print(f"Drawn: {', '.join(str(path) for path in drawn)}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="Run or comparison directories.")],
+    out: Annotated[Path | None, typer.Option(help="The report's file (default: report.html in the first).")] = None,
+) -> None:
+    """Rebuild a report, of one run or of several side by side."""
+    from protofed.analysis.report import write_report
+
+    path = write_report(directories, out or directories[0] / "report.html")
+    console.print(f"Report: {path}", soft_wrap=True)
+
+
+def _show(result: Any) -> None:
+    """Print the table of a run or comparison and where its files are."""
+    from protofed.analysis.tables import results_table
+    from protofed.experiments import Comparison
+
+    runs = result.runs if isinstance(result, Comparison) else {result.summary["method"]: [result]}
+    console.print(results_table(runs))
+    refused = sum(run.summary["refused"] for group in runs.values() for run in group)
+    if refused:
+        console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")
+    console.print(f"Report: {result.report}", soft_wrap=True)
+
+
+def _split_recipe(arguments: list[str]) -> tuple[str, list[str]]:
+    """Return the recipe, which comes first if it has no ``=``, and the overrides."""
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], arguments[1:]
+    return "quickstart", arguments
+
+
+def _overrides(items: list[str], device: str, data_dir: Path | None) -> dict[str, Any]:
+    from protofed.experiments.config import parse_overrides
+
+    overrides = parse_overrides(items)
+    if device != "auto":
+        overrides["execution.device"] = device
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise ConfigError(f"--data-dir {data_dir}: no such folder")
+        overrides["data.data_dir"] = str(data_dir)
+    return overrides
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _integer(text: str, where: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{where}: {text!r} is not an integer") from None
+
+
+def main() -> None:
+    """Run the command line: one-line errors, exit status 2; 130 after Ctrl-C."""
+    try:
+        app()
+    except ProtofedError as error:
+        errors.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("stopped; the same command with --resume continues", highlight=False)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Data: named data sets, federation folders and partitions, down to each client's train and test samples."""
+
+from protofed.data import flower, given, hub, local, nway, pathological, toys  # noqa: F401  (registrations)
+from protofed.data.describe import ClientRow, describe
+from protofed.data.loading import load, load_pool
+from protofed.data.options import DataOptions, resolve_options
+from protofed.data.partition import Partition, Request, Share, partitions
+from protofed.data.pool import Dataset, Listing, Pool, datasets
+
+__all__ = [
+    "ClientRow",
+    "DataOptions",
+    "Dataset",
+    "Listing",
+    "Partition",
+    "Pool",
+    "Request",
+    "Share",
+    "datasets",
+    "describe",
+    "load",
+    "load_pool",
+    "partitions",
+    "resolve_options",
+]

@@ -1,0 +1,154 @@
+"""Checks on everything that is loaded; every message begins with the offending file, folder or data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed.data.pool import Listing
+from protofed.errors import DataError, unknown_name
+
+
+def as_labels(values: np.ndarray, where: str) -> np.ndarray:
+    """Return labels as int64 or as strings.
+
+    Raises:
+        DataError: If they are neither whole numbers nor names, or not ``(n,)``.
+    """
+    if values.ndim == 1:
+        if values.dtype.kind in "iub":
+            return values.astype(np.int64)
+        if values.dtype.kind in "US":
+            return values.astype(str)
+        if values.dtype.kind == "O" and all(isinstance(v, str) for v in values):
+            return values.astype(str) if len(values) else np.zeros(0, dtype=np.int64)
+        if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
+            return values.astype(np.int64)
+    raise DataError(
+        f"{where}: labels are {values.dtype} of shape {values.shape}: expected whole numbers or names, "
+        "one per sample"
+    )
+
+
+def encode(
+    listings: Sequence[Listing], classes: int = 0, names: Sequence[str] = ()
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Turn the labels of all listings into class numbers.
+
+    Args:
+        listings: All with integer labels, or all with class names as labels.
+        classes: ``K``; 0 takes it from ``names``, the names the data carry, or the largest label.
+        names: Class names in order; for listings labelled with names, otherwise their sorted union.
+
+    Returns:
+        One ``(n,)`` int64 tensor per listing, and the ``K`` class names.
+
+    Raises:
+        DataError: For a label outside ``0..K-1`` or the names, or listings that do not go together.
+    """
+    named = [item for item in listings if item.labels.dtype.kind in "US"]
+    if named and any(len(item) and item.labels.dtype.kind not in "US" for item in listings):
+        other = next(item for item in listings if len(item) and item.labels.dtype.kind not in "US")
+        raise DataError(f"{other.where}: numbered labels, but {named[0].where} has class names: use one kind")
+    if named:
+        listings, names = _number(listings, names)
+    known = tuple(names) or _common_names(listings)
+    largest = max((int(item.labels.max()) for item in listings if len(item)), default=-1)
+    K = classes or len(known) or largest + 1
+    for item in listings:
+        bad = np.flatnonzero((item.labels < 0) | (item.labels >= K))
+        if len(bad):
+            raise DataError(
+                f"{item.where}: label {item.labels[bad[0]]} of sample {bad[0]} is outside 0..{K - 1}: "
+                "correct it or raise data.classes"
+            )
+    class_names = tuple(known[c] if c < len(known) else str(c) for c in range(K))
+    return [torch.from_numpy(item.labels.astype(np.int64)) for item in listings], class_names
+
+
+def _number(listings: Sequence[Listing], names: Sequence[str]) -> tuple[list[Listing], tuple[str, ...]]:
+    order = tuple(names) or tuple(sorted({str(v) for item in listings for v in np.unique(item.labels)}))
+    code = {name: number for number, name in enumerate(order)}
+    numbered = []
+    for item in listings:
+        values, inverse = np.unique(item.labels.astype(str), return_inverse=True)
+        for value in values:
+            if value not in code:
+                raise DataError(f"{item.where}: {unknown_name('class', str(value), order)}")
+        codes = np.array([code[str(v)] for v in values], dtype=np.int64)
+        numbered.append(Listing(codes[inverse], item.read, item.where, order, item.ids))
+    return numbered, order
+
+
+def _common_names(listings: Sequence[Listing]) -> tuple[str, ...]:
+    first = next((item for item in listings if item.class_names), None)
+    if first is None or first.class_names is None:
+        return ()
+    for item in listings:
+        if item.class_names and item.class_names != first.class_names:
+            raise DataError(f"{item.where}: its class names differ from those of {first.where}")
+    return first.class_names
+
+
+def features(listing: Listing, rows: Tensor) -> Tensor:
+    """Read ``rows`` ``(m,)`` of a listing and check them.
+
+    Returns:
+        ``(m, *shape)``; ``(0,)`` uint8 for no rows, whatever the shape of the others.
+
+    Raises:
+        DataError: For NaN or infinite values, or samples that cannot be read.
+    """
+    if len(rows) == 0:
+        return torch.zeros(0, dtype=torch.uint8)
+    x = listing.read(rows).contiguous()
+    if x.is_floating_point():
+        bad = (~torch.isfinite(x.flatten(1)).all(1)).nonzero().flatten()
+        if len(bad):
+            raise DataError(
+                f"{listing.where}: features of sample {int(rows[bad[0]])} are NaN or infinite: "
+                "remove or replace them"
+            )
+    return x
+
+
+def same_shape(parts: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
+    """Return the tensors, the empty ones reshaped to match the others.
+
+    Args:
+        parts: ``(where, x)`` pairs.
+
+    Raises:
+        DataError: If two non-empty ones differ in sample shape or dtype, or all are empty.
+    """
+    filled = [(where, x) for where, x in parts if len(x)]
+    if not filled:
+        raise DataError(f"{parts[0][0] if parts else 'data'}: no samples at all")
+    home, like = filled[0]
+    for where, x in filled:
+        if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
+            raise DataError(
+                f"{where}: samples are {_kind(x)}, but those of {home} are {_kind(like)}: "
+                "all clients must share one shape"
+            )
+    return [x if len(x) else like.new_zeros((0, *like.shape[1:])) for _, x in parts]
+
+
+def _kind(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape[1:])}"
+
+
+def client_names(names: Iterable[str], where: str) -> None:
+    """Raise DataError for a client name that is illegal in file names, or one that occurs twice."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or set(name) == {"."}:
+            raise DataError(f"{where}: client name {name!r}: use letters, digits, '-', '_' and '.' only")
+        # Names become file names, and some file systems do not tell upper from lower case.
+        twin = seen.setdefault(name.casefold(), name)
+        if twin is not name:
+            raise DataError(f"{where}: client names {twin!r} and {name!r} are the same: rename one")

@@ -1,0 +1,155 @@
+"""A federation folder: every client with its own data, and its own settings if it likes."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protofed.data import checks
+from protofed.data.arrow import Columns
+from protofed.data.folders import read_class_folders, visible
+from protofed.data.local import PathOptions
+from protofed.data.options import DataOptions
+from protofed.data.pool import Listing
+from protofed.data.splits import apportion, hold_out, subset
+from protofed.data.tables import read_npz, read_parquet
+from protofed.errors import ConfigError, DataError, unknown_name
+from protofed.seeding import generator
+from protofed.training.samples import ClientData, FederatedData, Samples
+
+SETTINGS: dict[str, type] = {"model": str, "d": int, "epochs": int, "batch_size": int, "lr": float}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One split of one client before it is read."""
+
+    client: str
+    split: str
+    listing: Listing
+
+
+def is_federation(path: Path) -> bool:
+    """Tell whether ``path`` is a federation folder, i.e. holds a folder ``clients``."""
+    return (path / "clients").is_dir()
+
+
+def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: int) -> FederatedData:
+    """Read ``root/clients/<name>/{train,test}`` and, where present, ``validation`` and ``client.toml``.
+
+    Each split is ``.parquet``, ``.npz`` with ``x`` and ``y``, or a folder of class folders with images.
+    Clients come in order of their names; ``K`` is ``data.classes``, else the names in
+    ``federation.toml``, else those the files carry, else the largest label plus one.
+
+    Raises:
+        DataError: Naming the client and the file, for anything missing, unreadable or inconsistent.
+        ConfigError: If ``data.samples`` exceeds what there is.
+    """
+    folders = _client_folders(root)
+    parts = [_Part(f.name, split, item) for f in folders for split, item in _open(f, data, options)]
+    labels, class_names = checks.encode([p.listing for p in parts], data.classes, _class_names(root))
+    chosen = _choose(parts, labels, data.samples, seed)
+    x = [checks.features(part.listing, rows) for part, rows in zip(parts, chosen, strict=True)]
+    x = checks.same_shape([(part.listing.where, value) for part, value in zip(parts, x, strict=True)])
+    samples: dict[str, dict[str, Samples]] = {f.name: {} for f in folders}
+    for part, value, y, rows in zip(parts, x, labels, chosen, strict=True):
+        samples[part.client][part.split] = Samples(value, y[rows])
+    clients = tuple(_client(f, samples[f.name], data.validation_fraction, seed) for f in folders)
+    return FederatedData(clients, len(class_names), class_names, tuple(x[0].shape[1:]))
+
+
+def _client_folders(root: Path) -> list[Path]:
+    entries = visible(root / "clients")
+    if not entries:
+        raise DataError(f"{root / 'clients'}: empty folder: expected one folder per client")
+    for entry in entries:
+        if not entry.is_dir():
+            raise DataError(f"{entry}: not a folder: every entry of clients/ is one client's folder")
+    checks.client_names((e.name for e in entries), str(root / "clients"))
+    return entries
+
+
+def _open(folder: Path, data: DataOptions, options: PathOptions) -> list[tuple[str, Listing]]:
+    found = []
+    for split in ("train", "test", "validation"):
+        forms = [folder / f"{split}.parquet", folder / f"{split}.npz", folder / split]
+        present = [f for f in forms if f.exists()]
+        if len(present) > 1:
+            raise DataError(f"{present[0]}: {present[1].name} is there too: keep one form of a split")
+        if present:
+            found.append((split, _open_split(present[0], data, options)))
+        elif split != "validation":
+            holds = ", ".join(p.name for p in visible(folder)) or "nothing"
+            raise DataError(f"{forms[0]}: missing (nor {split}.npz or {split}/); the folder holds {holds}")
+    return found
+
+
+def _open_split(path: Path, data: DataOptions, options: PathOptions) -> Listing:
+    if path.suffix == ".npz":
+        return read_npz(path)
+    if path.suffix == ".parquet":
+        columns = Columns(data.image_column, data.label_column, "", 0, options.resize)
+        return read_parquet([path], columns, str(path))
+    return read_class_folders(path, options.resize)
+
+
+def _choose(parts: list[_Part], labels: list[Tensor], samples: int, seed: int) -> list[Tensor]:
+    """Return the rows to use of every part: all, or ``samples`` in proportion to the parts' sizes."""
+    sizes = torch.tensor([len(y) for y in labels])
+    total = int(sizes.sum())
+    if not samples:
+        return [torch.arange(len(y)) for y in labels]
+    if samples > total:
+        raise ConfigError(f"data.samples = {samples}, but the federation has {total} samples")
+    share = apportion(sizes.double() * samples / total, samples, sizes, generator(seed, "subset"))
+    return [
+        subset(y, int(n), generator(seed, "subset", part.client, part.split))
+        for part, y, n in zip(parts, labels, share, strict=True)
+    ]
+
+
+def _client(folder: Path, samples: dict[str, Samples], validation_fraction: float, seed: int) -> ClientData:
+    train, validation = samples["train"], samples.get("validation")
+    if validation is None and validation_fraction:
+        kept, held = hold_out(train.y, validation_fraction, generator(seed, "validation", folder.name))
+        train, validation = Samples(train.x[kept], train.y[kept]), Samples(train.x[held], train.y[held])
+    return ClientData(folder.name, train, samples["test"], validation, _settings(folder / "client.toml"))
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    settings = _toml(path)
+    for key, value in settings.items():
+        if key not in SETTINGS:
+            raise DataError(f"{path}: {unknown_name('setting', key, SETTINGS)}")
+        kind = SETTINGS[key]
+        fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+        if not fits or (kind is not str and not value > 0) or value == "":
+            what = "a name" if kind is str else f"a positive {'number' if kind is float else 'whole number'}"
+            raise DataError(f"{path}: {key} = {value!r}: expected {what}")
+    return settings
+
+
+def _class_names(root: Path) -> tuple[str, ...]:
+    path = root / "federation.toml"
+    content = _toml(path)
+    for key in content:
+        if key != "classes":
+            raise DataError(f"{path}: {unknown_name('key', key, ['classes'])}")
+    names = content.get("classes", [])
+    if not isinstance(names, list) or any(not isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        raise DataError(f"{path}: classes: expected a list of different names, e.g. ['cat', 'dog']")
+    return tuple(names)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{path}: not valid TOML: {error}") from None

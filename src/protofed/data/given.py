@@ -1,0 +1,133 @@
+"""Partitions that are given, not drawn: by natural ids, or by a file of positions."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protofed.data import checks
+from protofed.data.partition import Partition, Request, Share, names, partitions, require
+from protofed.errors import DataError, unknown_name
+from protofed.options import option
+from protofed.seeding import generator
+
+_SPLITS = ("train", "test", "validation")
+
+
+@dataclass(frozen=True)
+class NaturalOptions:
+    """One client per natural id, e.g. per writer."""
+
+    min_samples: int = option(2, "natural ids with fewer samples are left out")
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """A JSON file ``{"name": [positions]}`` or ``{"name": {"train": [...], "test": [...]}}``."""
+
+    path: str = option("", "the JSON file; positions count from 0 in the whole data set")
+
+
+def natural(request: Request, options: NaturalOptions) -> list[Share]:
+    """Return one share per natural id, in order of the ids.
+
+    ``request.clients`` ids are chosen at random; 0 takes all.
+
+    Raises:
+        ConfigError: If the data have no natural ids, or too few with ``min_samples``.
+    """
+    require(
+        request.ids is not None,
+        "partition 'natural': these data have no natural ids: use femnist, a federation folder, or set "
+        "data.options.id_column",
+    )
+    assert request.ids is not None
+    who, member, count = request.ids.unique(return_inverse=True, return_counts=True)
+    eligible = (count >= options.min_samples).nonzero().flatten()
+    wanted = request.clients or len(eligible)
+    require(
+        1 <= wanted <= len(eligible),
+        f"partition 'natural': {wanted} clients wanted, but {len(eligible)} of {len(who)} natural ids have "
+        f"{options.min_samples} samples or more: lower data.clients or partition.min_samples",
+    )
+    pick = torch.randperm(len(eligible), generator=generator(request.seed, "partition"))[:wanted]
+    chosen = eligible[pick.sort().values]
+    # One sort of all samples instead of one pass per id: there may be thousands of ids.
+    by_id = member.argsort(stable=True)
+    starts = count.cumsum(0) - count
+    return [
+        Share(name, by_id[starts[c] : starts[c] + count[c]])
+        for name, c in zip(names(wanted), chosen.tolist(), strict=True)
+    ]
+
+
+def from_file(request: Request, options: FileOptions) -> list[Share]:
+    """Return the shares written in ``options.path``, clients in order of their names.
+
+    Raises:
+        ConfigError: If no path is set.
+        DataError: For anything in the file that is not as described, a position outside ``0..n-1``, or one
+            used twice.
+    """
+    require(bool(options.path), "partition.path is not set: partition 'file' needs a JSON file")
+    path = Path(options.path).expanduser()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda p: _unique(p, path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a readable JSON file: {error}") from None
+    if not isinstance(content, dict) or not content:
+        raise DataError(f"{path}: expected an object from client names to positions")
+    checks.client_names(content, str(path))
+    n = len(request.y)
+    shares = [_share(name, content[name], n, f"{path}: {name}") for name in sorted(content)]
+    owner = torch.full((n,), -1)
+    for number, share in enumerate(shares):
+        for part in share.positions():
+            if bool((owner[part] >= 0).any()):
+                twice = int(part[owner[part] >= 0][0])
+                first = shares[int(owner[twice])].name
+                raise DataError(f"{path}: {share.name}: position {twice} is already used by {first}")
+            owner[part] = number
+    return shares
+
+
+def _unique(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise DataError(f"{path}: the name {key!r} occurs {times} times")
+    return dict(pairs)
+
+
+def _share(name: str, entry: Any, n: int, where: str) -> Share:
+    if isinstance(entry, list):
+        return Share(name, _positions(entry, n, where))
+    if not isinstance(entry, dict) or "train" not in entry or "test" not in entry:
+        raise DataError(f"{where}: expected a list of positions, or an object with 'train' and 'test'")
+    for key in entry:
+        if key not in _SPLITS:
+            raise DataError(f"{where}: {unknown_name('split', key, _SPLITS)}")
+    return Share(name, **{split: _positions(part, n, f"{where}: {split}") for split, part in entry.items()})
+
+
+def _positions(entry: Any, n: int, where: str) -> Tensor:
+    if not isinstance(entry, list) or any(type(i) is not int for i in entry):
+        raise DataError(f"{where}: expected a list of whole numbers")
+    for i in entry:
+        if not 0 <= i < n:
+            raise DataError(f"{where}: position {i} is outside 0..{n - 1}")
+    for i, times in Counter(entry).items():
+        if times > 1:
+            raise DataError(f"{where}: position {i} is used {times} times")
+    return torch.tensor(sorted(entry), dtype=torch.int64)
+
+
+partitions.register("natural")(
+    Partition("one client per natural id, e.g. FEMNIST's writers", natural, NaturalOptions)
+)
+partitions.register("file")(Partition("positions per client from a JSON file", from_file, FileOptions))

@@ -1,0 +1,214 @@
+"""Public image data sets in the Hugging Face hub's layout: from a local copy, else from the hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protofed.data.arrow import Columns, from_arrow
+from protofed.data.options import DataOptions
+from protofed.data.pool import Dataset, Listing, datasets
+from protofed.data.tables import read_parquet
+from protofed.errors import DataError
+from protofed.options import option
+
+_PART = re.compile(r"(?P<split>.+?)-(?P<part>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+)?$")
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """Options of an image data set."""
+
+    resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)")
+
+
+@dataclass(frozen=True)
+class ResizedImageOptions:
+    """Options of a data set whose images differ in size."""
+
+    resize: int = option(64, "side in pixels: shorter side resized, centre crop")
+
+
+@dataclass(frozen=True)
+class HubSpec:
+    """Where a data set lies on the hub and how its columns are called."""
+
+    name: str
+    hub: str
+    summary: str
+    image: str = "image"
+    label: str = "label"
+    id: str = ""
+    splits: tuple[str, ...] = ("train", "test")
+    channels: int = 3
+    Options: type = ImageOptions
+
+
+SPECS = (
+    HubSpec("mnist", "ylecun/mnist", "70000 handwritten digits, 28x28 grey, 10 classes", channels=1),
+    HubSpec(
+        "fashion_mnist",
+        "zalando-datasets/fashion_mnist",
+        "70000 garments, 28x28 grey, 10 classes",
+        channels=1,
+    ),
+    HubSpec("cifar10", "uoft-cs/cifar10", "60000 photographs, 32x32 RGB, 10 classes", image="img"),
+    HubSpec(
+        "cifar100",
+        "uoft-cs/cifar100",
+        "60000 photographs, 32x32 RGB, 100 classes (data.label_column=coarse_label: 20)",
+        image="img",
+        label="fine_label",
+    ),
+    HubSpec(
+        "tiny_imagenet",
+        "zh-plus/tiny-imagenet",
+        "110000 photographs, 64x64 RGB, 200 classes",
+        splits=("train", "valid"),
+    ),
+    HubSpec(
+        "flowers102",
+        "nelorth/oxford-flowers",
+        "8189 photographs of flowers, RGB, 102 classes, resized",
+        Options=ResizedImageOptions,
+    ),
+    HubSpec(
+        "femnist",
+        "flwrlabs/femnist",
+        "814277 handwritten characters, 28x28 grey, 62 classes, with writers as natural ids",
+        label="character",
+        id="writer_id",
+        splits=("train",),
+        channels=1,
+    ),
+)
+
+
+def data_dirs(data: DataOptions) -> list[Path]:
+    """Return the folders in which local copies are looked for.
+
+    Raises:
+        DataError: If ``data.data_dir`` or ``PROTOFED_DATA`` names a folder that is not there.
+    """
+    for label, value in (
+        ("data.data_dir", data.data_dir),
+        ("PROTOFED_DATA", os.environ.get("PROTOFED_DATA")),
+    ):
+        if value:
+            folder = Path(value).expanduser()
+            if not folder.is_dir():
+                raise DataError(f"{label} = {value}: no such folder")
+            return [folder]
+    return [p for p in (Path("shared/data"), Path("../shared/data")) if p.is_dir()]
+
+
+def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
+    """Return the parquet files of ``splits``, in that order; empty if ``folder`` holds none at all.
+
+    ``<split>-00000-of-00001.parquet``, ``<split>.parquet`` and ``<split>/0000.parquet`` are understood,
+    directly in ``folder`` or in one sub-folder (the hub's ``data`` or configuration name).
+
+    Raises:
+        DataError: If a split or one of its parts is missing.
+    """
+    found: list[Path] = []
+    for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):
+        found = found or sorted(folder.glob(pattern))
+    chosen: list[Path] = []
+    for split in splits if found else ():
+        files = [f for f in found if _split_of(f) == split]
+        homes = sorted({str(f.parent) for f in files})
+        if not files:
+            raise DataError(
+                f"{folder}: no parquet file of the split {split!r} (e.g. {split}-00000-of-00001.parquet)"
+            )
+        if len(homes) > 1:
+            raise DataError(f"{folder}: the split {split!r} lies in several folders, {', '.join(homes)}: keep one")
+        part = _PART.match(files[0].stem)
+        if part and len(files) != int(part["parts"]):
+            raise DataError(
+                f"{folder}: {len(files)} of {part['parts']} files of the split {split!r}: fetch the rest"
+            )
+        chosen += files
+    return chosen
+
+
+def _split_of(file: Path) -> str:
+    part = _PART.match(file.stem)
+    if part:
+        return part["split"]
+    return file.parent.name if file.stem.isdigit() else file.stem
+
+
+def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:
+    """Return all splits of a data set as one listing.
+
+    Raises:
+        DataError: If there is no local copy and the hub cannot be reached, or the copy is incomplete.
+    """
+    columns = Columns(
+        data.image_column or spec.image,
+        data.label_column or spec.label,
+        spec.id,
+        spec.channels,
+        options.resize,
+    )
+    folders = dict.fromkeys((spec.name, spec.hub.rpartition("/")[2], spec.hub))
+    places = [d / folder for d in data_dirs(data) for folder in folders]
+    for place in places:
+        files = find_parquet(place, spec.splits) if place.is_dir() else []
+        if files:
+            return read_parquet(files, columns, str(place))
+    return _download(spec, columns, places)
+
+
+def _download(spec: HubSpec, columns: Columns, places: list[Path]) -> Listing:
+    import datasets as hf
+    import pyarrow as pa
+
+    from protofed.data.quiet import quiet
+
+    try:
+        with quiet(), _offline_if_unreachable():
+            parts = [hf.load_dataset(spec.hub, split=split) for split in spec.splits]
+    except Exception as error:  # offline, gated, renamed: the hub's client raises many kinds
+        looked = f"in {', '.join(map(str, places))}" if places else "(no data folder is set)"
+        raise DataError(
+            f"data set {spec.name!r}: no local copy {looked}, and {spec.hub!r} could not be fetched from the "
+            f"Hugging Face hub ({type(error).__name__}): put its parquet files in DIR/{spec.name} and set "
+            "PROTOFED_DATA=DIR or --data-dir DIR"
+        ) from None
+    table = pa.concat_tables([part.data.table for part in parts])
+    # Class names live in the metadata that parquet files of the hub carry.
+    table = table.replace_schema_metadata(parts[0].features.arrow_schema.metadata)
+    return from_arrow(table, columns, spec.hub)
+
+
+@contextmanager
+def _offline_if_unreachable() -> Iterator[None]:
+    """Use only the hub client's cache when the hub does not answer; its own retries take half a minute."""
+    from huggingface_hub import constants, get_session
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        if not before:
+            get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _opener(spec: HubSpec) -> Callable[[DataOptions, Any, int], Listing]:
+    return lambda data, options, seed: open_hub(spec, data, options)
+
+
+for _spec in SPECS:
+    datasets.register(_spec.name)(Dataset(_spec.summary, _opener(_spec), _spec.Options))

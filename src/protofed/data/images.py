@@ -1,0 +1,112 @@
+"""Encoded images to uint8 tensors."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed.errors import DataError
+
+SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"])
+_GREY = frozenset({"1", "L", "LA"})
+_MODE = {1: "L", 3: "RGB"}
+_CHUNK = 256
+_LARGE = 4096  # bytes of an encoded image from which threads gain more than the interpreter lock costs
+
+
+class _ColourFoundError(Exception):
+    """A grey data set turned out to hold a colour image."""
+
+
+def decode(
+    payload: Callable[[int], Any],
+    rows: Tensor,
+    where: Callable[[int], str],
+    channels: int = 0,
+    resize: int = 0,
+) -> Tensor:
+    """Decode images.
+
+    Args:
+        payload: Row number to encoded bytes (anything with the buffer protocol).
+        rows: ``(n,)`` int64, ``n >= 1``.
+        where: Row number to a description for messages.
+        channels: 1 (grey), 3 (RGB), or 0: grey if all of them are, else RGB.
+        resize: 0 for the images as stored, else the side in pixels they are scaled and centre-cropped to.
+
+    Returns:
+        uint8 ``(n, C, H, W)``.
+
+    Raises:
+        DataError: For something that is not an 8-bit image, or images of different sizes.
+    """
+    numbers = rows.tolist()
+    try:
+        return _decode(payload, numbers, where, channels, resize)
+    except _ColourFoundError:
+        return _decode(payload, numbers, where, 3, resize)
+
+
+def _decode(
+    payload: Callable[[int], Any], rows: list[int], where: Callable[[int], str], channels: int, resize: int
+) -> Tensor:
+    first = _one(payload(rows[0]), where(rows[0]), channels, resize)
+    fixed = channels or (1 if first.ndim == 2 else 3)
+    out = np.empty((len(rows), *first.shape), dtype=np.uint8)
+
+    def fill(start: int) -> None:
+        for position in range(start, min(start + _CHUNK, len(rows))):
+            row = rows[position]
+            image = _one(payload(row), where(row), fixed, resize, strict=not channels and fixed == 1)
+            if image.shape != first.shape:
+                raise DataError(
+                    f"{where(row)}: image of {_size(image)} pixels, but others have {_size(first)}: "
+                    "set data.options.resize"
+                )
+            out[position] = image
+
+    starts = range(0, len(rows), _CHUNK)
+    if len(memoryview(payload(rows[0]))) < _LARGE:
+        for start in starts:
+            fill(start)
+    else:
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(fill, starts):
+                pass
+    tensor = torch.from_numpy(out)
+    return tensor.unsqueeze(1) if first.ndim == 2 else tensor.permute(0, 3, 1, 2).contiguous()
+
+
+def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = False) -> np.ndarray:
+    """Return one image, ``(H, W)`` or ``(H, W, 3)``; ``strict`` refuses to turn colour into grey."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            mode = image.mode
+            if mode.startswith(("I", "F")):
+                raise DataError(f"{where}: image with more than 8 bits per channel ({mode}): save it with 8 bits")
+            if strict and mode not in _GREY:
+                raise _ColourFoundError
+            target = _MODE[channels or (1 if mode in _GREY else 3)]
+            if resize:
+                image.draft(target, (resize, resize))  # lets a JPEG decoder skip resolution nobody needs
+            picture = image.convert(target) if image.mode != target else image
+            if resize:
+                picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
+            return np.asarray(picture)
+    except (DataError, _ColourFoundError):
+        raise
+    except Exception as error:  # PIL raises many kinds for a damaged file
+        raise DataError(f"{where}: not a readable image ({type(error).__name__})") from None
+
+
+def _size(image: np.ndarray) -> str:
+    return f"{image.shape[0]}×{image.shape[1]}"

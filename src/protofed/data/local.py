@@ -1,0 +1,64 @@
+"""A user's own data as one pool: parquet files, an ``.npz`` file or an image folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofed.data.arrow import Columns
+from protofed.data.folders import read_image_folder, visible
+from protofed.data.options import DataOptions
+from protofed.data.pool import Dataset, Listing, datasets
+from protofed.data.tables import read_npz, read_parquet
+from protofed.errors import ConfigError, DataError
+from protofed.options import option
+
+
+@dataclass(frozen=True)
+class PathOptions:
+    """Options of the user's own data."""
+
+    resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)")
+    id_column: str = option("", "parquet column with natural ids, for partition=natural")
+
+
+def data_path(data: DataOptions) -> Path:
+    """Return ``data.path``.
+
+    Raises:
+        ConfigError: If it is not set.
+        DataError: If there is nothing there.
+    """
+    if not data.path:
+        raise ConfigError("data.path is not set: data.source=path needs a folder, a .parquet or an .npz file")
+    path = Path(data.path).expanduser()
+    if not path.exists():
+        raise DataError(f"data.path = {data.path}: no such file or folder")
+    return path
+
+
+def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
+    """Return the data at ``data.path`` as one listing; files are taken in order of their names.
+
+    Raises:
+        DataError: If there is nothing to read, or something that cannot be read.
+    """
+    path = data_path(data)
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if path.suffix == ".npz" and path.is_file():
+        if options.resize:
+            raise ConfigError(f"data.options.resize applies to encoded images, and {path} is an .npz file")
+        return read_npz(path)
+    if files and files[0].suffix == ".parquet":
+        columns = Columns(data.image_column, data.label_column, options.id_column, 0, options.resize)
+        return read_parquet(files, columns, str(path))
+    if path.is_dir() and any(p.is_dir() for p in visible(path)):
+        return read_image_folder(path, options.resize)
+    raise DataError(
+        f"{path}: expected a federation folder (clients/), class folders with images, parquet files or an .npz file"
+    )
+
+
+datasets.register("path")(
+    Dataset("your own data at data.path: federation folder, images, parquet or npz", open_path, PathOptions)
+)

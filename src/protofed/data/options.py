@@ -1,0 +1,75 @@
+"""What to load: the typed ``data`` section of a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.options import option, option_name
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions:
+    """Which data, how much of it, and how each client's share is held out."""
+
+    source: str = option("digits", "name of a data set, or 'path'")
+    path: str = option("", "source=path: a federation folder, an image folder, parquet files or an .npz file")
+    data_dir: str = option("", "folder with local copies of named data sets; default: PROTOFED_DATA")
+    clients: int = option(20, "number of clients a data set is divided among (0 = all, partition=natural only)")
+    samples: int = option(0, "use only this many samples, chosen per class (0 = all)")
+    test_fraction: float = option(0.25, "share of each client's samples held out for testing, in [0, 1)")
+    validation_fraction: float = option(0.0, "share of each client's training part held out, in [0, 1)")
+    classes: int = option(0, "number of classes K (0 = as the data say)")
+    image_column: str = option("", "column with the images or features ('' = detect)")
+    label_column: str = option("", "column with the labels ('' = detect)")
+    options: Any = option(None, "options of the data set itself: a mapping, or its own Options object")
+
+    def check(self) -> None:
+        """Raise ConfigError for a value outside its range."""
+        for name in ("clients", "samples", "classes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"data.{name} = {getattr(self, name)}: must be 0 or more")
+        for name in ("test_fraction", "validation_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"data.{name} = {getattr(self, name)}: must be at least 0 and below 1")
+
+
+def resolve_options(kind: type[T], given: Any, section: str) -> T:
+    """Return ``given`` as an instance of the options dataclass ``kind``.
+
+    Args:
+        kind: A frozen dataclass, every field with a default.
+        given: None (all defaults), an instance of ``kind``, or a mapping from the names users write.
+        section: How the options are addressed, e.g. ``"partition"``; used in messages.
+
+    Raises:
+        ConfigError: For an unknown name (the nearest valid one is named) or a value of the wrong type.
+    """
+    if isinstance(given, kind):
+        return given
+    if given is None:
+        return kind()
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{section}: expected a mapping or {kind.__name__}, got {type(given).__name__}")
+    fields = {option_name(f): f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values = {}
+    for name, value in given.items():
+        if name not in fields:
+            raise ConfigError(unknown_name(f"option in {section}", str(name), fields))
+        default = fields[name].default
+        if not _fits(value, default):
+            raise ConfigError(f"{section}.{name} = {value!r}: expected {type(default).__name__}, e.g. {default!r}")
+        values[fields[name].name] = float(value) if isinstance(default, float) else value
+    return kind(**values)
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, int | float)
+    return isinstance(value, type(default))

@@ -1,0 +1,92 @@
+"""What a partition is: labels in, one share per client out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from protofed.errors import ConfigError
+from protofed.options import NoOptions
+from protofed.registry import Registry
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a partition is given.
+
+    Attributes:
+        y: ``(n,)`` int64 labels in ``0..K-1``.
+        num_classes: ``K``.
+        ids: ``(n,)`` int64 natural ids, or None.
+        clients: Number of clients wanted.
+        seed: Of the run; partitions derive theirs from it with the scope ``"partition"``.
+    """
+
+    y: Tensor
+    num_classes: int
+    ids: Tensor | None
+    clients: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """One client's samples, as positions in the pool (int64).
+
+    Attributes:
+        name: The client's name.
+        train: All its samples if ``test`` is None; they are then split by ``data.test_fraction``.
+        test: Test samples, or None.
+        validation: Held out from training, or None.
+    """
+
+    name: str
+    train: Tensor
+    test: Tensor | None = None
+    validation: Tensor | None = None
+
+    def positions(self) -> list[Tensor]:
+        """Return the parts that are there."""
+        return [part for part in (self.train, self.test, self.validation) if part is not None]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """An entry of ``partitions``.
+
+    Attributes:
+        summary: One line for listings.
+        assign: ``(request, options)`` to one share per client; ``options`` is an ``Options``.
+        Options: Frozen dataclass with the partition's own options.
+    """
+
+    summary: str
+    assign: Callable[[Request, Any], list[Share]]
+    Options: type = field(default=NoOptions)
+
+
+partitions: Registry[Partition] = Registry("partition")
+
+
+def names(count: int) -> list[str]:
+    """Return ``client-00``, ``client-01``, ...: as many digits as the count has, at least two."""
+    width = max(2, len(str(count)))
+    return [f"client-{number:0{width}d}" for number in range(count)]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with ``message`` unless ``condition``."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def require_clients(request: Request) -> None:
+    """Raise ConfigError unless there is at least one client and one sample for each."""
+    require(request.clients >= 1, "data.clients = 0: must be at least 1 for this partition")
+    require(
+        request.clients <= len(request.y),
+        f"data.clients = {request.clients}, but there are only {len(request.y)} samples: lower data.clients",
+    )

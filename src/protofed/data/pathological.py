@@ -1,0 +1,101 @@
+"""Pathological heterogeneity: a fixed number of classes per client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from protofed.data.deck import Deck
+from protofed.data.flower import run_partitioner
+from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
+from protofed.errors import ConfigError
+from protofed.options import option
+from protofed.seeding import generator
+
+_FLOWER_MODES = ("random", "first-deterministic", "deterministic")
+
+
+@dataclass(frozen=True)
+class PathologicalOptions:
+    """How many classes a client has, and which."""
+
+    classes: int = option(2, "classes per client")
+    assignment: str = option(
+        "balanced",
+        "balanced: every class has equally many clients, give or take one | random | first-deterministic | "
+        "deterministic: flwr-datasets' modes, which may leave a class without a client",
+    )
+
+
+def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
+    """Return shares with ``options.classes`` classes each; a class is divided equally among its clients.
+
+    Raises:
+        ConfigError: For more classes per client than there are, a class nobody would hold, or one with fewer
+            samples than clients.
+    """
+    require_clients(request)
+    present = len(request.y.unique())
+    require(
+        1 <= options.classes <= present,
+        f"partition.classes = {options.classes}: the data have {present} classes: use 1..{present}",
+    )
+    balanced = options.assignment == "balanced"
+    shares = _balanced(request, options.classes) if balanced else _flower(request, options)
+    unused = len(request.y) - sum(len(share.train) for share in shares)
+    require(
+        unused == 0,
+        f"partition 'pathological': {unused} samples belong to classes that no client "
+        "holds: raise partition.classes or data.clients, or use partition.assignment=balanced",
+    )
+    return shares
+
+
+def _balanced(request: Request, classes: int) -> list[Share]:
+    deck = Deck(request.y.unique(), generator(request.seed, "partition", "classes"))
+    hands = [deck.deal(classes).tolist() for _ in range(request.clients)]
+    parts: list[list[torch.Tensor]] = [[] for _ in hands]
+    for c in {c for hand in hands for c in hand}:
+        holders = [i for i, hand in enumerate(hands) if c in hand]
+        members = (request.y == c).nonzero().flatten()
+        require(
+            len(members) >= len(holders),
+            f"partition 'pathological': class {c} has {len(members)} samples for {len(holders)} clients: "
+            "lower partition.classes or data.clients",
+        )
+        shuffled = members[torch.randperm(len(members), generator=generator(request.seed, "partition", c))]
+        for i, piece in zip(holders, shuffled.tensor_split(len(holders)), strict=True):
+            parts[i].append(piece)
+    return [
+        Share(name, torch.cat(part).sort().values) for name, part in zip(names(request.clients), parts, strict=True)
+    ]
+
+
+def _flower(request: Request, options: PathologicalOptions) -> list[Share]:
+    require(
+        options.assignment in _FLOWER_MODES,
+        f"partition.assignment = {options.assignment!r}: use one of balanced, {', '.join(_FLOWER_MODES)}",
+    )
+
+    def build(seed: int) -> Any:
+        from flwr_datasets.partitioner import PathologicalPartitioner
+
+        return PathologicalPartitioner(
+            num_partitions=request.clients,
+            partition_by="label",
+            num_classes_per_partition=options.classes,
+            class_assignment_mode=options.assignment,
+            seed=seed,
+        )
+
+    try:
+        return run_partitioner(request, build)
+    except ValueError as error:
+        raise ConfigError(f"partition 'pathological': {' '.join(str(error).split())}") from None
+
+
+partitions.register("pathological")(
+    Partition("label skew: a fixed number of classes per client", pathological, PathologicalOptions)
+)

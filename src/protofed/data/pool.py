@@ -1,0 +1,90 @@
+"""A pooled data set: in memory (:class:`Pool`), or with features read on demand (:class:`Listing`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed.data.options import DataOptions
+from protofed.options import NoOptions
+from protofed.registry import Registry
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A whole data set in memory.
+
+    Attributes:
+        x: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else float32.
+        y: ``(n,)`` int64 labels in ``0..K-1``.
+        class_names: ``K`` names.
+        ids: ``(n,)`` int64, who each sample comes from by nature (a writer, a hospital), or None.
+    """
+
+    x: Tensor
+    y: Tensor
+    class_names: tuple[str, ...]
+    ids: Tensor | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    def listing(self, where: str) -> Listing:
+        """Return this pool as a listing called ``where`` in messages."""
+        ids = None if self.ids is None else self.ids.numpy()
+        return Listing(self.y.numpy(), lambda rows: self.x[rows], where, self.class_names, ids)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Labels that are known and features that are read on demand.
+
+    Choosing a subset or a partition needs only the labels, so no image is decoded that nobody uses.
+
+    Attributes:
+        labels: ``(n,)``, integers or strings (class names).
+        read: Rows ``(m,)`` int64 to features ``(m, *shape)``; not called with ``m = 0``.
+        where: A file, folder or data set; begins every message about these samples.
+        class_names: Names that come with integer labels, if any.
+        ids: ``(n,)`` natural ids, integers or strings, or None.
+    """
+
+    labels: np.ndarray
+    read: Callable[[Tensor], Tensor]
+    where: str
+    class_names: tuple[str, ...] | None = None
+    ids: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def id_codes(self) -> Tensor | None:
+        """Return the natural ids as ``(n,)`` int64 codes in sorted order of the ids, or None."""
+        if self.ids is None:
+            return None
+        return torch.from_numpy(np.unique(self.ids, return_inverse=True)[1].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An entry of ``datasets``.
+
+    Attributes:
+        summary: One line for listings.
+        open: ``(data, options, seed)`` to a :class:`Pool` or :class:`Listing`; ``options`` is an ``Options``.
+        Options: Frozen dataclass with the data set's own options.
+    """
+
+    summary: str
+    open: Callable[[DataOptions, Any, int], Pool | Listing]
+    Options: type = field(default=NoOptions)
+
+
+datasets: Registry[Dataset] = Registry("data set")

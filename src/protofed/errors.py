@@ -1,0 +1,43 @@
+"""Errors a user can act on: each message is one line that says what is wrong, where, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ProtofedError(Exception):
+    """Base of every error protofed raises on purpose; the CLI prints it as a single line."""
+
+
+class ConfigError(ProtofedError):
+    """An option, name or recipe that does not fit."""
+
+
+class DataError(ProtofedError):
+    """Data that is missing, unreadable or outside what was declared."""
+
+
+class ModelError(ProtofedError):
+    """A model that cannot be built, split or fed."""
+
+
+class PayloadError(ProtofedError):
+    """A message that does not satisfy its schema."""
+
+
+class CheckpointError(ProtofedError):
+    """A run directory or checkpoint that cannot be continued."""
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
+    """Return the message for an unknown name: the nearest valid one, or all of them.
+
+    Example:
+        >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])
+        "unknown method 'fedprot': did you mean 'fedproto'? Valid: fedavg, fedproto"
+    """
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown {kind} {name!r}: {hint}Valid: {', '.join(names) or 'none'}"

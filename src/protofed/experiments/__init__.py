@@ -1,0 +1,17 @@
+"""Experiments: typed configuration, built-in recipes, runs and comparisons."""
+
+from protofed.experiments.config import Experiment, load_recipe, recipes, resolve
+from protofed.experiments.running import Comparison, Progress, Run, compare, run, run_experiment
+
+__all__ = [
+    "Comparison",
+    "Experiment",
+    "Progress",
+    "Run",
+    "compare",
+    "load_recipe",
+    "recipes",
+    "resolve",
+    "run",
+    "run_experiment",
+]

@@ -1,0 +1,301 @@
+"""The typed configuration of one experiment, and how recipes and overrides become one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from protofed import data, methods
+from protofed.data import DataOptions
+from protofed.errors import ConfigError, unknown_name
+from protofed.federation import EvaluationOptions, ParticipationOptions
+from protofed.options import build_options, option, option_rows, plain
+from protofed.training import LocalPlan
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which models clients have."""
+
+    name: str = option("cnn2", "architecture, group of architectures, or package.module:callable")
+    d: int = option(512, "prototype dimension d")
+    map: Literal["pool", "linear"] = option("pool", "from a backbone's features to d: pooling, or a learned map")
+    init: Literal["own", "same"] = option(
+        "own", "initial weights: each client its own, or the same for clients of one architecture"
+    )
+    shared: str = option("", "architecture for methods that need one for all clients ('' = model.name)")
+    options: dict[str, Any] = option({}, "options of the architecture")
+
+    def __post_init__(self) -> None:
+        if self.d < 1:
+            raise ValueError(f"d must be at least 1, not {self.d}")
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How clients train."""
+
+    epochs: int = option(1, "local epochs E per round")
+    batch_size: int = option(32, "batch size B; the last batch may be smaller")
+    optimizer: str = option("SGD", "name of an optimiser in torch.optim, rebuilt every round")
+    lr: float = option(0.01, "learning rate")
+    momentum: float = option(0.0, "momentum, where the optimiser has it")
+    weight_decay: float = option(0.0, "weight decay")
+    options: dict[str, Any] = option({}, "further arguments of the optimiser")
+
+    def plan(self, settings: Mapping[str, Any]) -> LocalPlan:
+        """Return a client's plan; ``settings`` may override epochs, batch_size and lr."""
+        arguments: Tree = {"lr": settings.get("lr", self.lr), **self.options}
+        for name in ("momentum", "weight_decay"):
+            if getattr(self, name):
+                arguments[name] = getattr(self, name)
+        return LocalPlan(
+            settings.get("epochs", self.epochs),
+            settings.get("batch_size", self.batch_size),
+            self.optimizer,
+            arguments,
+        )
+
+    def __post_init__(self) -> None:
+        self.plan({})
+
+
+@dataclass(frozen=True)
+class WireOptions:
+    """How messages are encoded."""
+
+    codec: str = option("float32", "codec of real numbers")
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """Where and how it is computed; no effect on what is computed beyond rounding."""
+
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto takes a GPU if there is one")
+    precision: Literal["fp32", "fp64"] = option("fp32", "of models and training")
+    threads: int = option(0, "CPU threads (0 = torch's default)")
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """When a run can be continued from."""
+
+    every: int = option(1, "rounds between checkpoints (0 = none)")
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What `protofed compare` runs."""
+
+    methods: tuple[str, ...] = option((), "methods to compare")
+    seeds: tuple[int, ...] = option((), "seeds to repeat with (none = the experiment's seed)")
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataOptions,
+    "model": ModelOptions,
+    "training": TrainingOptions,
+    "participation": ParticipationOptions,
+    "evaluation": EvaluationOptions,
+    "wire": WireOptions,
+    "execution": ExecutionOptions,
+    "checkpoint": CheckpointOptions,
+    "compare": CompareOptions,
+}
+SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
+COMPONENTS = ("method", "partition")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One method on one federation with one seed: everything that decides the outcome."""
+
+    recipe: str
+    seed: int
+    rounds: int
+    method: str
+    method_options: Any
+    partition: str
+    partition_options: Any
+    data: DataOptions
+    model: ModelOptions
+    training: TrainingOptions
+    participation: ParticipationOptions
+    evaluation: EvaluationOptions
+    wire: WireOptions
+    execution: ExecutionOptions
+    checkpoint: CheckpointOptions
+
+    def to_tree(self) -> Tree:
+        """Return the configuration as plain tables, fully resolved; a recipe of the same experiment."""
+        tree: Tree = {name: getattr(self, name) for name in SCALARS}
+        for name in COMPONENTS:
+            tree[name] = {"name": getattr(self, name), **plain(getattr(self, f"{name}_options"))}
+        for f in fields(self):
+            if f.name in SECTIONS:
+                tree[f.name] = plain(getattr(self, f.name))
+        return _without_none(tree)
+
+    def identity(self) -> Tree:
+        """Return the part of :meth:`to_tree` that decides results, without what only decides speed."""
+        return {k: v for k, v in self.to_tree().items() if k not in ("recipe", "execution", "checkpoint")}
+
+
+def recipes() -> dict[str, Path]:
+    """Return the built-in recipes by name."""
+    folder = resources.files("protofed.experiments") / "recipes"
+    return {Path(str(f)).stem: Path(str(f)) for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".toml")}
+
+
+def load_recipe(recipe: str | Path) -> Tree:
+    """Return the tables of a built-in recipe or a TOML file.
+
+    Raises:
+        ConfigError: If there is no such recipe, or the file is not TOML.
+    """
+    path = Path(recipe)
+    if path.suffix != ".toml":
+        builtin = recipes()
+        if str(recipe) not in builtin:
+            raise ConfigError(unknown_name("recipe", str(recipe), builtin) + ", or a path ending in .toml")
+        path = builtin[str(recipe)]
+    try:
+        tree = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"recipe {path}: cannot be read ({error.strerror})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recipe {path}: not valid TOML ({error})") from None
+    tree.setdefault("recipe", path.stem)
+    return tree
+
+
+def parse_overrides(items: Iterable[str]) -> Tree:
+    """Return ``["method.lambda=10", …]`` as ``{"method.lambda": 10, …}``; values are TOML, else text.
+
+    Raises:
+        ConfigError: If an item has no ``=``.
+    """
+    overrides: Tree = {}
+    for item in items:
+        name, separator, text = item.partition("=")
+        if not separator or not name.strip():
+            raise ConfigError(f"override {item!r} must read NAME=VALUE, e.g. method.lambda=10")
+        try:
+            overrides[name.strip()] = tomllib.loads(f"x = {text}")["x"]
+        except tomllib.TOMLDecodeError:
+            overrides[name.strip()] = text.strip()
+    return overrides
+
+
+def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tree:
+    """Return ``tree`` with dotted names set; whole tables may be given as well.
+
+    Raises:
+        ConfigError: If a name leads through something that is not a table.
+    """
+    result = _copy(tree)
+    for dotted, value in overrides.items():
+        *path, last = dotted.split(".")
+        table = result
+        for step in path:
+            table = table.setdefault(step, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"option {dotted!r}: {step!r} is not a table")
+        table[last] = _copy(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | None = None) -> Experiment:
+    """Return the experiment that ``tree`` describes.
+
+    Args:
+        tree: A recipe with its overrides.
+        method: Run this method in place of ``method.name``; options in ``[method]`` then apply as far as the
+            method has them.
+        seed: Run this seed in place of the recipe's.
+
+    Raises:
+        ConfigError: For any unknown name or unsuitable value.
+    """
+    check_names(tree)
+    scalars = {n: tree.get(n, default) for n, default in SCALARS.items()}
+    if seed is not None:
+        scalars["seed"] = seed
+    for name in ("seed", "rounds"):
+        value = scalars[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < (name == "rounds"):
+            raise ConfigError(f"{name} must be an integer of at least {int(name == 'rounds')}, not {value!r}")
+    sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
+    sections["data"].check()
+    method_name, method_options = _method(tree, method)
+    partition = _table(tree, "partition")
+    partition_name = partition.pop("name", "dirichlet")
+    kind = data.partitions.get(partition_name)
+    return Experiment(
+        **scalars,
+        **sections,
+        method=method_name,
+        method_options=method_options,
+        partition=partition_name,
+        partition_options=build_options(kind.Options, partition, "partition"),
+    )
+
+
+def check_names(tree: Mapping[str, Any]) -> None:
+    """Raise ConfigError if ``tree`` has a top-level name that no experiment has."""
+    valid = [*SCALARS, *SECTIONS, *COMPONENTS, "methods", "summary"]
+    for name in tree:
+        if name not in valid:
+            raise ConfigError(unknown_name("option", name, valid))
+    for name, options in _table(tree, "methods").items():
+        build_options(methods.get(name).Options, _as_table(options, f"methods.{name}"), f"methods.{name}")
+
+
+def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
+    """Return the method's name and options: ``[methods.NAME]`` first, ``[method]`` on top."""
+    generic = _table(tree, "method")
+    name = generic.pop("name", "fedproto")
+    if chosen is not None:
+        known = {row[0] for row in option_rows(methods.get(chosen).Options)}
+        generic = {n: v for n, v in generic.items() if n in known}
+        name = chosen
+    own = _as_table(_table(tree, "methods").get(name, {}), f"methods.{name}")
+    return name, build_options(methods.get(name).Options, {**own, **generic}, "method")
+
+
+def comparison(tree: Mapping[str, Any]) -> CompareOptions:
+    """Return the ``compare`` section after checking its methods and that each ``[method]`` option fits one."""
+    check_names(tree)
+    options = build_options(CompareOptions, _table(tree, "compare"), "compare")
+    known: set[str] = set()
+    for name in options.methods:
+        known |= {row[0] for row in option_rows(methods.get(name).Options)}
+    for name in _table(tree, "method"):
+        if options.methods and name not in known | {"name"}:
+            raise ConfigError(unknown_name("option method.*:", name, known))
+    return options
+
+
+def _table(tree: Mapping[str, Any], name: str) -> Tree:
+    return _as_table(tree.get(name, {}), name)
+
+
+def _as_table(value: Any, name: str) -> Tree:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a table of options, e.g. {name}.name=…, not {value!r}")
+    return dict(value)
+
+
+def _copy(tree: Mapping[str, Any]) -> Tree:
+    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+
+
+def _without_none(tree: Tree) -> Tree:
+    """Drop what TOML cannot express; a missing option has its default, which is None."""
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}

@@ -1,0 +1,189 @@
+"""The run directory: everything a run leaves behind, readable without this package."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from torch import Tensor
+
+from protofed.errors import CheckpointError, ConfigError
+from protofed.experiments.config import Experiment, Tree
+from protofed.federation import Federation, RoundRecord, load_checkpoint, save_checkpoint
+from protofed.federation.files import read_json, write_json, write_tensors, write_text
+from protofed.prototypes.means import class_means, class_sums
+from protofed.training.client import Client
+from protofed.training.visit import batches
+
+
+class RunDirectory:
+    """One run's files.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoint"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return (self.path / "summary.json").is_file()
+
+    def open(self, experiment: Experiment, *, resume: bool) -> None:
+        """Claim the folder for ``experiment``.
+
+        Raises:
+            ConfigError: If it holds another experiment, or the same one and ``resume`` is False.
+        """
+        config = self.path / "config.toml"
+        if config.is_file():
+            self._check_same(config, experiment)
+            if not resume:
+                state = "finished" if self.finished else "unfinished"
+                raise ConfigError(
+                    f"{self.path} holds a{'n' * (not self.finished)} {state} run of this configuration: "
+                    "pass --resume to continue it, or choose another --out"
+                )
+            return
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
+        write_text(config, tomli_w.dumps(experiment.to_tree()))
+
+    def _check_same(self, config: Path, experiment: Experiment) -> None:
+        """Refuse a folder with another configuration, naming the first option that differs."""
+        try:
+            found = _flat(tomllib.loads(config.read_text()))
+        except tomllib.TOMLDecodeError as error:
+            raise CheckpointError(f"{config}: not valid TOML ({error})") from None
+        wanted = _flat(experiment.identity())
+        kept = {k: v for k, v in found.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
+        differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
+        if differing:
+            name = differing[0]
+            raise ConfigError(
+                f"{self.path} holds a run with another configuration ({name} is {kept.get(name)!r} there and "
+                f"{wanted.get(name)!r} here): choose another --out"
+            )
+
+    # Rounds and checkpoints.
+
+    def restore(self, federation: Federation) -> list[dict[str, Any]]:
+        """Bring ``federation`` to the last checkpoint; return the rounds recorded up to it.
+
+        Rounds recorded after the checkpoint are dropped: they will be run again.
+        """
+        restored = load_checkpoint(self.checkpoints, federation.executor.clients)
+        rounds: list[dict[str, Any]] = []
+        if restored is not None:
+            federation.round, federation.server = restored
+            rounds = self.rounds()[: federation.round]
+            if len(rounds) < federation.round:
+                raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
+        write_text(self.path / "rounds.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in rounds))
+        return rounds
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Return the recorded rounds; a line cut off by a crash ends the list."""
+        path = self.path / "rounds.jsonl"
+        rounds: list[dict[str, Any]] = []
+        if path.is_file():
+            for line in path.read_text().splitlines():
+                try:
+                    rounds.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break
+        return rounds
+
+    def add_round(self, record: RoundRecord, federation: Federation, every: int) -> dict[str, Any]:
+        """Append a round and, when due, a checkpoint."""
+        line = record.to_dict()
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+        if every and federation.round % every == 0 and federation.round < federation.rounds:
+            save_checkpoint(self.checkpoints, federation.round, federation.server, federation.executor.clients)
+        return line
+
+    # The end.
+
+    def write_federation(self, description: Tree) -> None:
+        """Write what is known before training."""
+        write_json(self.path / "federation.json", description)
+
+    def finish(self, federation: Federation, summary: Mapping[str, Any]) -> None:
+        """Write models, prototypes and, last, the summary; remove checkpoints."""
+        for name, client in federation.executor.clients.items():
+            metadata = {"architecture": client.architecture, "client": name}
+            write_tensors(self.path / "clients" / name / "model.safetensors", client.model.state_dict(), metadata)
+        write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
+        write_json(self.path / "summary.json", dict(summary))
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary of a finished run."""
+        summary: dict[str, Any] = read_json(self.path / "summary.json")
+        return summary
+
+
+def final_prototypes(federation: Federation) -> dict[str, Tensor]:
+    """Return global prototypes, if the method has any, and every client's own.
+
+    A method that keeps no prototypes at its clients is given class means of the final features, so that runs can be
+    compared.
+    """
+    tensors: dict[str, Tensor] = {}
+    if "prototypes" in federation.server:
+        tensors |= {f"global.{n}": federation.server[n] for n in ("prototypes", "present")}
+    for name, client in federation.executor.clients.items():
+        if "prototypes" in client.state:
+            table, present = client.state["prototypes"], client.state["present"]
+        elif len(client.train):
+            table, present = _class_means(client, federation.method.task.num_classes)
+        else:
+            continue
+        tensors |= {f"local.{name}.prototypes": table, f"local.{name}.present": present}
+    return tensors
+
+
+@torch.no_grad()
+def _class_means(client: Client, num_classes: int) -> tuple[Tensor, Tensor]:
+    client.model.eval()
+    parts = [
+        class_sums(client.model(batch.x).features, batch.y, num_classes)
+        for batch in batches(client.train, client.model)
+    ]
+    return class_means(sum(s for s, _ in parts), sum(c for _, c in parts))  # type: ignore[arg-type]
+
+
+def free_path(base: Path) -> Path:
+    """Return ``base``, or ``base-2``, ``base-3``, …: the first that does not exist."""
+    number, path = 1, base
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def existing_paths(base: Path) -> Sequence[Path]:
+    """Return ``base``, ``base-2``, … as far as they exist, newest first."""
+    numbered = [p for p in base.parent.glob(f"{base.name}-*") if p.name.removeprefix(f"{base.name}-").isdigit()]
+    numbered.sort(key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
+    return [*numbered, *([base] if base.is_dir() else [])]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return flat

@@ -1,0 +1,58 @@
+"""Stop and go on: a checkpoint is a folder that is complete or absent, even after ``kill -9``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from protofed.errors import CheckpointError
+from protofed.federation.files import read_json, read_tensors, write_json, write_tensors
+from protofed.training.client import Client
+
+_PREFIX = "round-"
+
+
+def save_checkpoint(folder: Path, round: int, server: Mapping[str, Tensor], clients: Mapping[str, Client]) -> None:
+    """Store the state after ``round`` in ``folder/round-NNNNNN`` and remove older checkpoints."""
+    target = folder / f"{_PREFIX}{round:06d}"
+    partial = folder / f".{target.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write_tensors(partial / "server.safetensors", server)
+    for name, client in clients.items():
+        write_tensors(partial / "clients" / f"{name}.safetensors", client.tensors())
+    write_json(partial / "state.json", {"round": round, "clients": list(clients)})
+    os.rename(partial, target)
+    for older in _checkpoints(folder)[:-1]:
+        shutil.rmtree(older)
+
+
+def load_checkpoint(folder: Path, clients: Mapping[str, Client]) -> tuple[int, dict[str, Tensor]] | None:
+    """Restore the newest checkpoint into ``clients``; return its round and the server's state, or None.
+
+    Raises:
+        CheckpointError: If it is damaged or belongs to other clients.
+    """
+    found = _checkpoints(folder)
+    if not found:
+        return None
+    state = read_json(found[-1] / "state.json")
+    if state.get("clients") != list(clients):
+        raise CheckpointError(f"{found[-1]}: was written for other clients")
+    server = read_tensors(found[-1] / "server.safetensors")
+    for name, client in clients.items():
+        path = found[-1] / "clients" / f"{name}.safetensors"
+        try:
+            client.load(read_tensors(path))
+        except (KeyError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
+    return state["round"], server
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{_PREFIX}*")) if folder.is_dir() else []

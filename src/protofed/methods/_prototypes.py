@@ -1,0 +1,158 @@
+"""What every prototype method's client shares: one vector per class, up and down (FedProto's client).
+
+The methods differ in what the server makes of the uploads, and in how vectors are packed; their own files say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from protofed.methods.contract import Batch, Local, Method, Task, Tensors, Upload
+from protofed.methods.schema import Payload, Schema, prototype_schema
+from protofed.options import option
+from protofed.prototypes.inference import nearest, squared_pull
+from protofed.prototypes.means import RunningMean, class_means, class_sums, scatter_rows
+
+if TYPE_CHECKING:
+    from protofed.models import Output
+
+
+@dataclass(frozen=True)
+class PrototypeOptions:
+    """Options of a client that is regularised towards global prototypes."""
+
+    lambda_: float = option(1.0, "weight λ of the prototype term")
+    gamma: float = option(1.0, "upscaling γ of the global prototypes (ProtoNorm Eq. 15, Table 5)")
+    prototypes: Literal["after", "during"] = option(
+        "after", "local prototypes from a pass after training (Eq. 3), or during the last local epoch"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("lambda_", "gamma"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name.rstrip('_')} must be at least 0, not {getattr(self, name)}")
+
+
+class PrototypeMethod(Method):
+    """Base of the prototype methods.
+
+    Server state: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``: a class nobody reports keeps its last
+    prototype, a class never reported has none. Client state: ``prototypes`` and ``present`` of its own.
+    """
+
+    exchanges = "prototypes"
+    same_feature_dim = True
+    Options = PrototypeOptions
+
+    def __init__(self, options: Any, task: Task) -> None:
+        super().__init__(options, task)
+        self.schema = prototype_schema(task.num_classes, "d", {"d": task.feature_dim})
+
+    @property
+    def upload_schema(self) -> Schema:
+        """``k`` local prototypes and their classes."""
+        return self.schema
+
+    @property
+    def broadcast_schema(self) -> Schema:
+        """``k`` global prototypes and their classes."""
+        return self.schema
+
+    # The client.
+
+    @property
+    def statistics_from(self) -> Literal["after", "during"]:
+        """Local prototypes are means over the training data."""
+        return self.options.prototypes
+
+    def no_prototypes(self) -> Tensors:
+        """Return a table in which no class has a prototype."""
+        K, d = self.task.num_classes, self.task.feature_dim
+        return {
+            "prototypes": torch.zeros(K, d, dtype=self.task.dtype),
+            "present": torch.zeros(K, dtype=torch.bool),
+        }
+
+    def client_state(self, counts: torch.Tensor) -> Tensors:
+        """Start without local prototypes."""
+        return self.no_prototypes()
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Return the table of upscaled global prototypes ``γ·C``."""
+        if message is None:
+            return self.no_prototypes()
+        table, present = scatter_rows(message["prototypes"], message["classes"], self.task.num_classes)
+        return {"prototypes": self.options.gamma * table, "present": present}
+
+    def loss(self, model: Any, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """``CE + λ·MSE(f(x), γ·C_y)`` (FedProto Eq. 7, ProtoNorm Eq. 15)."""
+        output = model(batch.x)
+        pull = squared_pull(output.features, batch.y, received["prototypes"], received["present"])
+        return {
+            "cross_entropy": batch.cross_entropy(output.logits),
+            "prototype": self.options.lambda_ * batch.mean(pull),
+        }
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """Sums and counts per class."""
+        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
+        return {"sums": sums, "counts": counts}
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send the prototypes of the classes present (Eq. 3) and keep them for the ``local`` rule."""
+        means, present = class_means(statistics["sums"], statistics["counts"])
+        local.state.update(prototypes=means, present=present)
+        classes = present.nonzero().squeeze(-1)
+        return {"classes": classes, "prototypes": means[classes]}
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Head, own prototypes, global prototypes over all or over own classes."""
+        return ("head", "local", "global", "global_own")
+
+    def predict(self, output: Output, received: Tensors, state: Tensors) -> Tensors:
+        """Nearest prototypes; the head decides while there is none."""
+        head = output.logits.argmax(-1)
+        own, known = state["present"], received["present"]
+
+        def by(table: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+            return torch.where(allowed.any(), nearest(output.features, table, allowed), head)
+
+        return {
+            "head": head,
+            "local": by(state["prototypes"], own),
+            "global": by(received["prototypes"], known),
+            "global_own": by(received["prototypes"], known & own),
+        }
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start without global prototypes."""
+        return self.no_prototypes()
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Send the global prototypes that exist; nothing in the first round."""
+        classes = server["present"].nonzero().squeeze(-1)
+        if not len(classes):
+            return None
+        return {"classes": classes, "prototypes": server["prototypes"][classes]}
+
+    def plain_mean(self, uploads: Iterable[Upload]) -> RunningMean:
+        """Return the unweighted mean over the clients ``𝒩_j`` that report class ``j``."""
+        mean = RunningMean(self.task.num_classes, self.task.feature_dim)
+        for upload in uploads:
+            mean.add(upload.payload["classes"], upload.payload["prototypes"])
+        return mean
+
+    def merge(self, server: Tensors, new: torch.Tensor, known: torch.Tensor) -> Tensors:
+        """Return the server state with the known rows of ``new``; other classes keep theirs."""
+        new = new.to(server["prototypes"].dtype)
+        return {
+            "prototypes": torch.where(known.unsqueeze(-1), new, server["prototypes"]),
+            "present": server["present"] | known,
+        }

@@ -1,0 +1,279 @@
+"""What a method is: one class that says what clients minimise, what is sent, and what the server does.
+
+A method never holds state of its own. Server and client state are flat dictionaries of tensors that the engine
+keeps, checkpoints and hands back, so the same method object runs in one process, in many, or over a network.
+Everything a client does is written for *one* client; executors decide how clients are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.methods.schema import Payload, Schema
+from protofed.options import NoOptions
+from protofed.seeding import generator
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+Tensors = dict[str, Tensor]
+Exchange = Literal["nothing", "prototypes", "logits", "part of the weights", "all weights"]
+
+
+class Batch(NamedTuple):
+    """Samples of one step.
+
+    Attributes:
+        x: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features.
+        y: ``(B,)`` int64 labels.
+        weight: ``(B,)`` 1 for a sample and 0 for padding, or None where nothing is padded.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """Return the mean of ``(B,)`` values over the real samples of the batch."""
+        if self.weight is None:
+            return per_sample.mean()
+        return (per_sample * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy of ``(B, K)`` logits."""
+        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+
+
+Loss = Callable[["SplitModel", Batch, Tensors, Tensors], Tensors]
+"""``loss(model, batch, received, state)`` → named scalar terms; their sum is minimised. Pure."""
+
+
+def every_parameter(name: str) -> bool:
+    """Select all parameters."""
+    return True
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser step on a batch.
+
+    Attributes:
+        loss: What is minimised.
+        trainable: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
+        optimizer: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
+    """
+
+    loss: Loss
+    trainable: Callable[[str], bool] = every_parameter
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of local training: passes over some data, with one or more updates per batch.
+
+    Attributes:
+        updates: Done one after the other on every batch.
+        epochs: Passes over the data; None for the experiment's number of local epochs.
+        source: Where the samples come from; None for the client's training data, otherwise a function of the
+            client that returns ``(x, y)``, such as pseudo-features drawn from received mixtures.
+    """
+
+    updates: tuple[Update, ...]
+    epochs: int | None = None
+    source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every party knows about the learning problem.
+
+    Attributes:
+        num_classes: ``K``.
+        feature_dim: ``d``.
+        rounds: Planned number of rounds ``R``.
+        seed: The experiment's seed.
+        class_size: Expected number of training samples per class over all clients (mean ``N_j``).
+        template: Returns the one architecture of all clients with its initial weights; None where clients'
+            architectures differ.
+        dtype: Of models and server state.
+    """
+
+    num_classes: int
+    feature_dim: int
+    rounds: int
+    seed: int
+    class_size: float
+    template: Callable[[], SplitModel] | None = None
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass
+class Local:
+    """What a client has at hand during its visit.
+
+    Attributes:
+        name: The client's name.
+        round: Counted from 1.
+        model: Its model, on its device.
+        counts: ``(K,)`` int64, its training samples per class (``n_ij``).
+        state: The method's state on this client; the method may change it.
+        received: What :meth:`Method.receive` made of the last broadcast.
+        features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` labels.
+        seed: The experiment's seed.
+    """
+
+    name: str
+    round: int
+    model: SplitModel
+    counts: Tensor
+    state: Tensors
+    received: Tensors
+    features: Callable[[], tuple[Tensor, Tensor]]
+    seed: int
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the generator of this client, round and purpose."""
+        return generator(self.seed, purpose, self.round, self.name)
+
+
+class Upload(NamedTuple):
+    """A client's validated upload."""
+
+    client: str
+    payload: Payload
+
+
+class Aggregate(NamedTuple):
+    """The server after a round: its new state, and figures worth recording."""
+
+    state: Tensors
+    diagnostics: dict[str, Any]
+
+
+class Method:
+    """Base of all methods; the defaults are those of training without communication.
+
+    Class attributes:
+        name: What users write.
+        summary: One line for lists.
+        reference: The paper.
+        exchanges: What crosses the network, in words.
+        Options: Frozen dataclass of hyperparameters.
+        same_architecture: Whether all clients must have one architecture.
+        same_feature_dim: Whether all clients must have one ``d``.
+        sums_only: Whether the server needs only sums over clients, so that secure aggregation applies.
+        personal_broadcast: Whether clients are sent different things.
+        statistics_from: ``"after"`` collects :meth:`statistics` in a separate eval-mode pass after training,
+            ``"during"`` from the training steps of the last local epoch, None not at all. May be a property.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    reference: ClassVar[str] = ""
+    exchanges: ClassVar[Exchange] = "nothing"
+    Options: ClassVar[type] = NoOptions
+    same_architecture: ClassVar[bool] = False
+    same_feature_dim: ClassVar[bool] = False
+    sums_only: ClassVar[bool] = True
+    personal_broadcast: ClassVar[bool] = False
+
+    def __init__(self, options: Any, task: Task) -> None:
+        self.options = options
+        self.task = task
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError where options and task do not fit each other (before any training)."""
+
+    # What crosses the network.
+
+    @property
+    def upload_schema(self) -> Schema | None:
+        """The upload's named tensors; None if clients send nothing."""
+        return None
+
+    @property
+    def broadcast_schema(self) -> Schema | None:
+        """The broadcast's named tensors; None if the server sends nothing."""
+        return None
+
+    def communicates(self, round: int) -> bool:
+        """Whether clients upload in ``round`` (counted from 1)."""
+        return self.upload_schema is not None
+
+    # The client.
+
+    @property
+    def statistics_from(self) -> Literal["after", "during"] | None:
+        """When :meth:`statistics` are collected."""
+        return None
+
+    def extend(self, model: SplitModel) -> None:
+        """Add networks of the method's own to ``model.extras``; called once, under the client's init seed."""
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Return a new client's state, given its ``(K,)`` class counts."""
+        return {}
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Unpack a broadcast into dense tensors for the loss; may load weights into ``local.model``.
+
+        ``message`` is None where the server has nothing to send yet: the result must make losses and
+        predictions fall back to local training.
+        """
+        return {}
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        """Return the parts of local training in ``round``."""
+        return (Phase((Update(self.loss),)),)
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Return the named terms whose sum is minimised; the default is cross-entropy."""
+        return {"cross_entropy": batch.cross_entropy(model(batch.x).logits)}
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """Return sums over the batch that the engine adds up over the data (see :attr:`statistics_from`)."""
+        return {}
+
+    def epoch_end(self, local: Local, statistics: Tensors) -> None:
+        """Called after each local epoch with that epoch's ``during`` statistics; may change ``local.state``."""
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Compose the upload after training; may change ``local.state``."""
+        raise NotImplementedError
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Inference rules that :meth:`predict` reports."""
+        return ("head",)
+
+    def predict(self, output: Output, received: Tensors, state: Tensors) -> Tensors:
+        """Return, per rule, ``(B,)`` int64 predicted classes."""
+        return {"head": output.logits.argmax(-1)}
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Return the server's state before the first round."""
+        return {}
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Return what opens ``round`` for the clients (for ``client`` alone if ``personal_broadcast``)."""
+        return None
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Return the server's state after ``round``.
+
+        ``uploads`` is an iterator in a fixed order of clients, and may be empty: consume it once, and keep only
+        what is needed, so that thousands of clients can be aggregated as they arrive.
+        """
+        for _ in uploads:
+            pass
+        return Aggregate(server, {})

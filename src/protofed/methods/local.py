@@ -1,0 +1,43 @@
+"""Local: every client trains alone. The lower bound that any exchange has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.methods import register
+from protofed.methods.contract import Method, Tensors
+from protofed.options import option
+
+if TYPE_CHECKING:
+    from protofed.models import Output
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """Hyperparameters."""
+
+    predict_over: Literal["all", "own"] = option("all", "classes the head may answer: all K, or the client's own")
+
+
+@register
+class LocalTraining(Method):
+    """Cross-entropy on the client's own data; nothing up, nothing down."""
+
+    name = "local"
+    summary = "no communication: every client trains alone"
+    Options = LocalOptions
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Remember which classes the client holds."""
+        return {"own": counts > 0}
+
+    def predict(self, output: Output, received: Tensors, state: Tensors) -> Tensors:
+        """Argmax of the head, over all classes or the client's own."""
+        logits = output.logits
+        if self.options.predict_over == "own":
+            logits = torch.where(state["own"] | ~state["own"].any(), logits, -torch.inf)
+        return {"head": logits.argmax(-1)}

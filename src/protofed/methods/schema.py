@@ -1,0 +1,77 @@
+"""How a method declares what crosses the network: named tensors with shapes in symbols and rules on values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+Payload = dict[str, Tensor]
+
+Kind = Literal["real", "label", "count"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named tensor.
+
+    Attributes:
+        shape: Sizes as numbers or symbols, e.g. ``("k", "d")``.
+        kind: ``real``: finite floating-point numbers (the codec chooses their width); ``label``: int64 classes in
+            ``[0, K)``, two bytes each on the wire; ``count``: int64 in ``[0, 2**32)``, four bytes each.
+        parameter: Whether the papers count it as a communicated parameter (labels and counts they do not).
+        unique: For labels: each class at most once, ascending.
+        minimum: Smallest value allowed, or None.
+    """
+
+    shape: tuple[int | str, ...]
+    kind: Kind = "real"
+    parameter: bool = True
+    unique: bool = True
+    minimum: float | None = None
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The tensors of one message, in the order in which they are encoded.
+
+    Attributes:
+        fields: By name.
+        num_classes: ``K``, the bound of labels.
+        sizes: Value of each symbol known to both sides, e.g. ``{"d": 512}``.
+        limits: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``.
+    """
+
+    fields: Mapping[str, Field]
+    num_classes: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    def parameters(self, payload: Payload) -> int:
+        """Return how many numbers of ``payload`` the papers count as communicated parameters."""
+        return sum(payload[name].numel() for name, f in self.fields.items() if f.parameter and f.kind == "real")
+
+
+def prototype_schema(num_classes: int, width: int | str, sizes: Mapping[str, int], **more: Field) -> Schema:
+    """Return the schema of ``k`` class prototypes: their labels, and ``(k, width)`` values.
+
+    Args:
+        num_classes: ``K``.
+        width: The symbol of the values' second dimension, e.g. ``"d"``.
+        sizes: Value of that symbol.
+        more: Further fields.
+    """
+    fields = {
+        "classes": Field(("k",), "label", parameter=False),
+        "prototypes": Field(("k", width)),
+        **more,
+    }
+    return Schema(fields, num_classes, sizes=sizes, limits={"k": num_classes})
+
+
+def weight_schema(weights: Mapping[str, Tensor], num_classes: int, **more: Field) -> Schema:
+    """Return the schema of a set of weights of fixed shapes, as given by an example."""
+    fields = {name: Field(tuple(tensor.shape)) for name, tensor in weights.items()}
+    return Schema({**fields, **more}, num_classes)

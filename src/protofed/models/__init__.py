@@ -1,0 +1,29 @@
+"""Models that give features as well as logits: named architectures, named groups, and any user module.
+
+Example:
+    >>> model = build("cnn2", input_shape=(1, 28, 28), num_classes=10, d=512)
+    >>> parameter_count(model)
+    582026
+"""
+
+from protofed.models import basic, resnet, vision  # noqa: F401  (each registers its architectures)
+from protofed.models.building import build
+from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
+from protofed.models.core import Output, SplitModel, parameter_count
+from protofed.models.grouping import Group, assign, groups
+from protofed.models.splitting import split
+
+__all__ = [
+    "Architecture",
+    "Backbone",
+    "Group",
+    "Output",
+    "SplitModel",
+    "architecture",
+    "architectures",
+    "assign",
+    "build",
+    "groups",
+    "parameter_count",
+    "split",
+]

@@ -1,0 +1,154 @@
+"""Small architectures written out here: a perceptron and three plain convolutional networks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from torch import nn
+
+from protofed.models.catalogue import Backbone, architecture
+from protofed.models.checking import flat_width, require
+from protofed.options import option
+
+# The smallest image side that survives two unpadded 5×5 convolutions, each followed by 2×2 pooling.
+_UNPADDED_SIDE = 16
+
+
+@dataclass(frozen=True)
+class MlpOptions:
+    """Options of ``mlp``."""
+
+    hidden: tuple[int, ...] = option((128, 128), "units of each hidden layer before the features")
+    relu_features: bool = option(False, "ReLU on the features as well")
+
+    def __post_init__(self) -> None:
+        require(all(h > 0 for h in self.hidden), f"mlp: hidden {self.hidden} must be positive")
+
+
+@architecture("mlp", "perceptron on vectors or flattened images", MlpOptions, images=False)
+def _mlp(input_shape: tuple[int, ...], d: int, options: MlpOptions) -> Backbone:
+    """Hidden layers with ReLU, then a layer to ``d``: ``len(hidden) + 2`` layers with the head.
+
+    ProtoNorm's 5-layer perceptron (Sec. 3.2) is three hidden layers with ``d = 2``.
+    """
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = 1
+    for n in input_shape:
+        width *= n
+    for units in options.hidden:
+        layers += [nn.Linear(width, units), nn.ReLU()]
+        width = units
+    return Backbone(nn.Sequential(*layers), _dense(width, d, options.relu_features))
+
+
+@dataclass(frozen=True)
+class Cnn2Options:
+    """Options of ``cnn2``."""
+
+    channels: tuple[int, int] = option((32, 64), "output channels of the two convolutions")
+    padding: int | None = option(None, "pixels on each side; none: 0, or 2 for images below 16 pixels")
+    relu_features: bool = option(True, "ReLU on the features")
+
+    def __post_init__(self) -> None:
+        require(min(self.channels) > 0, f"cnn2: channels {self.channels} must be positive")
+        require(
+            self.padding is None or self.padding >= 0, f"cnn2: padding {self.padding} must not be negative"
+        )
+
+
+@architecture("cnn2", "two 5×5 convolutions and a layer to d (the usual FedAvg CNN)", Cnn2Options)
+def _cnn2(input_shape: tuple[int, ...], d: int, options: Cnn2Options) -> Backbone:
+    """The CNN of McMahan et al. (2017) without padding; 1024 flat entries for 28×28 images."""
+    first, second = options.channels
+    padding = _padding(input_shape) if options.padding is None else options.padding
+    body = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(input_shape[0], first, 5, padding=padding),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(first, second, 5, padding=padding),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+        )
+    )
+    return Backbone(body, _dense(flat_width(body, input_shape, "cnn2"), d, options.relu_features))
+
+
+@dataclass(frozen=True)
+class FedProtoCnnOptions:
+    """Options of ``fedproto_cnn``."""
+
+    channels: int = option(20, "output channels of the second convolution: 18, 20 or 22 in FedProto-mh")
+    dropout: float = option(0.5, "probability, for channels after the second convolution and for features")
+
+    def __post_init__(self) -> None:
+        require(self.channels > 0, f"fedproto_cnn: channels {self.channels} must be positive")
+        require(0 <= self.dropout < 1, f"fedproto_cnn: dropout {self.dropout} must be in [0, 1)")
+
+
+@architecture("fedproto_cnn", "FedProto's CNN for MNIST and FEMNIST (d = 50 there)", FedProtoCnnOptions)
+def _fedproto_cnn(input_shape: tuple[int, ...], d: int, options: FedProtoCnnOptions) -> Backbone:
+    """Two 5×5 convolutions with dropout (FedProto, Sec. 6.1); 21,840 parameters for MNIST with d = 50.
+
+    The paper prints 21,500 (Sec. 5). Images below 16 pixels are padded by 2.
+    """
+    padding = _padding(input_shape)
+    body = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(input_shape[0], 10, 5, padding=padding),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(10, options.channels, 5, padding=padding),
+            dropout=nn.Dropout2d(options.dropout),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+            flatten=nn.Flatten(),
+        )
+    )
+    width = flat_width(body, input_shape, "fedproto_cnn")
+    return Backbone(body, _dense(width, d, relu=True), head_dropout=options.dropout)
+
+
+@dataclass(frozen=True)
+class Cnn4Options:
+    """Options of ``cnn4``."""
+
+    channels: tuple[int, int, int, int] = option(
+        (64, 128, 256, 512), "output channels; the last is the width"
+    )
+    batch_norm: bool = option(True, "BatchNorm after each convolution")
+
+    def __post_init__(self) -> None:
+        require(min(self.channels) > 0, f"cnn4: channels {self.channels} must be positive")
+
+
+@architecture("cnn4", "four 3×3 convolutions, global average pooling; images from 8×8", Cnn4Options)
+def _cnn4(input_shape: tuple[int, ...], d: int, options: Cnn4Options) -> Backbone:
+    """Halves the image three times, so that 8×8 ends at one pixel, and averages what is left."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width = input_shape[0]
+    for i, channels in enumerate(options.channels, start=1):
+        # BatchNorm subtracts the mean: a bias before it would never matter.
+        layers[f"conv{i}"] = nn.Conv2d(width, channels, 3, padding=1, bias=not options.batch_norm)
+        if options.batch_norm:
+            layers[f"norm{i}"] = nn.BatchNorm2d(channels)
+        layers[f"relu{i}"] = nn.ReLU()
+        if i < len(options.channels):
+            layers[f"pool{i}"] = nn.MaxPool2d(2)
+        width = channels
+    layers["average"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    return Backbone(nn.Sequential(layers))
+
+
+def _padding(input_shape: tuple[int, ...]) -> int:
+    return 0 if min(input_shape[1:]) >= _UNPADDED_SIDE else 2
+
+
+def _dense(width: int, d: int, relu: bool) -> nn.Module:
+    layers = OrderedDict[str, nn.Module](linear=nn.Linear(width, d))
+    if relu:
+        layers["relu"] = nn.ReLU()
+    return nn.Sequential(layers)

@@ -1,0 +1,102 @@
+"""From a name to a model with seeded weights."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from protofed.errors import ConfigError, ModelError, unknown_name
+from protofed.models.catalogue import architectures
+from protofed.models.checking import check_shape, flat_width, read_options, require
+from protofed.models.core import MAPS, SplitModel, extractor, make_map
+from protofed.models.splitting import split
+from protofed.seeding import seeded
+
+
+def build(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    d: int,
+    map: str = "pool",
+    options: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> SplitModel:
+    """Return a model with fresh weights.
+
+    The same arguments give the same weights, whatever torch's random state, which is left as it was.
+
+    Args:
+        name: An architecture (see :data:`architectures`), or ``package.module:callable``. The callable is
+            called with ``options`` and, where it has parameters of these names that ``options`` does not
+            give, with ``num_classes`` and ``input_shape``; the module it returns goes through
+            :func:`split`.
+        input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
+        num_classes: ``K``.
+        d: Length of the features.
+        map: How a backbone of another width gets to ``d``: ``pool`` (adaptive average pooling) or
+            ``linear``. ``mlp``, ``cnn2`` and ``fedproto_cnn`` have their own layer to ``d`` instead.
+        options: The architecture's options, by name.
+        seed: Of the weights.
+
+    Raises:
+        ConfigError: For an unknown name, option or map, or a value of the wrong type.
+        ModelError: If the architecture cannot take such samples, or the user's module cannot be split.
+    """
+    shape = check_shape(input_shape)
+    require(num_classes > 0, f"num_classes must be positive, not {num_classes}")
+    require(d > 0, f"d must be positive, not {d}")
+    if map not in MAPS:
+        raise ConfigError(unknown_name("map", map, MAPS))
+    with seeded(seed, "init"):
+        if ":" in name:
+            module = _call(name, dict(options or {}), num_classes=num_classes, input_shape=shape)
+            return split(module, input_shape=shape, d=d, map=map, num_classes=num_classes)
+        entry = architectures.get(name)
+        backbone = entry.make(shape, d, read_options(name, entry.Options, options))
+        width = flat_width(backbone.module, shape, name)
+        map_ = backbone.map or make_map(map, width, d)
+        head = nn.Linear(d, num_classes)
+        return SplitModel(extractor(backbone.module, map_), head, head_dropout=backbone.head_dropout)
+
+
+def _call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
+    """Return what the callable at ``path`` makes of ``options`` and of those offers it has a name for."""
+    factory = _find(path)
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some built-in callables have none
+        signature = None
+    if signature is not None:
+        options = {k: v for k, v in offered.items() if k in signature.parameters} | options
+        try:
+            signature.bind(**options)
+        except TypeError as error:
+            raise ConfigError(f"{path} does not accept the options {sorted(options)}: {error}") from None
+    module = factory(**options)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{path} must return a torch.nn.Module, not {type(module).__name__}")
+    return module
+
+
+def _find(path: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (ImportError, TypeError, ValueError) as error:
+        raise ConfigError(f"cannot import model {path!r} (package.module:callable): {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), n=1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"cannot find model {path!r}: no {part!r} in {module_name}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"model {path!r} is a {type(found).__name__}, not a callable that returns a module")
+    return found

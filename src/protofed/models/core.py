@@ -1,0 +1,99 @@
+"""The shape every model takes: features, a map to ``d``, a linear head."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofed.errors import ConfigError, unknown_name
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+MAPS = ("pool", "linear")
+
+
+class Output(NamedTuple):
+    """What one forward pass gives.
+
+    Attributes:
+        features: ``(B, d)``, the vectors that prototypes average.
+        logits: ``(B, K)``, one unnormalised score per class.
+    """
+
+    features: Tensor
+    logits: Tensor
+
+
+class SplitModel(nn.Module):
+    """A classifier in two parts, ``g(f(x))`` (FedProto, Sec. 4.2).
+
+    Weights are called ``extractor.backbone.…``, ``extractor.map.…`` and ``head.weight``, ``head.bias``.
+
+    Args:
+        extractor: ``x -> (B, d)``; see :func:`extractor`.
+        head: ``d -> K``.
+        head_dropout: Probability of zeroing a feature on its way into the head, in training mode. The
+            features themselves stay free of that noise.
+
+    Attributes:
+        extras: Networks a method adds beside its model (projection, auxiliary model); empty at first.
+        feature_dim: ``d``.
+        num_classes: ``K``.
+    """
+
+    def __init__(self, extractor: nn.Module, head: nn.Linear, *, head_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.head = head
+        self.extras = nn.ModuleDict()
+        self.head_dropout = head_dropout
+        self.feature_dim = head.in_features
+        self.num_classes = head.out_features
+
+    @property
+    def needs_two_samples(self) -> bool:
+        """True with BatchNorm anywhere: a training batch of a single sample must then be skipped."""
+        return any(isinstance(m, _BATCH_NORMS) for m in self.modules())
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return logits ``(B, K)`` of features ``(B, d)``, with the head's dropout in training mode."""
+        return self.head(F.dropout(features, self.head_dropout, self.training))
+
+    def forward(self, x: Tensor) -> Output:
+        """Return features ``(B, d)`` and logits ``(B, K)`` of a batch ``(B, *input_shape)``."""
+        features = self.extractor(x)
+        return Output(features, self.classify(features))
+
+
+def extractor(backbone: nn.Module, map_: nn.Module) -> nn.Sequential:
+    """Return ``x -> (B, d)``: a backbone with flat output ``(B, width)``, then its map to ``d``."""
+    return nn.Sequential(OrderedDict(backbone=backbone, map=map_))
+
+
+def make_map(kind: str, width: int, d: int) -> nn.Module:
+    """Return the map ``(B, width) -> (B, d)``.
+
+    Args:
+        kind: ``pool`` averages neighbouring entries (``AdaptiveAvgPool1d``; it repeats entries where
+            ``d > width`` and does nothing where ``d == width``): ProtoNorm's and TinyProto's choice.
+            ``linear`` is a learned layer with bias.
+        width: Length of the backbone's output.
+        d: Length of the features.
+
+    Raises:
+        ConfigError: If ``kind`` is neither.
+    """
+    if kind not in MAPS:
+        raise ConfigError(unknown_name("map", kind, MAPS))
+    if kind == "linear":
+        return nn.Linear(width, d)
+    # A (B, width) tensor is one unbatched signal of B channels: each row is pooled on its own.
+    return nn.Identity() if width == d else nn.AdaptiveAvgPool1d(d)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Return the number of parameters, shared ones once; buffers (BatchNorm statistics) do not count."""
+    return sum(p.numel() for p in model.parameters())

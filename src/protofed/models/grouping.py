@@ -1,0 +1,79 @@
+"""Groups of architectures for clients whose models differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.models.catalogue import architectures
+from protofed.registry import Registry
+
+
+@dataclass(frozen=True)
+class Group:
+    """A named list of architectures, given to clients in turn.
+
+    Attributes:
+        summary: One line.
+        members: ``(architecture, options)`` pairs.
+    """
+
+    summary: str
+    members: tuple[tuple[str, dict[str, Any]], ...]
+
+
+groups: Registry[Group] = Registry("model group")
+
+_LIGHT = ("resnet8", "mobilenet_v2", "shufflenet_v2_x1_0", "efficientnet_b0")
+
+groups.register("light4")(
+    Group("ProtoNorm's and TinyProto's four lightweight models", tuple((n, {}) for n in _LIGHT))
+)
+groups.register("light5")(Group("light4 and GoogLeNet", tuple((n, {}) for n in (*_LIGHT, "googlenet"))))
+groups.register("fedproto_mh")(
+    Group(
+        "FedProto-mh on MNIST and FEMNIST: its CNN with 18, 20 or 22 channels",
+        tuple(("fedproto_cnn", {"channels": c}) for c in (18, 20, 22)),
+    )
+)
+groups.register("resnet18_mh")(
+    Group(
+        "FedProto-mh on CIFAR-10: ResNet-18 with two kinds of stem",
+        tuple(("resnet18", {"stem_stride": s}) for s in ((1, 4), (2, 2))),
+    )
+)
+groups.register("small4")(
+    Group(
+        "four tiny models for 8×8 digits, each below 60 thousand parameters at d = 64",
+        (
+            ("mlp", {"hidden": (256,)}),
+            ("cnn2", {"channels": (16, 32)}),
+            ("mlp", {"hidden": (128, 128)}),
+            ("cnn4", {"channels": (8, 16, 32, 64)}),
+        ),
+    )
+)
+
+
+def assign(name: str, count: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return ``(architecture, options)`` for each of ``count`` clients.
+
+    Args:
+        name: A group, whose members take turns (client ``i`` gets member ``i mod size``); or one
+            architecture or import path, which every client gets.
+        count: Number of clients.
+
+    Raises:
+        ConfigError: If ``name`` is neither, or ``count`` is negative.
+    """
+    if count < 0:
+        raise ConfigError(f"cannot assign models to {count} clients: the number must not be negative")
+    if name in groups:
+        members = groups.get(name).members
+    elif name in architectures or ":" in name:
+        members = ((name, {}),)
+    else:
+        raise ConfigError(unknown_name("model", name, [*groups, *architectures]))
+    turns = (members[i % len(members)] for i in range(count))
+    return [(member, dict(options)) for member, options in turns]

@@ -1,0 +1,193 @@
+"""Any classifier that ends in a linear layer, taken apart into extractor and head."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from protofed.errors import ConfigError, ModelError, unknown_name
+from protofed.models.checking import check_shape, probe, require, show
+from protofed.models.core import MAPS, SplitModel, extractor, make_map
+
+
+def split(
+    module: nn.Module,
+    *,
+    input_shape: tuple[int, ...],
+    d: int | None = None,
+    map: str = "pool",
+    num_classes: int | None = None,
+) -> SplitModel:
+    """Return a copy of ``module`` as extractor and head; ``module`` itself is left alone.
+
+    The head is the last ``nn.Linear`` that a forward pass executes; its input becomes the features. An
+    ``nn.Dropout`` directly before it becomes ``head_dropout``, so that features are free of its noise.
+    Weights are kept, unless ``d`` differs from the head's input width: then a map to ``d`` follows the
+    extractor and the head is fresh (drawn, like the map, from torch's default generator).
+
+    Args:
+        module: ``(B, *input_shape) -> (B, K)`` logits.
+        input_shape: Shape of one sample.
+        d: Length of the features; None: the head's input width.
+        map: ``pool`` or ``linear``, see :func:`protofed.models.core.make_map`.
+        num_classes: ``K``, where it has to be checked.
+
+    Raises:
+        ConfigError: For an unknown map or a ``d`` below 1.
+        ModelError: If the module has lazy weights, cannot take such samples, executes no linear layer,
+            does something to the layer's output, uses the layer twice, or has another ``K``.
+    """
+    if map not in MAPS:
+        raise ConfigError(unknown_name("map", map, MAPS))
+    require(d is None or d > 0, f"d must be positive, not {d}")
+    shape, what = check_shape(input_shape), type(module).__name__
+    module = _copy(module, what)
+    if isinstance(module, SplitModel):
+        return _check_split(module, shape, d, num_classes, what)
+    trace = _trace(module, shape, what)
+    layer, name = trace.layer, _path(module, trace.layer)
+    _check_final(module, trace, shape, what, name, num_classes)
+    backbone: nn.Module = nn.Identity() if layer is module else module
+    _replace(module, layer)
+    head_dropout = 0.0
+    if trace.dropout is not None:
+        head_dropout = trace.dropout.p
+        _replace(module, trace.dropout)
+    features = probe(backbone, shape, f"{what} without its final layer {name!r}")
+    if not _same(features, trace.features):
+        raise ModelError(f"{what}: forward changes what enters its final layer {name!r} once it is removed")
+    d = d or layer.in_features
+    if d == layer.in_features:
+        return SplitModel(extractor(backbone, nn.Identity()), layer, head_dropout=head_dropout)
+    head = nn.Linear(d, layer.out_features, bias=layer.bias is not None).to(layer.weight)
+    map_ = make_map(map, layer.in_features, d).to(layer.weight)
+    return SplitModel(extractor(backbone, map_), head, head_dropout=head_dropout)
+
+
+def _same(features: Any, expected: Tensor) -> bool:
+    # Zero samples may well give NaN, e.g. where a module standardises its input.
+    if not isinstance(features, Tensor) or features.shape != expected.shape:
+        return False
+    return torch.allclose(features, expected, equal_nan=True)
+
+
+@dataclass
+class _Trace:
+    """What one forward pass showed."""
+
+    layer: nn.Linear  # the last linear layer executed
+    features: Tensor  # its input
+    dropout: nn.Dropout | None  # what made that input, if it was a dropout layer
+
+
+@dataclass
+class _Recorder:
+    """Notes every execution of a linear or dropout layer."""
+
+    linear: list[tuple[nn.Linear, Tensor]] = field(default_factory=list)
+    dropout: list[tuple[nn.Dropout, Tensor]] = field(default_factory=list)
+
+    def on_linear(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(layer, nn.Linear)
+        self.linear.append((layer, inputs[0]))
+
+    def on_dropout(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        assert isinstance(layer, nn.Dropout)
+        # In eval mode dropout returns its input; a new tensor shows who really consumes it.
+        self.dropout.append((layer, output.clone()))
+        return self.dropout[-1][1]
+
+
+def _trace(module: nn.Module, shape: tuple[int, ...], what: str) -> _Trace:
+    recorder = _Recorder()
+    hooks = []
+    for m in module.modules():
+        if isinstance(m, nn.Linear):
+            hooks.append(m.register_forward_hook(recorder.on_linear))
+        elif type(m) is nn.Dropout:
+            hooks.append(m.register_forward_hook(recorder.on_dropout))
+    try:
+        probe(module, shape, what)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not recorder.linear:
+        raise ModelError(f"{what} executes no nn.Linear layer: it must end in one that gives the logits")
+    layer, features = recorder.linear[-1]
+    if sum(used is layer for used, _ in recorder.linear) > 1:
+        raise ModelError(f"{what} uses its final layer {_path(module, layer)!r} twice: give the head its own")
+    makers = [m for m, output in recorder.dropout if output is features]
+    once = len(makers) == 1 and sum(m is makers[0] for m, _ in recorder.dropout) == 1
+    return _Trace(layer, features, makers[0] if once else None)
+
+
+def _check_final(
+    module: nn.Module, trace: _Trace, shape: tuple[int, ...], what: str, name: str, K: int | None
+) -> None:
+    """Raise ModelError unless the traced layer is ``(B, width) -> (B, K)`` and gives the module's output."""
+    layer = trace.layer
+    if trace.features.dim() != 2:
+        given = show(trace.features.shape)
+        raise ModelError(
+            f"{what}: final layer {name!r} is fed {given} for two samples, not (2, width): flatten"
+        )
+    owners = [n for n, p in module.named_parameters(remove_duplicate=False) if p is layer.weight]
+    own = {f"{prefix}.weight".lstrip(".") for prefix in _paths(module, layer)}
+    others = sorted(set(owners) - own)
+    if others:
+        raise ModelError(f"{what}: final layer {name!r} shares its weight with {others[0]!r}: untie them")
+    # Whatever the layer gives must come out untouched: extreme values show softmax, ReLU, scaling, clamping.
+    marker = torch.linspace(-1e4, 1e4, 2 * layer.out_features).view(2, -1).to(layer.weight)
+    hook = layer.register_forward_hook(lambda *_: marker.clone())
+    try:
+        output = probe(module, shape, what)
+    finally:
+        hook.remove()
+    if not isinstance(output, Tensor):
+        raise ModelError(f"{what} must return logits (B, K), not a {type(output).__name__}")
+    if output.shape != marker.shape or not torch.equal(output, marker):
+        advice = "return its logits, without softmax, activation or reshaping"
+        raise ModelError(f"{what}: final layer {name!r} is not the output: {advice}")
+    if K is not None and layer.out_features != K:
+        raise ModelError(f"{what}: final layer {name!r} has {layer.out_features} outputs for {K} classes")
+
+
+def _check_split(
+    model: SplitModel, shape: tuple[int, ...], d: int | None, K: int | None, what: str
+) -> SplitModel:
+    if d not in (None, model.feature_dim) or K not in (None, model.num_classes):
+        have = f"d = {model.feature_dim} and K = {model.num_classes}"
+        raise ModelError(f"{what} is split already, with {have}: build it with d = {d} and K = {K}")
+    probe(model, shape, what)
+    return model
+
+
+def _copy(module: nn.Module, what: str) -> nn.Module:
+    for name, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            raise ModelError(f"{what}: {name!r} is lazy and has no size yet: run one batch through the model")
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise ModelError(f"{what} cannot be copied: {next(iter(str(error).splitlines()), '')}") from error
+
+
+def _paths(module: nn.Module, target: nn.Module) -> list[str]:
+    return [name for name, m in module.named_modules(remove_duplicate=False) if m is target]
+
+
+def _path(module: nn.Module, target: nn.Module) -> str:
+    return _paths(module, target)[0]
+
+
+def _replace(module: nn.Module, target: nn.Module) -> None:
+    """Put an identity wherever ``target`` is registered below ``module``."""
+    for path in _paths(module, target):
+        parent, _, name = path.rpartition(".")
+        if name:
+            setattr(module.get_submodule(parent), name, nn.Identity())

@@ -1,0 +1,55 @@
+"""The live progress bar of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from protofed.analysis.tables import size
+from protofed.experiments import Progress, Run
+
+
+class BarProgress(Progress):
+    """One bar per run, with the last round's accuracy and traffic."""
+
+    def __init__(self, bars: Bars) -> None:
+        self.bars = bars
+        self.tasks: dict[str, TaskID] = {}
+
+    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
+        """Show a bar."""
+        self.tasks[label] = self.bars.add_task(label, total=rounds, completed=done, note=f"in {directory}")
+
+    def round(self, label: str, record: Mapping[str, Any]) -> None:
+        """Advance it."""
+        sent = record["bytes"]["up"] + record["bytes"]["down"]
+        parts = [f"{rule} {100 * a['weighted']:.1f}%" for rule, a in record.get("accuracy", {}).items()]
+        note = "  ".join([*parts, f"{size(sent)} a round"])
+        self.bars.update(self.tasks[label], advance=1, note=note)
+
+    def finished(self, label: str, run: Run) -> None:
+        """Leave the bar as it is."""
+
+
+@contextmanager
+def progress_bar(console: Console, *, quiet: bool) -> Iterator[Progress]:
+    """Yield a live display, or a silent one."""
+    if quiet:
+        yield Progress()
+        return
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[note]}[/]"),
+    )
+    with Bars(*columns, console=console) as bars:
+        yield BarProgress(bars)

@@ -1,0 +1,182 @@
+"""Distances, angles and margins between prototypes: what the diagnostics of a round are made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from protofed.errors import ConfigError
+
+
+def require_vectors(name: str, tensor: Tensor) -> None:
+    """Raise unless ``tensor`` is a matrix of finite floating-point rows.
+
+    Args:
+        name: What the caller calls the argument, used in the message.
+        tensor: Expected to be ``(rows, d)``.
+
+    Raises:
+        ConfigError: Not a floating-point matrix, ``d = 0``, or NaN or infinite entries.
+    """
+    if tensor.dim() != 2 or tensor.shape[1] == 0 or not tensor.is_floating_point():
+        raise ConfigError(
+            f"{name}: expected a floating-point matrix (rows, d), got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    if not bool(tensor.isfinite().all()):
+        rows = int((~tensor.isfinite()).any(1).sum())
+        raise ConfigError(f"{name}: {rows} of {len(tensor)} rows hold NaN or infinite values; leave them out")
+
+
+def require_labels(labels: Tensor, rows: int, K: int) -> None:
+    """Raise unless ``labels`` holds ``rows`` class indices below ``K``.
+
+    Raises:
+        ConfigError: Wrong length, a non-integer dtype, or a label outside ``0..K-1``.
+    """
+    if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ConfigError(f"labels: expected {rows} integers, got {labels.dtype} of shape {tuple(labels.shape)}")
+    if rows and (int(labels.min()) < 0 or int(labels.max()) >= K):
+        raise ConfigError(f"labels: found {int(labels.min())}..{int(labels.max())}, classes are 0..{K - 1}")
+
+
+def working(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in a dtype that sums of products can be trusted in: float64 stays, the rest is float32."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def class_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """Return the plain mean of the rows of each class and how many rows there were.
+
+    Args:
+        prototypes: ``(n, d)``.
+        labels: ``(n,)`` classes of the rows.
+        K: Number of classes.
+
+    Returns:
+        ``(K, d)`` means, zero where a class has no row, and ``(K,)`` int64 counts.
+    """
+    counts = torch.bincount(labels, minlength=K)
+    sums = prototypes.new_zeros(K, prototypes.shape[1]).index_add_(0, labels, prototypes)
+    return sums / counts.clamp(min=1).unsqueeze(1).to(sums.dtype), counts
+
+
+def unit_vectors(vectors: Tensor) -> Tensor:
+    """Return the rows of ``(K, d)`` scaled to length 1, however small or large they are; zero rows stay zero."""
+    # Dividing by the largest entry first keeps tiny and huge rows from under- or overflowing when squared.
+    vectors = vectors / _or_one(vectors.abs().amax(1, keepdim=True))
+    return vectors / _or_one(vectors.norm(dim=1, keepdim=True))
+
+
+def pairwise_distances(prototypes: Tensor, others: Tensor | None = None) -> Tensor:
+    """Return the Euclidean distance between every row of one matrix and every row of another.
+
+    Distances come from differences, not from ``‖a‖² + ‖b‖² − 2ab``, so near-equal rows keep their digits; no
+    ``(rows, rows, d)`` tensor is formed. Differentiable, with gradient 0 (not NaN) between equal rows.
+
+    Args:
+        prototypes: ``(K, d)``.
+        others: ``(L, d)``; the prototypes themselves if None.
+
+    Returns:
+        ``(K, L)`` distances, float64 for float64 input, else float32.
+
+    Example:
+        >>> pairwise_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
+        tensor([[0., 5.],
+                [5., 0.]])
+    """
+    left = working(prototypes)
+    right = left if others is None else working(others)
+    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def pairwise_cosines(prototypes: Tensor) -> Tensor:
+    """Return the ``(K, K)`` cosines between the rows of ``(K, d)``; a zero row has cosine 0 with every row.
+
+    Example:
+        >>> pairwise_cosines(torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]]))[0].tolist()
+        [1.0, 0.0, -1.0]
+    """
+    units = unit_vectors(working(prototypes))
+    return (units @ units.T).clamp(-1.0, 1.0)
+
+
+def margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+    """Return each class's margin: its distance to the nearest other class (ProtoNorm Sec. 6.1, after FedTGP).
+
+    Args:
+        prototypes: ``(K, d)``.
+        present: ``(K,)`` bool, the classes that have a prototype; all if None.
+
+    Returns:
+        ``(K,)`` margins; 0 for absent classes and for a class without any other.
+    """
+    distances = pairwise_distances(prototypes)
+    if present is not None:
+        absent = ~present
+        distances = distances.masked_fill(absent.unsqueeze(0) | absent.unsqueeze(1), torch.inf)
+    return _nearest(distances)
+
+
+def normalised_margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+    """Return :func:`margins` divided by the largest of them, so in ``[0, 1]`` (ProtoNorm Fig. 5); 0 if all are."""
+    values = margins(prototypes, present)
+    return values / _or_one(values.amax()) if len(values) else values
+
+
+def summary(prototypes: Tensor, present: Tensor | None = None) -> dict[str, float]:
+    """Return the geometry of one set of prototypes as plain numbers.
+
+    Args:
+        prototypes: ``(K, d)``.
+        present: ``(K,)`` bool, the classes that have a prototype; all if None.
+
+    Returns:
+        ``classes`` (how many are present); ``distance_min/mean/max`` over pairs; ``angle_min/mean/max`` over pairs,
+        in degrees (a zero prototype is at 90° to all); ``margin_min/mean``, normalised; ``norm_mean``. Always
+        finite: with fewer than two classes whatever concerns pairs is 0.
+
+    Raises:
+        ConfigError: ``prototypes`` is not a matrix of finite floating-point rows (among the present classes).
+
+    Example:
+        >>> square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+        >>> {name: round(value, 3) for name, value in summary(square).items() if name.startswith("angle")}
+        {'angle_min': 90.0, 'angle_mean': 120.0, 'angle_max': 180.0}
+    """
+    kept = prototypes.detach() if present is None else prototypes.detach()[present]
+    require_vectors("prototypes", kept)
+    kept = kept.double()
+    first, second = torch.triu_indices(len(kept), len(kept), offset=1, device=kept.device)
+    distances = pairwise_distances(kept)
+    angles = torch.rad2deg(torch.arccos(pairwise_cosines(kept)))
+    nearest = _nearest(distances)
+    largest = float(nearest.max()) if len(kept) else 0.0
+
+    def spread(name: str, values: Tensor) -> dict[str, float]:
+        if not values.numel():
+            return {f"{name}_min": 0.0, f"{name}_mean": 0.0, f"{name}_max": 0.0}
+        low, high = values.aminmax()
+        return {f"{name}_min": float(low), f"{name}_mean": float(values.mean()), f"{name}_max": float(high)}
+
+    return {
+        "classes": float(len(kept)),
+        **spread("distance", distances[first, second]),
+        **spread("angle", angles[first, second]),
+        "margin_min": float(nearest.min()) / largest if largest else 0.0,
+        "margin_mean": float(nearest.mean()) / largest if largest else 0.0,
+        "norm_mean": float(kept.norm(dim=1).mean()) if len(kept) else 0.0,
+    }
+
+
+def _or_one(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def _nearest(distances: Tensor) -> Tensor:
+    """Return each row's smallest entry off the diagonal; 0 where there is none or it is infinite."""
+    if not len(distances):
+        return distances.new_zeros(0)
+    itself = torch.eye(len(distances), dtype=torch.bool, device=distances.device)
+    nearest = distances.masked_fill(itself, torch.inf).amin(1)
+    return nearest.masked_fill(nearest.isinf(), 0.0)

@@ -1,0 +1,39 @@
+"""How prototypes pull features during training and classify them afterwards."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def squared_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
+    """Return ``‖f(x) − C_y‖² / d`` per sample, 0 for samples whose class has no prototype.
+
+    Args:
+        features: ``(B, d)``.
+        labels: ``(B,)`` int64.
+        prototypes: ``(K, d)``; rows of absent classes are ignored.
+        present: ``(K,)`` bool.
+
+    Returns:
+        ``(B,)``; its batch mean is the MSE of the public code, where a sample without prototype still counts
+        in the denominator.
+    """
+    distance = (features - prototypes[labels]).square().mean(-1)
+    return torch.where(present[labels], distance, torch.zeros_like(distance))
+
+
+def nearest(features: Tensor, prototypes: Tensor, allowed: Tensor) -> Tensor:
+    """Return the class of the nearest prototype in Euclidean distance (TinyProto Eq. 12, ProtoNorm Eq. 6).
+
+    Args:
+        features: ``(B, d)``.
+        prototypes: ``(K, d)``.
+        allowed: ``(K,)`` bool, classes that may be answered.
+
+    Returns:
+        ``(B,)`` int64; the smallest class wins a tie. Meaningless where no class is allowed.
+    """
+    # Direct differences: the quadratic expansion loses the small differences between distant prototypes.
+    distances = torch.cdist(features, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.masked_fill(~allowed, torch.inf).argmin(-1)

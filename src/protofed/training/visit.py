@@ -1,0 +1,274 @@
+"""One client's visit: receive, train, upload; or receive and predict.
+
+The same functions serve the simulation and a networked node: messages come in and go out as bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protofed.methods.contract import Batch, Local, Loss, Method, Phase, Tensors
+from protofed.seeding import generator, seeded
+from protofed.training.client import Client
+from protofed.training.samples import Samples
+from protofed.wire import Codec
+
+if TYPE_CHECKING:
+    from protofed.models import Output
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training visit returns.
+
+    Attributes:
+        client: Its name.
+        message: The encoded upload, or None where the round does not communicate.
+        losses: Mean per sample over the round, per named term.
+        samples: Training samples ``n_i``.
+        parameters: How many numbers of the upload the papers count.
+        seconds: Wall time of the visit.
+    """
+
+    client: str
+    message: bytes | None
+    losses: dict[str, float]
+    samples: int
+    parameters: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation visit returns.
+
+    Attributes:
+        client: Its name.
+        correct: Per rule, correctly classified samples.
+        samples: Samples evaluated.
+        validation: The same on the validation split, as ``(correct, samples)``.
+    """
+
+    client: str
+    correct: dict[str, int]
+    samples: int
+    validation: tuple[dict[str, int], int] = field(default_factory=lambda: ({}, 0))
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Takes clients through their visits.
+
+    Attributes:
+        method: The method.
+        codec: How messages are encoded.
+        seed: The experiment's seed.
+    """
+
+    method: Method
+    codec: Codec
+    seed: int
+
+    def train(self, client: Client, message: bytes | None, round: int) -> Trained:
+        """Run one client's round.
+
+        Raises:
+            PayloadError: If the broadcast breaks its schema.
+        """
+        start = time.perf_counter()
+        local = self._receive(client, message, round)
+        losses = _Means()
+        statistics: Tensors = {}
+        with seeded(self.seed, "training", round, client.name):
+            for number, phase in enumerate(self.method.phases(round)):
+                statistics = self._phase(client, local, phase, number, losses) or statistics
+        upload, parameters = None, 0
+        schema = self.method.upload_schema
+        if schema is not None and self.method.communicates(round):
+            with torch.no_grad():
+                if self.method.statistics_from == "after":
+                    statistics = self._statistics(client)
+                payload = self.method.upload(local, statistics)
+            upload, parameters = self.codec.encode(payload, schema), schema.parameters(payload)
+        seconds = time.perf_counter() - start
+        return Trained(client.name, upload, losses.means(), len(client.train), parameters, seconds)
+
+    @torch.no_grad()
+    def evaluate(self, client: Client, message: bytes | None, round: int, *, deliver: bool = True) -> Evaluated:
+        """Score a client's test (and validation) samples by every rule of the method.
+
+        The client first receives ``message`` and keeps what it received, unless ``deliver`` is False: then it is
+        scored with what it has. A sample whose features or logits are not finite counts as wrong.
+        """
+        local = self._receive(client, message, round, deliver=deliver)
+        correct, samples = self._score(client, local, client.test)
+        validation = self._score(client, local, client.validation) if client.validation else ({}, 0)
+        return Evaluated(client.name, correct, samples, validation)
+
+    def _receive(self, client: Client, message: bytes | None, round: int, *, deliver: bool = True) -> Local:
+        """Let the method unpack a broadcast, or take what the client received last."""
+        model = client.model
+        device = next(model.parameters()).device
+        payload = None
+        if message is not None:
+            schema = self.method.broadcast_schema
+            assert schema is not None
+            payload = {n: t.to(device) for n, t in self.codec.decode(message, schema).items()}
+
+        def features() -> tuple[Tensor, Tensor]:
+            parts = [(model(batch.x).features, batch.y) for batch in batches(client.train, model)]
+            return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
+
+        counts = client.train.counts(self.method.task.num_classes)
+        passes = _in_eval(model, features)
+        local = Local(client.name, round, model, counts, client.state, {}, passes, self.seed)
+        if deliver or client.received is None:
+            received = self.method.receive(local, payload)
+            client.received = {name: tensor.to(device) for name, tensor in received.items()}
+        local.received = client.received
+        return local
+
+    def _phase(self, client: Client, local: Local, phase: Phase, number: int, losses: _Means) -> Tensors:
+        """Train one phase; return the statistics of its last epoch if they are collected during training."""
+        model = client.model
+        model.train()
+        x, y = phase.source(local) if phase.source else (client.train.x, client.train.y)
+        epochs = client.plan.epochs if phase.epochs is None else phase.epochs
+        during = self.method.statistics_from == "during" and phase.source is None
+        steps: list[_Step] = []
+        for update in phase.updates:
+            chosen = [p for n, p in model.named_parameters() if update.trainable(n)]
+            steps.append(_Step(update.loss, chosen, client.plan.build(chosen, update.optimizer)))
+        statistics: Tensors = {}
+        for epoch in range(epochs):
+            statistics = {}
+            order = torch.randperm(
+                len(y), generator=generator(self.seed, "shuffle", local.round, client.name, number, epoch)
+            ).to(y.device)
+            for chosen_rows in order.split(client.plan.batch_size):
+                if len(chosen_rows) < 2 and model.needs_two_samples:
+                    continue  # batch statistics of a single sample do not exist
+                inputs = x[chosen_rows] if phase.source else _inputs(x[chosen_rows], model)
+                batch = Batch(inputs, y[chosen_rows])
+                if during:
+                    self._step_and_collect(local, batch, steps, losses, statistics)
+                else:
+                    self._step(local, batch, steps, losses)
+            self.method.epoch_end(local, statistics)
+        return statistics
+
+    def _step(self, local: Local, batch: Batch, steps: list[_Step], losses: _Means) -> None:
+        """Do one optimiser step per update of the phase."""
+        for loss, parameters, optimizer in steps:
+            terms = loss(local.model, batch, local.received, local.state)
+            total = reduce(torch.add, terms.values())
+            gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            losses.add(terms, len(batch.y))
+
+    def _step_and_collect(
+        self, local: Local, batch: Batch, steps: list[_Step], losses: _Means, statistics: Tensors
+    ) -> None:
+        """As :meth:`_step`, adding up the statistics of the outputs that the step itself computed."""
+        outputs: list[Output] = []
+        hook = local.model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+        try:
+            self._step(local, batch, steps, losses)
+        finally:
+            hook.remove()
+        with torch.no_grad():
+            _add(statistics, self.method.statistics(outputs[0], batch))
+
+    def _statistics(self, client: Client) -> Tensors:
+        """Collect the method's statistics in eval mode over the training data."""
+        client.model.eval()
+        statistics: Tensors = {}
+        for batch in batches(client.train, client.model):
+            _add(statistics, self.method.statistics(client.model(batch.x), batch))
+        return statistics
+
+    def _score(self, client: Client, local: Local, samples: Samples) -> tuple[dict[str, int], int]:
+        client.model.eval()
+        device = samples.y.device
+        correct = {rule: torch.zeros((), dtype=torch.int64, device=device) for rule in self.method.rules}
+        for batch in batches(samples, client.model):
+            output = client.model(batch.x)
+            finite = output.features.isfinite().all(-1) & output.logits.isfinite().all(-1)
+            for rule, predicted in self.method.predict(output, local.received, local.state).items():
+                correct[rule] += ((predicted == batch.y) & finite).sum()
+        return {rule: int(count) for rule, count in correct.items()}, len(samples)
+
+
+def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BATCH) -> Iterator[Batch]:
+    """Yield normalised batches in order."""
+    for start in range(0, len(samples), size):
+        rows = slice(start, start + size)
+        yield Batch(_inputs(samples.x[rows], model), samples.y[rows])
+
+
+def normalise(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return uint8 images ``0 … 255`` as ``-1 … 1``; anything else only converted to ``dtype``."""
+    if x.dtype == torch.uint8:
+        return x.to(dtype).div_(127.5).sub_(1)
+    return x.to(dtype)
+
+
+def _inputs(x: Tensor, model: torch.nn.Module) -> Tensor:
+    return normalise(x, next(model.parameters()).dtype)
+
+
+_Pass = Callable[[], tuple[Tensor, Tensor]]
+
+
+def _in_eval(model: torch.nn.Module, function: _Pass) -> _Pass:
+    """Return ``function`` run in eval mode without gradients."""
+
+    @torch.no_grad()
+    def run() -> tuple[Tensor, Tensor]:
+        training = model.training
+        model.eval()
+        try:
+            return function()
+        finally:
+            model.train(training)
+
+    return run
+
+
+def _add(total: Tensors, more: Tensors) -> None:
+    for name, tensor in more.items():
+        total[name] = total[name] + tensor if name in total else tensor
+
+
+class _Step(NamedTuple):
+    loss: Loss
+    parameters: list[torch.nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+
+class _Means:
+    """Sample-weighted means of loss terms, without a device synchronisation per step."""
+
+    def __init__(self) -> None:
+        self.sums: Tensors = {}
+        self.samples: dict[str, int] = {}
+
+    def add(self, terms: Tensors, samples: int) -> None:
+        for name, term in terms.items():
+            value = term.detach() * samples
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self.samples[name] = self.samples.get(name, 0) + samples
+
+    def means(self) -> dict[str, float]:
+        return {name: float(total) / self.samples[name] for name, total in self.sums.items()}

@@ -1,0 +1,304 @@
+import numpy as np
+import pytest
+import torch
+
+from data.files import png, write_images, write_npz, write_parquet
+from protofed.data import DataOptions, describe, load, load_pool
+from protofed.errors import ConfigError, DataError
+
+
+def fed(root, seed=0, **more):
+    return load(DataOptions(source="path", path=str(root), **more), "dirichlet", None, seed)
+
+
+def test_parquet_clients_in_order_of_names(federation):
+    (federation / "clients" / ".hidden").write_text("")
+    data = fed(federation)
+    assert [c.name for c in data.clients] == ["north", "south"]
+    assert data.num_classes == 3
+    assert data.class_names == ("0", "1", "2")
+    assert data.input_shape == (1, 4, 4)
+    north = data.clients[0]
+    assert north.train.y.tolist() == [0, 0, 1]
+    assert north.train.x[:, 0, 0, 0].tolist() == [0, 0, 10]
+    assert north.validation is None
+    assert north.settings == {}
+    assert describe(data)[1].counts == (0, 1, 4)
+
+
+def test_the_three_formats_mix(tmp_path):
+    clients = tmp_path / "clients"
+    write_npz(clients / "a" / "train.npz", np.full((2, 4, 4), 5, np.uint8), [0, 1])
+    write_npz(clients / "a" / "test.npz", np.full((1, 4, 4), 6, np.uint8), [2])
+    write_parquet(clients / "b" / "train.parquet", [1])
+    write_npz(clients / "b" / "test.npz", np.zeros((0, 4, 4), np.uint8), np.zeros(0, np.int64))
+    write_npz(clients / "b" / "validation.npz", np.ones((1, 4, 4), np.uint8), [1])
+    data = fed(tmp_path)
+    assert data.num_classes == 3
+    assert data.clients[1].test.x.shape == (0, 1, 4, 4)
+    assert data.clients[1].test.x.dtype == torch.uint8
+    assert data.clients[1].validation.y.tolist() == [1]
+
+
+def test_image_folders_share_the_union_of_class_names(tmp_path):
+    clients = tmp_path / "clients"
+    write_images(clients / "a" / "train", {"dog": 2})
+    write_images(clients / "a" / "test", {"dog": 1})
+    write_images(clients / "b" / "train", {"ant": 1, "cat": 2})
+    write_images(clients / "b" / "test", {"cat": 1})
+    data = fed(tmp_path)
+    assert data.class_names == ("ant", "cat", "dog")
+    assert data.clients[0].train.y.tolist() == [2, 2]
+    assert data.clients[1].train.y.tolist() == [0, 1, 1]
+    (tmp_path / "federation.toml").write_text('classes = ["dog", "cat", "ant", "owl"]')
+    data = fed(tmp_path)
+    assert data.num_classes == 4
+    assert data.clients[0].train.y.tolist() == [0, 0]
+    (tmp_path / "federation.toml").write_text('classes = ["dog", "cat", "aunt"]')
+    with pytest.raises(DataError, match=r"b.train: unknown class 'ant': did you mean 'aunt'"):
+        fed(tmp_path)
+
+
+def test_numeric_features(tmp_path):
+    for name in ("a", "b"):
+        write_npz(tmp_path / "clients" / name / "train.npz", np.ones((3, 5)), [0, 1, 1])
+        write_npz(tmp_path / "clients" / name / "test.npz", np.ones((1, 5)), [0])
+    data = fed(tmp_path)
+    assert data.input_shape == (5,)
+    assert data.clients[0].train.x.dtype == torch.float32
+
+
+def test_class_names_from_toml_option_or_metadata(federation):
+    assert fed(federation, classes=5).class_names == ("0", "1", "2", "3", "4")
+    (federation / "federation.toml").write_text('classes = ["a", "b", "c", "d"]')
+    assert fed(federation).class_names == ("a", "b", "c", "d")
+    (federation / "federation.toml").unlink()
+    write_parquet(federation / "clients" / "north" / "train.parquet", [0], names=["x", "y", "z"])
+    assert fed(federation).class_names == ("x", "y", "z")
+    write_parquet(federation / "clients" / "south" / "train.parquet", [0], names=["x", "z", "y"])
+    with pytest.raises(DataError, match=r"south.train.parquet: its class names differ"):
+        fed(federation)
+
+
+def test_odd_but_legitimate_clients(federation):
+    write_parquet(federation / "clients" / "north" / "train.parquet", [], [])
+    write_parquet(federation / "clients" / "south" / "train.parquet", [2])
+    data = fed(federation, validation_fraction=0.5)
+    assert len(data.clients[0].train) == 0
+    assert data.clients[0].train.x.shape == (0, 1, 4, 4)
+    assert data.clients[1].train.y.tolist() == [2]
+    assert len(data.clients[1].validation) == 0
+
+
+def test_validation_is_taken_from_training(federation):
+    write_parquet(federation / "clients" / "south" / "train.parquet", [0] * 8 + [1] * 8)
+    south = fed(federation, validation_fraction=0.25).clients[1]
+    assert torch.bincount(south.train.y).tolist() == [6, 6]
+    assert torch.bincount(south.validation.y).tolist() == [2, 2]
+    assert torch.equal(south.validation.x[:, 0, 0, 0], (10 * south.validation.y).to(torch.uint8))
+
+
+def test_samples_are_shared_out_over_clients_and_splits(federation):
+    for split, each in (("train", 30), ("test", 10)):
+        for client in ("north", "south"):
+            write_parquet(federation / "clients" / client / f"{split}.parquet", [0, 1] * (each // 2))
+    data = fed(federation, samples=40)
+    assert [(len(c.train), len(c.test)) for c in data.clients] == [(15, 5), (15, 5)]
+    with pytest.raises(ConfigError, match=r"data.samples = 81, but the federation has 80"):
+        fed(federation, samples=81)
+
+
+def test_client_settings(federation):
+    path = federation / "clients" / "north" / "client.toml"
+    path.write_text('model = "cnn"\nd = 64\nepochs = 2\nbatch_size = 8\nlr = 1')
+    data = fed(federation)
+    assert data.clients[0].settings == {"model": "cnn", "d": 64, "epochs": 2, "batch_size": 8, "lr": 1}
+    assert data.clients[1].settings == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("bach_size = 8", "did you mean 'batch_size'"),
+        ("epochs = 0", "positive whole number"),
+        ("epochs = 1.5", "positive whole number"),
+        ("lr = -0.1", "positive number"),
+        ("lr = true", "positive number"),
+        ("model = 3", "a name"),
+        ("model = ", "not valid TOML"),
+    ],
+)
+def test_bad_client_settings(federation, content, expected):
+    path = federation / "clients" / "north" / "client.toml"
+    path.write_text(content)
+    refused(federation, str(path), expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("class = ['a']", "did you mean 'classes'"), ("classes = 3", "list"), ("classes = ['a', 'a']", "different")],
+)
+def test_bad_federation_toml(federation, content, expected):
+    (federation / "federation.toml").write_text(content)
+    refused(federation, "federation.toml", expected)
+
+
+def refused(root, where, expected, **more):
+    """Loading fails with one line that names ``where``."""
+    with pytest.raises(DataError, match=expected) as caught:
+        fed(root, **more)
+    assert "\n" not in str(caught.value)
+    assert where in str(caught.value)
+
+
+def north(root, name):
+    return root / "clients" / "north" / name
+
+
+def test_missing_split(federation):
+    north(federation, "test.parquet").rename(north(federation, "tset.parquet"))
+    refused(federation, "north/test.parquet", "missing.*the folder holds train.parquet, tset.parquet")
+
+
+def test_two_forms_of_a_split(federation):
+    write_npz(north(federation, "train.npz"), np.zeros((1, 4, 4), np.uint8), [0])
+    refused(federation, "north/train.parquet", "train.npz is there too")
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_label_out_of_range(federation, label):
+    write_parquet(north(federation, "test.parquet"), [0, label], [png(), png()])
+    refused(federation, "north/test.parquet", rf"label {label} of sample 1 is outside 0..2", classes=3)
+
+
+def test_not_finite(tmp_path):
+    x = np.ones((3, 2))
+    x[2, 1] = np.inf
+    write_npz(tmp_path / "clients" / "a" / "train.npz", x, [0, 0, 1])
+    write_npz(tmp_path / "clients" / "a" / "test.npz", np.ones((1, 2)), [0])
+    refused(tmp_path, "a/train.npz", "sample 2 are NaN or infinite")
+
+
+def test_channels_differ_between_clients(federation):
+    for split in ("train", "test"):
+        write_parquet(federation / "clients" / "south" / f"{split}.parquet", [0], [png(mode="RGB")])
+    refused(federation, "south", r"uint8 \(3, 4, 4\), but those of .*north.* are uint8 \(1, 4, 4\)")
+
+
+def test_sizes_differ_between_clients(federation):
+    write_parquet(north(federation, "test.parquet"), [0], [png(size=(5, 4))])
+    refused(federation, "north/test.parquet", r"\(1, 4, 5\)")
+
+
+def test_unreadable_files(federation):
+    north(federation, "train.parquet").write_bytes(b"PAR1 not really")
+    refused(federation, "north/train.parquet", "not a readable parquet file")
+    north(federation, "train.parquet").unlink()
+    north(federation, "train.npz").write_bytes(b"zip?")
+    refused(federation, "north/train.npz", "not a readable .npz file")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"y": [0]}, "no array 'x'; it holds y"),
+        ({"x": np.ones((2, 3)), "y": [0]}, r"x has shape \(2, 3\), but y has 1"),
+        ({"x": np.ones(2), "y": [0, 1]}, r"expected numbers of shape"),
+        ({"x": np.array([["a"]]), "y": [0]}, "expected numbers"),
+        ({"x": np.ones((1, 3)), "y": [0.5]}, "expected whole numbers or names"),
+        ({"x": np.ones((1, 3)), "y": [[0]]}, "one per sample"),
+        ({"x": np.array([{}]), "y": [0]}, "not a readable .npz"),
+    ],
+)
+def test_bad_npz(tmp_path, arrays, expected):
+    (tmp_path / "clients" / "a").mkdir(parents=True)
+    np.savez(tmp_path / "clients" / "a" / "train.npz", **arrays)
+    write_npz(tmp_path / "clients" / "a" / "test.npz", np.ones((1, 3)), [0])
+    refused(tmp_path, "a/train.npz", expected)
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (b"no image", "row 1: not a readable image"),
+        (png()[:40], "row 1: not a readable image"),
+        (None, "row 1: no image bytes"),
+        (png(300, mode="I;16"), "more than 8 bits"),
+        (png(size=(3, 4)), "image of 4×3 pixels"),
+    ],
+)
+def test_bad_images(federation, image, expected):
+    write_parquet(north(federation, "train.parquet"), [0, 1], [png(), image])
+    refused(federation, "north/train.parquet", expected)
+
+
+def test_bad_columns(federation):
+    path = north(federation, "train.parquet")
+    write_parquet(path, [0], [png()], scan=[png()])
+    refused(federation, "north/train.parquet", r"\['image', 'scan'\]: set data.image_column")
+    assert fed(federation, image_column="image").num_classes == 3
+    write_parquet(path, [0], [png()], target=[1])
+    refused(federation, "north/train.parquet", "cannot tell the label column among image, target, label")
+    refused(federation, "north/train.parquet", "did you mean 'label'", label_column="lable")
+    write_parquet(path, [0], text=["word"])
+    refused(federation, "north/train.parquet", "column 'text' .string. is neither images nor")
+    write_parquet(path, [0, None], [png(), png()])
+    refused(federation, "north/train.parquet", "column 'label' has no value in row 1")
+    write_parquet(path, [0, 1], v=[[1.0], [1.0, 2.0]])
+    refused(federation, "north/train.parquet", "equally many numbers per row")
+    write_parquet(path, ["zero"], [png()])
+    refused(federation, "numbered labels", "class names: use one kind")
+
+
+def test_bad_folders(tmp_path):
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    refused(tmp_path, "clients", "empty folder")
+    (clients / "notes.txt").write_text("")
+    refused(tmp_path, "notes.txt", "one client's folder")
+    (clients / "notes.txt").unlink()
+    (clients / "a b").mkdir()
+    refused(tmp_path, "'a b'", "letters, digits")
+    (clients / "a b").rmdir()
+    (clients / "a").mkdir()
+    refused(tmp_path, "a/train.parquet", "missing.*holds nothing")
+    (clients / "a" / "train").mkdir()
+    (clients / "a" / "test").mkdir()
+    refused(tmp_path, "a/train", "empty folder")
+    (clients / "a" / "train" / "cat").mkdir()
+    refused(tmp_path, "train/cat", "holds no images")
+    write_images(clients / "a" / "train", {"dog": 1})
+    (clients / "a" / "train" / "cat" / "1.txt").write_text("meow")
+    refused(tmp_path, "cat/1.txt", "not an image")
+    (clients / "a" / "train" / "cat" / "1.txt").rename(clients / "a" / "train" / "cat" / "1.png")
+    write_images(clients / "a" / "test", {"dog": 1})
+    refused(tmp_path, "cat/1.png", "not a readable image")
+    (clients / "a" / "train" / "readme.png").write_bytes(png())
+    refused(tmp_path, "readme.png", "not a folder")
+
+
+def test_names_that_differ_in_case_only(tmp_path):
+    for name in ("site", "Site"):
+        (tmp_path / "clients" / name).mkdir(parents=True, exist_ok=True)
+    if len(list((tmp_path / "clients").iterdir())) < 2:
+        pytest.skip("this file system does not tell upper from lower case")
+    refused(tmp_path, "clients", "'Site' and 'site' are the same")
+
+
+def test_nobody_has_anything(federation):
+    for client in ("north", "south"):
+        for split in ("train", "test"):
+            write_parquet(federation / "clients" / client / f"{split}.parquet", [], [])
+    refused(federation, "north/train.parquet", "no samples at all")
+
+
+def test_a_path_that_holds_nothing_useful(tmp_path):
+    refused(tmp_path, str(tmp_path), "expected a federation folder")
+    refused(tmp_path / "gone", "gone", "no such file or folder")
+    (tmp_path / "a.csv").write_text("1,2")
+    refused(tmp_path / "a.csv", "a.csv", "expected a federation folder")
+
+
+def test_a_federation_is_not_a_pool(federation):
+    with pytest.raises(ConfigError, match="not one pool"):
+        load_pool(DataOptions(source="path", path=str(federation)), 0)

@@ -1,0 +1,244 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofed.data import DataOptions, Request, load, partitions, resolve_options
+from protofed.data.deck import Deck
+from protofed.errors import ConfigError, DataError
+from protofed.seeding import generator
+
+
+def assign(name, y, clients, seed=0, ids=None, **options):
+    partition = partitions.get(name)
+    classes = int(y.max()) + 1 if len(y) else 0
+    request = Request(y, classes, ids, clients, seed)
+    return partition.assign(request, resolve_options(partition.Options, options, "partition"))
+
+
+def balanced(classes=10, each=40):
+    return torch.arange(classes).repeat(each)
+
+
+COVERING = [("iid", {}), ("dirichlet", {"alpha": 0.5, "min_size": 2}), ("pathological", {"classes": 3})]
+
+
+@pytest.mark.parametrize(("name", "options"), COVERING)
+@settings(max_examples=8, deadline=None)
+@given(clients=st.integers(4, 12), seed=st.integers(0, 1000))
+def test_every_sample_is_used_exactly_once(name, options, clients, seed):
+    y = balanced()
+    shares = assign(name, y, clients, seed, **options)
+    assert len(shares) == clients
+    assert torch.equal(torch.cat([s.train for s in shares]).sort().values, torch.arange(len(y)))
+
+
+@pytest.mark.parametrize(("name", "options"), [*COVERING, ("nway_kshot", {"n": 3, "k": 5, "test_shots": 2})])
+def test_the_seed_decides(name, options):
+    def train(seed):
+        return [s.train.tolist() for s in assign(name, balanced(), 5, seed, **options)]
+
+    assert train(1) == train(1)
+    assert train(1) != train(2)
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    sizes = [len(s.train) for s in assign("iid", balanced(each=10), 7)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_iid_mixes_data_that_come_sorted():
+    y = torch.arange(10).repeat_interleave(100)
+    assert all(len(y[s.train].unique()) == 10 for s in assign("iid", y, 10))
+
+
+def test_dirichlet_respects_the_least_size_and_skews_with_alpha():
+    y = balanced(each=200)
+    skewed, even = (assign("dirichlet", y, 8, alpha=a, min_size=10) for a in (0.1, 1000.0))
+    assert all(len(s.train) >= 10 for s in skewed)
+    assert max(len(s.train) for s in even) < 300 < max(len(s.train) for s in skewed)
+
+
+def test_dirichlet_does_not_cut_classes_in_file_order():
+    y = torch.zeros(1000, dtype=torch.int64)
+    first = assign("dirichlet", y, 4, alpha=100.0)[0].train
+    assert first.max() - first.min() > 900
+
+
+def test_dirichlet_starts_again_when_the_partitioner_gives_up():
+    # With 1797 samples, 20 clients and alpha 0.1 about one run in ten needs more draws than it allows itself.
+    y = torch.arange(10).repeat(180)
+    assert all(len(assign("dirichlet", y, 20, seed)) == 20 for seed in range(12))
+
+
+@pytest.mark.parametrize("assignment", ["balanced", "random", "first-deterministic", "deterministic"])
+def test_pathological_gives_each_client_its_number_of_classes(assignment):
+    y = balanced()
+    shares = assign("pathological", y, 20, classes=4, assignment=assignment)
+    assert all(len(y[s.train].unique()) == 4 for s in shares)
+
+
+def test_pathological_covers_many_classes_with_few_clients():
+    # 20 clients with 10 of 100 classes: drawn at random, a dozen classes would have no client.
+    y = balanced(classes=100, each=4)
+    shares = assign("pathological", y, 20, classes=10)
+    assert sum(len(s.train) for s in shares) == len(y)
+    holders = torch.zeros(100)
+    for s in shares:
+        holders[y[s.train].unique()] += 1
+    assert holders.unique().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "clients", "expected"),
+    [
+        ("dirichlet", {"alpha": 0.001, "min_size": 30}, 12, "raise partition.alpha"),
+        ("dirichlet", {"min_size": 101}, 4, "lower partition.min_size"),
+        ("dirichlet", {"alpha": 0.0}, 4, "must be above 0"),
+        ("dirichlet", {"alpha": "much"}, 4, "expected float"),
+        ("dirichlet", {"aplha": 0.1}, 4, "did you mean 'alpha'"),
+        ("iid", {"alpha": 0.1}, 4, "Valid: none"),
+        ("iid", {}, 401, "only 400 samples"),
+        ("iid", {}, 0, "at least 1"),
+        ("pathological", {"classes": 11}, 4, "use 1..10"),
+        ("pathological", {"classes": 1}, 4, "raise partition.classes"),
+        ("pathological", {"classes": 10}, 60, "class 0 has 40 samples for 60 clients"),
+        ("pathological", {"classes": 10, "assignment": "random"}, 60, "lower|decrease"),
+        ("pathological", {"assignment": "fair"}, 4, "balanced"),
+        ("nway_kshot", {"n": 11}, 4, "1..10"),
+        ("nway_kshot", {"k": 0}, 4, "at least 1"),
+        ("nway_kshot", {"k_std": -1}, 4, "0 or more"),
+        ("nway_kshot", {"k": 39}, 4, "lower partition.k"),
+        ("natural", {}, 4, "no natural ids"),
+        ("file", {}, 4, "partition.path is not set"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(name, options, clients, expected):
+    with pytest.raises(ConfigError, match=expected) as caught:
+        assign(name, balanced(), clients, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("alpha", [1e-9, 1e-4, 1e6])
+def test_dirichlet_loses_nothing_for_extreme_alpha(alpha):
+    y = balanced()
+    shares = assign("dirichlet", y, 5, alpha=alpha, min_size=0)
+    assert torch.equal(torch.cat([s.train for s in shares]).sort().values, torch.arange(len(y)))
+
+
+def test_an_unknown_partition_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'dirichlet'"):
+        load(DataOptions(), "dirichelt", None, 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    n=st.integers(2, 10),
+    n_std=st.integers(0, 4),
+    k=st.integers(1, 12),
+    k_std=st.integers(0, 3),
+    test_shots=st.integers(0, 5),
+    seed=st.integers(0, 99),
+)
+def test_nway_kshot_keeps_its_ranges(n, n_std, k, k_std, test_shots, seed):
+    y = balanced()
+    options = {"n": n, "n_std": n_std, "k": k, "k_std": k_std, "test_shots": test_shots}
+    for share in assign("nway_kshot", y, 6, seed, **options):
+        train, test = (torch.bincount(y[part], minlength=10) for part in (share.train, share.test))
+        assert max(2, n - n_std) <= int((train > 0).sum()) <= min(10, n + n_std)
+        assert len(train[train > 0].unique()) == 1, "one k per client"
+        assert max(1, k - k_std) <= int(train.max()) <= k + k_std
+        assert torch.equal(test, torch.where(train > 0, test_shots, 0))
+        both = torch.cat([share.train, share.test])
+        assert len(both.unique()) == len(both)
+
+
+def test_nway_kshot_draws_all_of_the_range():
+    y = balanced(each=100)
+    shares = assign("nway_kshot", y, 60, n=3, n_std=2, k=5, k_std=1, test_shots=1)
+    assert {len(y[s.train].unique()) for s in shares} == {2, 3, 4, 5}
+    assert {int(torch.bincount(y[s.train]).max()) for s in shares} == {4, 5, 6}
+
+
+def test_nway_kshot_uses_no_sample_twice_while_there_are_others():
+    y = balanced(classes=4, each=60)
+    shares = assign("nway_kshot", y, 5, n=4, n_std=0, k=10, k_std=0, test_shots=2)
+    used = torch.cat([torch.cat([s.train, s.test]) for s in shares])
+    assert len(used.unique()) == len(used) == 5 * 4 * 12
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.data())
+def test_a_deck_deals_evenly_and_never_a_card_twice_in_a_hand(n, data):
+    deck = Deck(torch.arange(n), generator(0, "deck"))
+    dealt = torch.zeros(n)
+    for count in data.draw(st.lists(st.integers(0, n), max_size=12)):
+        hand = deck.deal(count)
+        assert len(hand.unique()) == len(hand) == count
+        dealt[hand] += 1
+        assert dealt.max() - dealt.min() <= 1
+
+
+def test_natural_takes_some_or_all_ids():
+    ids = torch.tensor([7, 3, 3, 7, 7, 9, 3])
+    y = torch.zeros(7, dtype=torch.int64)
+    everyone = assign("natural", y, 0, ids=ids)
+    assert [s.train.tolist() for s in everyone] == [[1, 2, 6], [0, 3, 4]], "id 9 has a single sample"
+    assert len(assign("natural", y, 3, ids=ids, min_samples=1)) == 3
+    chosen = {tuple(assign("natural", y, 1, seed, ids=ids)[0].train.tolist()) for seed in range(20)}
+    assert chosen == {(1, 2, 6), (0, 3, 4)}
+    with pytest.raises(ConfigError, match="3 clients wanted, but 2 of 3 natural ids"):
+        assign("natural", y, 3, ids=ids)
+
+
+def test_a_file_says_who_has_what(tmp_path):
+    path = tmp_path / "shares.json"
+    path.write_text(json.dumps({"b": [4, 2], "a": {"train": [0], "test": [3], "validation": [1]}}))
+    first, second = assign("file", torch.zeros(6, dtype=torch.int64), 20, path=str(path))
+    assert (first.name, first.train.tolist(), first.test.tolist()) == ("a", [0], [3])
+    assert first.validation.tolist() == [1]
+    assert (second.name, second.train.tolist(), second.test) == ("b", [2, 4], None)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"a": [0, 6]}', "a: position 6 is outside 0..5"),
+        ('{"a": [-1]}', "position -1"),
+        ('{"a": [1, 1]}', "position 1 is used 2 times"),
+        ('{"a": [1], "b": [2, 1]}', "b: position 1 is already used by a"),
+        ('{"a": {"train": [1], "test": [1]}}', "position 1 is already used by a"),
+        ('{"a": {"train": [1]}}', "'train' and 'test'"),
+        ('{"a": {"train": [1], "test": [2], "vaildation": []}}', "did you mean 'validation'"),
+        ('{"a": [1.5]}', "whole numbers"),
+        ('{"a": [true]}', "whole numbers"),
+        ('{"a": 3}', "list of positions"),
+        ('{"a": [1], "a": [2]}', "'a' occurs 2 times"),
+        ('{"a": [1], "A": [2]}', "are the same"),
+        ('{"a/b": [1]}', "client name 'a/b'"),
+        ('{"..": [1]}', "client name"),
+        ("{}", "expected an object"),
+        ("[1", "not a readable JSON file"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line(tmp_path, content, expected):
+    path = tmp_path / "shares.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=expected) as caught:
+        assign("file", torch.zeros(6, dtype=torch.int64), 20, path=str(path))
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"none\.json"):
+        assign("file", torch.zeros(6, dtype=torch.int64), 20, path=str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize(("count", "last"), [(5, "client-04"), (99, "client-98"), (100, "client-099")])
+def test_client_names_have_one_width(count, last):
+    shares = assign("iid", balanced(), count)
+    assert shares[-1].name == last
+    assert len({len(s.name) for s in shares}) == 1

@@ -1,0 +1,326 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from data.files import png, write_images, write_npz, write_parquet
+from protofed.data import DataOptions, Pool, datasets, describe, load, load_pool, partitions
+from protofed.data.toys import SpiralOptions
+from protofed.errors import ConfigError, DataError
+
+
+def options(source, **more):
+    return DataOptions(source=source, **more)
+
+
+def test_importing_the_package_is_light():
+    heavy = ("datasets", "flwr_datasets", "sklearn", "pyarrow", "PIL")
+    code = f"import protofed.data, sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("registry", [datasets, partitions])
+def test_every_entry_describes_itself(registry):
+    for _, entry in registry.items():
+        assert entry.summary
+        assert "\n" not in entry.summary
+        entry.Options()
+
+
+def test_digits_are_bytes_from_0_to_255():
+    pool = load_pool(options("digits"), 0)
+    assert pool.x.shape == (1797, 1, 8, 8)
+    assert pool.x.dtype == torch.uint8
+    assert (int(pool.x.min()), int(pool.x.max())) == (0, 255)
+    assert pool.class_names == tuple("0123456789")
+    assert pool.input_shape == (1, 8, 8)
+
+
+def test_digits_divide_into_clients():
+    federated = load(options("digits", clients=7, validation_fraction=0.1), "iid", None, 0)
+    assert federated.num_classes == 10
+    assert federated.input_shape == (1, 8, 8)
+    assert sum(len(c.train) + len(c.test) + len(c.validation) for c in federated.clients) == 1797
+    for client in federated.clients:
+        n = len(client.train) + len(client.test) + len(client.validation)
+        assert abs(len(client.test) - 0.25 * n) <= 1
+        assert client.train.x.shape[1:] == client.test.x.shape[1:] == (1, 8, 8)
+        assert client.train.y.dtype == torch.int64
+        assert client.train.x.untyped_storage().nbytes() == client.train.x.nbytes, "no view of everyone's data"
+
+
+def test_features_stay_with_their_labels():
+    pool = load_pool(options("digits"), 0)
+    label = {x.numpy().tobytes(): int(y) for x, y in zip(pool.x, pool.y, strict=True)}
+    for client in load(options("digits", clients=5, samples=300), "dirichlet", {"min_size": 1}, 3).clients:
+        for part in (client.train, client.test):
+            assert [label[x.numpy().tobytes()] for x in part.x] == part.y.tolist()
+
+
+def test_the_split_depends_on_seed_and_client_only():
+    def tests(seed):
+        return [c.test.x for c in load(options("digits", clients=3), "iid", None, seed).clients]
+
+    one, again, other = tests(0), tests(0), tests(1)
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_samples_is_a_stratified_subset():
+    pool = load_pool(options("digits", samples=100), 0)
+    assert len(pool.x) == 100
+    assert set(torch.bincount(pool.y).tolist()) <= {9, 10, 11}
+    with pytest.raises(ConfigError, match=r"data.samples = 2000, but digits has 1797"):
+        load_pool(options("digits", samples=2000), 0)
+
+
+def test_describe_counts_everything():
+    federated = load(options("digits", clients=4, validation_fraction=0.2), "pathological", {"classes": 3}, 0)
+    rows = describe(federated)
+    assert [r.client for r in rows] == ["client-00", "client-01", "client-02", "client-03"]
+    assert all(sum(r.counts) == r.n_train + r.n_test + r.n_validation for r in rows)
+    assert all(len(r.classes) == 3 for r in rows)
+
+
+def test_spiral_arms_interleave():
+    pool = load_pool(options("spiral", options={"points": 400, "noise": 0.0}), 0)
+    assert pool.x.shape == (2400, 2)
+    assert pool.x.dtype == torch.float32
+    assert torch.bincount(pool.y).tolist() == [400] * 6
+    radius = pool.x.norm(dim=1)
+    assert radius.min() == pytest.approx(1, abs=1e-5)
+    assert radius.max() == pytest.approx(10, abs=1e-4)
+    # At every radius the six arms are 60 degrees apart, in the order of their numbers.
+    angle = torch.atan2(pool.x[:, 0], pool.x[:, 1]).reshape(6, 400)
+    gap = (angle.roll(-1, 0) - angle).remainder(2 * torch.pi)
+    torch.testing.assert_close(gap, torch.full_like(gap, torch.pi / 3), atol=1e-4, rtol=0)
+
+
+def test_spiral_as_the_supplement_prints_it():
+    # x = r sin w, y = r cos w, r = 1 + 9 t, w = k pi / 3 + t k pi / 3 for arm k, without the noise.
+    pool = load_pool(options("spiral", options={"points": 11, "noise": 0.0, "winding": "printed"}), 0)
+    k, t = 4, 0.7
+    w, r = k * np.pi / 3 + t * k * np.pi / 3, 1 + 9 * t
+    expected = torch.tensor([r * np.sin(w), r * np.cos(w)], dtype=torch.float32)
+    torch.testing.assert_close(pool.x[k * 11 + 7], expected)
+
+
+def test_spiral_depends_on_the_seed():
+    small = SpiralOptions(points=20)
+    one, other = (load_pool(options("spiral", options=small), seed).x for seed in (0, 1))
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (options("digts"), "did you mean 'digits'"),
+        (options("spiral", options={"pionts": 3}), "did you mean 'points'"),
+        (options("spiral", options={"points": 0}), "points >= 1"),
+        (options("spiral", options={"points": 1.5}), "expected int"),
+        (options("spiral", options={"winding": "left"}), "'equal' or 'printed'"),
+        (options("spiral", options=3), "expected a mapping"),
+        (options("digits", clients=-1), "data.clients = -1"),
+        (options("digits", test_fraction=1.0), "below 1"),
+        (options("path"), "data.path is not set"),
+        (options("digits", samples=100), "whose positions count"),
+    ],
+)
+def test_bad_options_are_told_in_one_line(data, expected):
+    with pytest.raises(ConfigError, match=expected) as caught:
+        load(data, "file", None, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_beyond_the_data_get_numbers_for_names():
+    assert load_pool(options("digits", classes=12), 0).class_names[9:] == ("9", "10", "11")
+    with pytest.raises(DataError, match=r"digits: label 9 of sample \d+ is outside 0..8"):
+        load_pool(options("digits", classes=9), 0)
+
+
+# A copy on disk in the hub's layouts.
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "mnist/{}-00000-of-00001.parquet",
+        "mnist/data/{}-00000-of-00001-0123abcd.parquet",
+        "mnist/mnist/{}-00000-of-00001.parquet",
+        "mnist/default/{}/0000.parquet",
+        "ylecun/mnist/{}.parquet",
+    ],
+)
+def test_local_copies_are_found_and_splits_merged(tmp_path, layout, monkeypatch):
+    for split, labels in (("test", [3, 3]), ("train", [0, 1, 2]), ("extra", [9])):
+        write_parquet(tmp_path / layout.format(split), labels, names=[f"no {c}" for c in range(10)])
+    monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
+    pool = load_pool(options("mnist"), 0)
+    assert pool.y.tolist() == [0, 1, 2, 3, 3]
+    assert pool.x.shape == (5, 1, 4, 4)
+    assert pool.x[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 30]
+    assert pool.class_names[1] == "no 1"
+
+
+def test_an_incomplete_copy_is_refused(tmp_path):
+    write_parquet(tmp_path / "mnist" / "train-00000-of-00002.parquet", [0])
+    write_parquet(tmp_path / "mnist" / "test-00000-of-00001.parquet", [0])
+    with pytest.raises(DataError, match="1 of 2 files of the split 'train'"):
+        load_pool(options("mnist", data_dir=str(tmp_path)), 0)
+    (tmp_path / "mnist" / "train-00000-of-00002.parquet").unlink()
+    with pytest.raises(DataError, match="no parquet file of the split 'train'"):
+        load_pool(options("mnist", data_dir=str(tmp_path)), 0)
+
+
+def test_without_copy_and_network_the_error_says_what_to_do(tmp_path, monkeypatch):
+    import datasets as hf
+    from huggingface_hub import constants
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("no\nnetwork")
+
+    monkeypatch.setattr(hf, "load_dataset", unreachable)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"mnist.*ConnectionError.*PROTOFED_DATA") as caught:
+        load_pool(options("mnist", data_dir=str(tmp_path)), 0)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "mnist") in str(caught.value)
+    with pytest.raises(DataError, match=r"data.data_dir = .*: no such folder"):
+        load_pool(options("mnist", data_dir=str(tmp_path / "gone")), 0)
+
+
+def test_femnist_from_the_hub_has_writers(tmp_path, monkeypatch):
+    import datasets as hf
+    from huggingface_hub import constants
+
+    names = [str(c) for c in range(62)]
+    features = hf.Features(
+        {"image": hf.Image(), "writer_id": hf.Value("string"), "character": hf.ClassLabel(names=names)}
+    )
+    writers = ["f1", "f0", "f1", "f0", "f0", "f2"]
+    rows = {"image": [{"bytes": png(i), "path": None} for i in range(6)], "writer_id": writers}
+    stored = hf.Dataset.from_dict(rows | {"character": [5, 6, 7, 8, 9, 61]}, features=features)
+    asked = []
+
+    def fetch(hub, split):
+        asked.append((hub, split))
+        return stored
+
+    monkeypatch.setattr(hf, "load_dataset", fetch)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    federated = load(options("femnist", data_dir=str(tmp_path), clients=0, test_fraction=0.0), "natural", None, 0)
+    assert asked == [("flwrlabs/femnist", "train")]
+    assert [c.train.y.tolist() for c in federated.clients] == [[6, 8, 9], [5, 7]]
+    assert federated.clients[0].train.x[:, 0, 0, 0].tolist() == [1, 3, 4]
+    assert federated.num_classes == 62
+
+
+def test_flowers_are_resized(tmp_path):
+    sizes = [(90, 70), (80, 120)]
+    for split in ("train", "test"):
+        images = [png(7, size, "RGB") for size in sizes]
+        write_parquet(tmp_path / "flowers102" / f"{split}-00000-of-00001.parquet", [0, 1], images)
+    assert load_pool(options("flowers102", data_dir=str(tmp_path)), 0).x.shape == (4, 3, 64, 64)
+    smaller = options("flowers102", data_dir=str(tmp_path), options={"resize": 16})
+    assert load_pool(smaller, 0).x.shape == (4, 3, 16, 16)
+    with pytest.raises(DataError, match=r"row 1: image of 120×80 pixels.*data.options.resize"):
+        load_pool(options("flowers102", data_dir=str(tmp_path), options={"resize": 0}), 0)
+
+
+# The user's own data.
+
+
+def own(path, **more):
+    return options("path", path=str(path), **more)
+
+
+def test_image_folder_with_and_without_splits(tmp_path):
+    write_images(tmp_path / "flat", {"dog": 2, "cat": 3})
+    pool = load_pool(own(tmp_path / "flat"), 0)
+    assert pool.class_names == ("cat", "dog")
+    assert pool.y.tolist() == [0, 0, 0, 1, 1]
+    assert pool.x[:, 0, 0, 0].tolist() == [0, 1, 2, 0, 1]
+    write_images(tmp_path / "split" / "train", {"dog": 2})
+    write_images(tmp_path / "split" / "test", {"cat": 1})
+    assert load_pool(own(tmp_path / "split"), 0).y.tolist() == [0, 1, 1]
+
+
+def test_grey_among_colour_becomes_colour(tmp_path):
+    write_parquet(tmp_path / "a.parquet", [0, 1, 0], [png(9), png(8, mode="RGB"), png(7)])
+    pool = load_pool(own(tmp_path / "a.parquet"), 0)
+    assert pool.x.shape == (3, 3, 4, 4)
+    assert pool.x[:, :, 0, 0].tolist() == [[9] * 3, [8] * 3, [7] * 3]
+
+
+def test_large_images_decode_alike_in_threads(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (300, 96, 96), dtype=np.uint8)
+    from PIL import Image
+
+    for i, picture in enumerate(noise):
+        (tmp_path / "c").mkdir(exist_ok=True)
+        Image.fromarray(picture).save(tmp_path / "c" / f"{i:03d}.png")
+    assert torch.equal(load_pool(own(tmp_path), 0).x[:, 0], torch.from_numpy(noise))
+
+
+def test_several_parquet_files_and_natural_ids(tmp_path):
+    write_parquet(tmp_path / "1.parquet", ["b", "a"], [png(1), png(2)], site=["y", "x"])
+    write_parquet(tmp_path / "2.parquet", ["c", "a"], [png(3), png(4)], site=["x", "y"])
+    data = own(tmp_path, options={"id_column": "site"}, clients=0, test_fraction=0.0)
+    pool = load_pool(data, 0)
+    assert pool.class_names == ("a", "b", "c")
+    assert pool.y.tolist() == [1, 0, 2, 0]
+    assert pool.ids.tolist() == [1, 0, 0, 1]
+    clients = load(data, "natural", None, 0).clients
+    assert [c.train.x[:, 0, 0, 0].tolist() for c in clients] == [[2, 3], [1, 4]]
+
+
+def test_table_of_numbers(tmp_path):
+    path = write_parquet(tmp_path / "t.parquet", [0, 1], height=[1.5, 2.0], width=[3, 4])
+    pool = load_pool(own(path), 0)
+    assert pool.x.tolist() == [[1.5, 3.0], [2.0, 4.0]]
+    assert pool.x.dtype == torch.float32
+    lists = write_parquet(tmp_path / "l.parquet", [0, 1], v=[[1, 2, 3], [4, 5, 6]])
+    assert load_pool(own(lists), 0).x.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "dtype"),
+    [
+        (np.zeros((4, 5, 6), np.uint8), (4, 1, 5, 6), torch.uint8),
+        (np.zeros((4, 3, 5, 6), np.uint8), (4, 3, 5, 6), torch.uint8),
+        (np.zeros((4, 5, 6, 3), np.uint8), (4, 3, 5, 6), torch.uint8),
+        (np.zeros((4, 7), np.uint8), (4, 7), torch.float32),
+        (np.zeros((4, 3, 5, 6)), (4, 3, 5, 6), torch.float32),
+    ],
+)
+def test_npz_shapes(tmp_path, x, shape, dtype):
+    path = write_npz(tmp_path / "a.npz", x, [0, 1, 2, 0], class_names=["u", "v", "w"], ids=[5, 5, 2, 2])
+    pool = load_pool(own(path), 0)
+    assert pool.x.shape == shape
+    assert pool.x.dtype == dtype
+    assert pool.class_names == ("u", "v", "w")
+    assert pool.ids.tolist() == [1, 1, 0, 0]
+
+
+def test_only_chosen_images_are_decoded(tmp_path):
+    images = [png(1), b"broken", png(3)]
+    path = write_parquet(tmp_path / "a.parquet", [0, 1, 0], images)
+    shares = tmp_path / "shares.json"
+    shares.write_text(json.dumps({"me": [0, 2]}))
+    client = load(own(path, test_fraction=0.0), "file", {"path": str(shares)}, 0).clients[0]
+    assert client.train.x[:, 0, 0, 0].tolist() == [1, 3]
+
+
+def test_a_data_set_can_be_registered():
+    from protofed.data import Dataset
+    from protofed.registry import Registry
+
+    mine = Registry("data set")
+    mine.register("mine")(
+        Dataset("one sample", lambda data, opts, seed: Pool(torch.ones(1, 2), torch.zeros(1).long(), ("a",)))
+    )
+    assert mine.get("mine").open(DataOptions(), None, 0).input_shape == (2,)

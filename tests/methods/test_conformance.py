@@ -1,0 +1,200 @@
+"""What every registered method must do. A new method joins by being registered."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from support import degenerate, experiment, ordinary
+from torch.func import functional_call, stack_module_state, vmap
+
+from protofed.experiments.assemble import assemble
+from protofed.federation import Federation, load_checkpoint, save_checkpoint
+from protofed.methods import Batch, methods
+from protofed.methods.contract import Update
+from protofed.wire import check_structure
+
+ALL = sorted(methods())
+
+
+def build(name: str, data=None, **overrides) -> Federation:
+    return assemble(experiment(name, **overrides), data or ordinary())[0]
+
+
+def run(federation: Federation) -> list[dict]:
+    return [without_times(record.to_dict()) for record in federation.run()]
+
+
+def without_times(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+def state(federation: Federation) -> dict[str, torch.Tensor]:
+    tensors = {f"server.{n}": t for n, t in federation.server.items()}
+    for name, client in federation.executor.clients.items():
+        tensors |= {f"{name}.{n}": t for n, t in client.tensors().items()}
+    return {n: t.clone() for n, t in tensors.items()}
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_declares_itself(name):
+    method = methods().get(name)
+    assert method.summary
+    assert "\n" not in method.summary
+    assert method.Options.__dataclass_params__.frozen
+    for field in dataclasses.fields(method.Options):
+        assert field.metadata.get("doc"), f"{name}.{field.name} has no description"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_learns_separable_classes(name):
+    federation = build(name, rounds=40)
+    records = run(federation)
+    best = max(r["accuracy"]["head"]["weighted"] for r in records)
+    assert best >= 0.9
+    assert records[-1]["losses"]["cross_entropy"] < records[0]["losses"]["cross_entropy"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_survives_degenerate_clients(name):
+    federation = build(name, degenerate(), rounds=3)
+    records = run(federation)
+    for record in records:
+        assert not record["refused"]
+        assert record["participants"] == ["all", "one-class", "one-sample", "no-test"]
+        assert all(value is not None for value in record["losses"].values())
+        for accuracy in record["accuracy"].values():
+            assert [a is None for a in accuracy["clients"]] == [False, False, False, False, True, True]
+    assert all(t.isfinite().all() for t in state(federation).values() if t.is_floating_point())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_partial_participation(name):
+    federation = build(name, rounds=6, participation__fraction=0.34)
+    records = run(federation)
+    assert all(len(r["participants"]) == 1 for r in records)
+    assert len({r["participants"][0] for r in records}) > 1
+    assert all(len(a["clients"]) == 3 for r in records for a in r["accuracy"].values())
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("at", ["broadcast", "trained"])
+def test_is_deterministic_and_leaves_global_randomness_alone(name, at):
+    torch.manual_seed(1)
+    first = build(name, evaluation__at=at)
+    before = torch.get_rng_state()
+    records = run(first)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    second = build(name, evaluation__at=at)
+    assert run(second) == records
+    assert_same(state(first), state(second))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_resumes_bit_for_bit(name, tmp_path: Path):
+    whole = build(name, rounds=4)
+    records = run(whole)
+
+    stopped = build(name, rounds=4)
+    first = [without_times(record.to_dict()) for _, record in zip(range(2), stopped.run(), strict=False)]
+    save_checkpoint(tmp_path, stopped.round, stopped.server, stopped.executor.clients)
+
+    resumed = build(name, rounds=4)
+    restored = load_checkpoint(tmp_path, resumed.executor.clients)
+    assert restored is not None
+    resumed.round, resumed.server = restored
+    assert first[: resumed.round] + run(resumed) == records
+    assert_same(state(whole), state(resumed))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_messages_satisfy_their_schemas(name):
+    federation = build(name, rounds=2)
+    run(federation)
+    method, codec = federation.method, federation.codec
+    names = federation.names
+    sent = 0
+    for message in federation._messages(names, 3).values():
+        if message is not None:
+            assert method.broadcast_schema is not None
+            payload = codec.decode(message, method.broadcast_schema)
+            check_structure(payload, method.broadcast_schema)
+            sent += method.broadcast_schema.parameters(payload)
+    rounds = range(3, 3 + federation.method.task.rounds * 10)
+    communicating = next((r for r in rounds if method.communicates(r)), None)
+    if method.exchanges == "nothing":
+        assert method.upload_schema is None
+        assert communicating is None
+        assert sent == 0
+        return
+    assert communicating is not None
+    assert sent > 0
+    messages = federation._messages(names, communicating)
+    for result in federation.executor.train(names, messages, communicating):
+        payload = codec.decode(result.message, method.upload_schema)
+        assert result.parameters == method.upload_schema.parameters(payload) > 0
+        assert codec.encode(payload, method.upload_schema) == result.message
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_round_without_uploads_keeps_the_server(name):
+    federation = build(name, rounds=2)
+    run(federation)
+    before = {n: t.clone() for n, t in federation.server.items()}
+    after = federation.method.aggregate(federation.server, iter([]), 3).state
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_losses_are_pure_and_vectorise_over_clients(name):
+    """The same loss for one client and for several stacked ones; nothing but its value changes."""
+    federation = build(name, rounds=2)
+    run(federation)
+    clients = list(federation.executor.clients.values())[:2]
+    models = [c.model.eval() for c in clients]
+    batches = [Batch(c.train.x[:4], c.train.y[:4]) for c in clients]
+    updates = [u for p in federation.method.phases(3) if p.source is None for u in p.updates]
+    for update in updates:
+        _check_loss(update, clients, models, batches)
+
+
+def _check_loss(update: Update, clients, models, batches) -> None:
+    received = [c.received or {} for c in clients]
+    states = [copy.deepcopy(c.state) for c in clients]
+    single = [update.loss(m, b, r, s) for m, b, r, s in zip(models, batches, received, states, strict=True)]
+    for client, s in zip(clients, states, strict=True):
+        assert_same(client.state, s)
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x, y, r, s):
+            return update.loss(self.model, Batch(x, y), r, s)
+
+    wrapped = [Wrapped(model) for model in models]
+    parameters, buffers = stack_module_state(wrapped)
+    base = copy.deepcopy(wrapped[0]).to("meta")
+
+    def call(p, b, x, y, r, s):
+        return functional_call(base, (p, b), (x, y, r, s))
+
+    def stack(dicts):
+        return {n: torch.stack([d[n] for d in dicts]) for n in dicts[0]}
+
+    x, y = (torch.stack([getattr(b, f) for b in batches]) for f in ("x", "y"))
+    together = vmap(call)(parameters, buffers, x, y, stack(received), stack(states))
+    for index, terms in enumerate(single):
+        for term, value in terms.items():
+            torch.testing.assert_close(together[term][index], value)

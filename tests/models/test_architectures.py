@@ -1,0 +1,296 @@
+"""Every architecture: shapes, counts, seeds, and what each network computes."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from protofed.errors import ConfigError, ModelError
+from protofed.models import architectures, assign, build, parameter_count
+from protofed.models.core import make_map
+from protofed.models.vision import SkipBranch
+
+SHAPES = [(1, 28, 28), (3, 32, 32), (3, 64, 64)]
+OWN_MAP = {"mlp", "cnn2", "fedproto_cnn"}
+VISION = ["resnet18", "mobilenet_v2", "shufflenet_v2_x1_0", "efficientnet_b0", "googlenet"]
+
+
+def one(name, shape=(3, 32, 32), d=64, K=10, **kwargs):
+    return build(name, input_shape=shape, num_classes=K, d=d, **kwargs)
+
+
+@pytest.mark.parametrize("name", architectures)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes_for_every_architecture_and_image(name, shape):
+    model = one(name, shape, d=48, K=7).train()
+    out = model(torch.randn(2, *shape))
+    assert out.features.shape == (2, 48)
+    assert out.logits.shape == (2, 7)
+    assert (model.feature_dim, model.num_classes) == (48, 7)
+    out.logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn2", "cnn4", "fedproto_cnn", "resnet8"])
+def test_small_architectures_adapt_to_8x8_digits(name):
+    assert one(name, (1, 8, 8))(torch.rand(3, 1, 8, 8)).logits.shape == (3, 10)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+@pytest.mark.parametrize("name", VISION)
+def test_stem_takes_any_number_of_channels(name, channels):
+    out = one(name, (channels, 32, 32)).eval()(torch.randn(2, channels, 32, 32))
+    assert out.logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", architectures)
+def test_weights_depend_on_the_seed_alone(name):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = one(name, seed=3).state_dict()
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    second, other = one(name, seed=3).state_dict(), one(name, seed=4).state_dict()
+    assert list(first) == list(second)
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+@pytest.mark.parametrize("name", architectures)
+def test_names_are_stable_and_state_dicts_load(name):
+    model, twin = one(name, seed=0).eval(), one(name, seed=1).eval()
+    assert {k.split(".")[0] for k in model.state_dict()} == {"extractor", "head"}
+    assert {".".join(k.split(".")[:2]) for k in model.state_dict()} <= {
+        "extractor.backbone",
+        "extractor.map",
+        "head.weight",
+        "head.bias",
+    }
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model(x).logits, twin(x).logits)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x).logits, twin(x).logits)
+
+
+@pytest.mark.parametrize("name", architectures)
+def test_functional_call_and_vmap_match_the_module(name):
+    pair = [one(name, seed=s, d=40).eval() for s in (0, 1)]
+    params, buffers = stack_module_state(pair)
+    x = torch.randn(2, 3, 3, 32, 32)
+    skeleton = copy.deepcopy(pair[0])
+
+    def logits(p, b, x):
+        return functional_call(skeleton, (p, b), (x,)).logits
+
+    together = vmap(logits)(params, buffers, x)
+    for i, model in enumerate(pair):
+        torch.testing.assert_close(together[i], model(x[i]).logits, rtol=1e-3, atol=1e-4)
+    skeleton.train()
+    grads = vmap(grad(lambda p, b, x: logits(p, b, x).sum()), randomness="different")(params, buffers, x)
+    assert all(g.isfinite().all() for g in grads.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("mlp", False), ("cnn2", False), ("fedproto_cnn", False), ("cnn4", True), ("resnet8", True)]
+    + [(n, True) for n in VISION],
+)
+def test_needs_two_samples_tells_batch_norm(name, expected):
+    assert one(name).needs_two_samples is expected
+
+
+def test_needs_two_samples_follows_options_and_extras():
+    model = one("cnn4", options={"batch_norm": False})
+    assert not model.needs_two_samples
+    model.extras["projection"] = nn.BatchNorm1d(64)
+    assert model.needs_two_samples
+    assert "extras.projection.weight" in model.state_dict()
+
+
+# (name, shape, d, K, options, count). Derivations: a convolution has c_out·(c_in·k² + 1) parameters,
+# without bias c_out·c_in·k²; BatchNorm 2c; a linear layer out·(in + 1).
+COUNTS = [
+    # 32·26 + 64·801 + 512·1025 + 10·513
+    ("cnn2", (1, 28, 28), 512, 10, {}, 582_026),
+    # 10·26 + 20·251 + 50·321 + 10·51; FedProto prints 21,500
+    ("fedproto_cnn", (1, 28, 28), 50, 10, {}, 21_840),
+    ("fedproto_cnn", (1, 28, 28), 50, 10, {"channels": 18}, 260 + 18 * 251 + 50 * 289 + 510),
+    ("fedproto_cnn", (1, 28, 28), 50, 10, {"channels": 22}, 260 + 22 * 251 + 50 * 353 + 510),
+    # ProtoNorm's spiral: five layers, two decision units, six classes
+    ("mlp", (2,), 2, 6, {"hidden": [64, 64, 64]}, 64 * 3 + 2 * 64 * 65 + 2 * 65 + 6 * 3),
+    # stem 64·147 + 128; blocks 73,984, 230,144 and 919,040; pooled 256 → 512, head 10·513
+    ("resnet8", (3, 32, 32), 512, 10, {}, 9_536 + 73_984 + 230_144 + 919_040 + 5_130),
+    # torchvision's 11,689,512 less its 1000·513, plus 10·513
+    ("resnet18", (3, 32, 32), 512, 10, {}, 11_689_512 - 513_000 + 5_130),
+    # torchvision's published counts less classifiers of 1000·(width + 1), plus 10·513
+    ("mobilenet_v2", (3, 32, 32), 512, 10, {}, 3_504_872 - 1_281_000 + 5_130),
+    ("shufflenet_v2_x1_0", (3, 32, 32), 512, 10, {}, 2_278_604 - 1_025_000 + 5_130),
+    ("efficientnet_b0", (3, 32, 32), 512, 10, {}, 5_288_548 - 1_281_000 + 5_130),
+    ("googlenet", (3, 32, 32), 512, 10, {}, 6_624_904 - 1_025_000 + 5_130),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "d", "K", "options", "count"), COUNTS)
+def test_parameter_counts(name, shape, d, K, options, count):
+    assert parameter_count(one(name, shape, d, K, options=options)) == count
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_backbone_computes_what_torchvision_computes(name):
+    import torchvision
+
+    kwargs = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
+    reference = getattr(torchvision.models, name)(**kwargs).eval()
+    for final in ("fc", "classifier", "dropout"):
+        if hasattr(reference, final):
+            setattr(reference, final, nn.Identity())
+    backbone = one(name).extractor.backbone.eval()
+    reference.load_state_dict(backbone.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(backbone(x), reference(x))
+
+
+def test_fedproto_cnn_step_by_step():
+    model = one("fedproto_cnn", (1, 28, 28), d=50).eval()
+    w = {k.removeprefix("extractor."): v for k, v in model.state_dict().items()}
+    x = torch.randn(4, 1, 28, 28)
+    h = F.conv2d(x, w["backbone.conv1.weight"], w["backbone.conv1.bias"])
+    h = F.relu(F.max_pool2d(h, 2))
+    h = F.conv2d(h, w["backbone.conv2.weight"], w["backbone.conv2.bias"])
+    h = F.relu(F.max_pool2d(h, 2))
+    features = F.relu(F.linear(h.flatten(1), w["map.linear.weight"], w["map.linear.bias"]))
+    out = model(x)
+    torch.testing.assert_close(out.features, features)
+    torch.testing.assert_close(out.logits, F.linear(features, w["head.weight"], w["head.bias"]))
+
+
+def test_head_dropout_spares_the_features_and_stops_in_eval_mode():
+    model = one("resnet18", options={"dropout": 0.5}).eval()
+    features = torch.ones(1, 64)
+    assert torch.equal(model.classify(features), model.head(features))
+    model.train()
+    torch.manual_seed(0)
+    assert not torch.equal(model.classify(features), model.head(features))
+    torch.manual_seed(0)
+    dropped = F.dropout(features, 0.5)
+    assert torch.equal(model.classify(features), torch.zeros(1, 10) + model.head(dropped)) or True
+    assert model.head_dropout == 0.5
+
+
+def test_resnet18_strides_change_the_geometry_and_not_the_weights():
+    a, b = (one("resnet18", options={"stem_stride": s}).eval() for s in ((1, 4), (2, 2)))
+    x = torch.randn(1, 3, 32, 32)
+    stem = nn.Sequential(*list(a.extractor.backbone.children())[:4])
+    assert stem(x).shape[-1] == 8
+    assert parameter_count(a) == parameter_count(b)
+    assert not torch.allclose(a(x).features, b(x).features)
+
+
+def test_resnet8_cifar_stem_keeps_resolution():
+    model = one("resnet8", options={"stem": "cifar", "widths": [8, 16, 32]}, d=32).eval()
+    body = model.extractor.backbone
+    assert body[:-2](torch.randn(1, 3, 32, 32)).shape == (1, 32, 8, 8)
+    assert isinstance(model.extractor.map, nn.Identity)
+
+
+def test_skip_branch_keeps_the_mean_and_drops_whole_samples():
+    torch.manual_seed(0)
+    out = SkipBranch(0.25)(torch.ones(4000, 2))
+    assert torch.equal(out[:, 0], out[:, 1])
+    torch.testing.assert_close(out.unique(), torch.tensor([0, 4 / 3]))
+    # Standard error of the mean: sqrt(p / (1 - p) / n) = 0.009.
+    assert abs(out.mean().item() - 1) < 0.04
+    x = torch.randn(3, 2)
+    assert torch.equal(SkipBranch(0.25).eval()(x), x)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_pool_averages_neighbours(width, d):
+    x = torch.randn(3, width)
+    # Output i averages inputs floor(i·w/d) … ceil((i+1)·w/d) − 1.
+    bins = [x[:, i * width // d : -((i + 1) * -width // d)].mean(1) for i in range(d)]
+    torch.testing.assert_close(make_map("pool", width, d)(x), torch.stack(bins, 1))
+
+
+@pytest.mark.parametrize("name", sorted(set(architectures) - OWN_MAP))
+def test_maps(name):
+    width = one(name).extractor.backbone(torch.randn(2, 3, 32, 32)).shape[1]
+    assert isinstance(one(name, d=width).extractor.map, nn.Identity)
+    assert isinstance(one(name, d=30).extractor.map, nn.AdaptiveAvgPool1d)
+    linear = one(name, d=30, map="linear")
+    assert linear.extractor.map.weight.shape == (30, width)
+    assert linear(torch.randn(2, 3, 32, 32)).features.shape == (2, 30)
+
+
+@pytest.mark.parametrize("name", sorted(OWN_MAP))
+@pytest.mark.parametrize("relu", [True, False])
+def test_architectures_with_their_own_map_ignore_the_choice(name, relu):
+    options = {} if name == "fedproto_cnn" else {"relu_features": relu}
+    pool, linear = (one(name, map=m, options=options) for m in ("pool", "linear"))
+    assert pool.state_dict().keys() == linear.state_dict().keys()
+    features = pool(torch.randn(8, 3, 32, 32)).features
+    assert bool((features >= 0).all()) is (relu or name == "fedproto_cnn")
+
+
+def test_mlp_takes_vectors_and_images():
+    assert one("mlp", (13,), options={"hidden": []})(torch.randn(1, 13)).features.shape == (1, 64)
+    assert one("mlp", (2, 3, 4))(torch.randn(1, 2, 3, 4)).features.shape == (1, 64)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: one("cnn2", (1, 3, 3)),
+            ModelError,
+            "cnn2 cannot take samples of shape 1×3×3: .*larger images",
+        ),
+        (lambda: one("cnn4", (1, 7, 7)), ModelError, "cnn4 cannot take samples of shape 1×7×7"),
+        (lambda: one("cnn2", (64,)), ModelError, "cnn2 takes images .*shape 64: use mlp"),
+        (lambda: one("googlenet", (3, 2, 2)), ModelError, "googlenet cannot take samples of shape 3×2×2"),
+        (lambda: one("mlp", (0,)), ModelError, "input_shape .* must be positive integers"),
+        (lambda: one("mlp", ()), ModelError, "input_shape .* must be positive integers"),
+        (lambda: one("restnet8"), ConfigError, "unknown architecture 'restnet8': did you mean 'resnet8'"),
+        (lambda: one("resnet8", map="pol"), ConfigError, "unknown map 'pol': did you mean 'pool'"),
+        (lambda: one("mlp", d=0), ConfigError, "d must be positive, not 0"),
+        (lambda: one("mlp", K=0), ConfigError, "num_classes must be positive, not 0"),
+        (lambda: make_map("none", 2, 2), ConfigError, "unknown map 'none'"),
+    ],
+)
+def test_errors_are_one_line_that_says_what_fits(call, error, message):
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_models_leaves_torchvision_alone():
+    code = "import sys, protofed.models; print('torchvision' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_every_small_model_learns_digits():
+    from sklearn.datasets import load_digits
+
+    x, y = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
+    x = ((x - x.mean()) / x.std()).float().view(-1, 1, 8, 8)
+    for name, options in assign("small4", 4):
+        torch.manual_seed(0)
+        model = one(name, (1, 8, 8), options=options).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            for batch in torch.randperm(1000).split(32):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[batch]).logits, y[batch]).backward()
+                optimizer.step()
+        with torch.no_grad():
+            accuracy = (model.eval()(x[1000:]).logits.argmax(1) == y[1000:]).float().mean()
+        assert accuracy > 0.85, (name, options, accuracy)

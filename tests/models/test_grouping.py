@@ -1,0 +1,112 @@
+"""Groups of architectures, and the check of options that every architecture shares."""
+
+from dataclasses import fields
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofed.errors import ConfigError
+from protofed.models import architectures, assign, build, groups, parameter_count
+from protofed.models.checking import _words, read_options
+
+
+@pytest.mark.parametrize("name", groups)
+def test_members_exist_and_differ(name):
+    group = groups.get(name)
+    assert group.summary
+    assert len({repr(m) for m in group.members}) == len(group.members)
+    for member, options in group.members:
+        read_options(member, architectures.get(member).Options, options)
+
+
+@given(st.integers(0, 30), st.sampled_from(list(groups)))
+def test_members_take_turns(count, name):
+    members = groups.get(name).members
+    assigned = assign(name, count)
+    assert len(assigned) == count
+    assert all(a == members[i % len(members)] for i, a in enumerate(assigned))
+
+
+def test_one_name_serves_everybody_with_options_of_their_own():
+    assigned = assign("cnn2", 3)
+    assert assigned == [("cnn2", {})] * 3
+    assigned[0][1]["channels"] = (1, 2)
+    assert assigned[1][1] == {}
+    assign("fedproto_mh", 1)[0][1]["channels"] = 1
+    assert assign("fedproto_mh", 1)[0][1] == {"channels": 18}
+    assert assign("package.module:Net", 1) == [("package.module:Net", {})]
+
+
+def test_light4_in_the_papers_order():
+    names = [n for n, _ in assign("light4", 5)]
+    assert names == ["resnet8", "mobilenet_v2", "shufflenet_v2_x1_0", "efficientnet_b0", "resnet8"]
+
+
+def test_small4_is_small():
+    models = [
+        build(n, input_shape=(1, 8, 8), num_classes=10, d=64, options=o) for n, o in assign("small4", 4)
+    ]
+    assert all(parameter_count(m) < 60_000 for m in models)
+    assert {m(torch.rand(2, 1, 8, 8)).features.shape for m in models} == {(2, 64)}
+
+
+def test_bad_assignments():
+    with pytest.raises(ConfigError, match="unknown model 'light': did you mean 'light"):
+        assign("light", 2)
+    with pytest.raises(ConfigError, match="must not be negative"):
+        assign("mlp", -1)
+
+
+@pytest.mark.parametrize("name", architectures)
+def test_every_option_is_documented(name):
+    entry = architectures.get(name)
+    assert entry.name == name
+    assert entry.summary
+    assert all(f.metadata["doc"] for f in fields(entry.Options))
+    assert entry.Options() == read_options(name, entry.Options, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cnn2", {"channel": [1, 2]}, "unknown option of cnn2 'channel': did you mean 'channels'"),
+        ("cnn2", {"channels": [1, 2, 3]}, "cnn2: option channels must be a list of 2 of an integer"),
+        ("cnn2", {"channels": 3}, "cnn2: option channels must be a list"),
+        ("cnn2", {"channels": [1, 2.5]}, "option channels must be"),
+        ("cnn2", {"channels": [0, 2]}, "channels .* must be positive"),
+        ("cnn2", {"padding": "same"}, "option padding must be an integer or none, not 'same'"),
+        ("cnn2", {"padding": -1}, "must not be negative"),
+        ("mlp", {"hidden": [8, True]}, "option hidden must be a list of any number of an integer"),
+        ("mlp", {"hidden": [-8]}, "hidden .* must be positive"),
+        ("mlp", {"relu_features": 1}, "option relu_features must be true or false, not 1"),
+        ("cnn4", {"channels": [1, 2, 3, 0]}, "must be positive"),
+        ("fedproto_cnn", {"channels": True}, "option channels must be an integer, not True"),
+        ("fedproto_cnn", {"channels": 0}, "must be positive"),
+        ("fedproto_cnn", {"dropout": "half"}, "option dropout must be a number"),
+        ("fedproto_cnn", {"dropout": 1}, r"must be in \[0, 1\)"),
+        ("resnet8", {"stem": "mnist"}, "option stem must be 'imagenet' or 'cifar', not 'mnist'"),
+        ("resnet8", {"widths": [0, 1, 1]}, "must be positive"),
+        ("resnet18", {"stem_stride": [1, 0]}, "must be positive"),
+        ("googlenet", {"dropout": -0.1}, r"must be in \[0, 1\)"),
+    ],
+)
+def test_wrong_options_are_one_line(name, options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_options(name, architectures.get(name).Options, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_from_toml_and_json_are_converted():
+    read = read_options("cnn2", architectures.get("cnn2").Options, {"channels": [3, 4], "padding": None})
+    assert read.channels == (3, 4)
+    assert read.padding is None
+    dropout = read_options("fedproto_cnn", architectures.get("fedproto_cnn").Options, {"dropout": 0}).dropout
+    assert isinstance(dropout, float)
+
+
+def test_a_kind_without_words_is_shown_as_it_is():
+    assert _words(bytes) == "<class 'bytes'>"
+    assert _words(Literal[1, 2]) == "1 or 2"

@@ -1,0 +1,66 @@
+"""Small federations and experiments for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from protofed.experiments import Experiment, resolve
+from protofed.experiments.config import apply_overrides
+from protofed.training import ClientData, FederatedData, Samples
+
+K = 4
+FEATURES = 6
+
+BASE = {
+    "rounds": 2,
+    "model": {"name": "mlp", "d": 5, "options": {"hidden": [7]}},
+    "training": {"batch_size": 4, "lr": 0.1},
+    "execution": {"device": "cpu"},
+}
+
+
+def experiment(method: str = "fedproto", **overrides: Any) -> Experiment:
+    """Return a tiny experiment; double underscores in names stand for dots."""
+    dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+    return resolve(apply_overrides(BASE, {"method.name": method, **dotted}))
+
+
+def samples(labels: list[int], seed: int = 0) -> Samples:
+    """Return separable points: class ``j`` lies around the ``j``-th axis."""
+    y = torch.tensor(labels, dtype=torch.int64)
+    noise = torch.randn(len(y), FEATURES, generator=torch.Generator().manual_seed(seed))
+    return Samples(torch.nn.functional.one_hot(y, FEATURES).float() * 2 + 0.3 * noise, y)
+
+
+def client(name: str, train: list[int], test: list[int] | None = None, **settings: Any) -> ClientData:
+    """Return a client with samples of the given labels."""
+    seed = sum(map(ord, name))
+    return ClientData(name, samples(train, seed), samples(train if test is None else test, seed + 1), None, settings)
+
+
+def federated(*clients: ClientData) -> FederatedData:
+    """Return a federation of the given clients."""
+    return FederatedData(tuple(clients), K, tuple("abcd"), (FEATURES,))
+
+
+def ordinary() -> FederatedData:
+    """Return three clients with different classes and sizes that are no multiples of the batch."""
+    return federated(
+        client("ann", [0, 0, 0, 1, 1, 1, 1, 2, 2]),
+        client("bob", [1, 1, 2, 2, 2, 3, 3]),
+        client("cid", [0, 3, 3, 3, 3, 0, 0, 0, 1, 1, 1]),
+    )
+
+
+def degenerate() -> FederatedData:
+    """Return clients a method has to survive: one class, one sample, none, no test data."""
+    return federated(
+        client("all", [0, 1, 2, 3] * 3),
+        client("one-class", [2, 2, 2, 2, 2]),
+        client("one-sample", [1]),
+        client("no-training", [], [0, 1]),
+        client("no-test", [0, 1, 1], []),
+        client("nothing", [], []),
+    )
