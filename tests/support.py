@@ -64,3 +64,15 @@ def degenerate() -> FederatedData:
         client("no-test", [0, 1, 1], []),
         client("nothing", [], []),
     )
+
+
+class WithBatchNorm(torch.nn.Module):
+    """A user's own model, as a recipe names it: ``support:WithBatchNorm``."""
+
+    def __init__(self, num_classes: int = K) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
+        self.out = torch.nn.Linear(8, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.body(x))

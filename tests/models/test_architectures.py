@@ -1,9 +1,9 @@
 """Every architecture: shapes, counts, seeds, and what each network computes."""
 
+import ast
 import copy
 import pickle
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+import protofed.models
 from protofed.errors import ConfigError, ModelError
 from protofed.models import architectures, assign, build, parameter_count
 from protofed.models.core import make_map
@@ -177,12 +178,11 @@ def test_head_dropout_spares_the_features_and_stops_in_eval_mode():
     features = torch.ones(1, 64)
     assert torch.equal(model.classify(features), model.head(features))
     model.train()
-    torch.manual_seed(0)
     assert not torch.equal(model.classify(features), model.head(features))
     torch.manual_seed(0)
-    dropped = F.dropout(features, 0.5)
-    assert torch.equal(model.classify(features), torch.zeros(1, 10) + model.head(dropped)) or True
-    assert model.head_dropout == 0.5
+    logits = model.classify(features)
+    torch.manual_seed(0)
+    assert torch.equal(logits, model.head(F.dropout(features, 0.5)))
 
 
 def test_resnet18_strides_change_the_geometry_and_not_the_weights():
@@ -272,25 +272,26 @@ def test_errors_are_one_line_that_says_what_fits(call, error, message):
     assert "\n" not in str(caught.value)
 
 
-def test_importing_models_leaves_torchvision_alone():
-    code = "import sys, protofed.models; print('torchvision' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+def test_torchvision_is_imported_only_where_it_is_used():
+    for path in Path(protofed.models.__file__).parent.glob("*.py"):
+        top = [n for n in ast.parse(path.read_text()).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        assert not any("torchvision" in ast.unparse(n) for n in top), path
 
 
-def test_every_small_model_learns_digits():
-    from sklearn.datasets import load_digits
-
-    x, y = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
-    x = ((x - x.mean()) / x.std()).float().view(-1, 1, 8, 8)
+def test_every_small_model_learns():
+    """Ten random 8×8 patterns under noise of equal power: a nearest-pattern rule is right nearly always."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(640) % 10
+    x = torch.randn(10, 1, 8, 8, generator=generator)[y] + torch.randn(640, 1, 8, 8, generator=generator)
     for name, options in assign("small4", 4):
         torch.manual_seed(0)
         model = one(name, (1, 8, 8), options=options).train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
         for _ in range(8):
-            for batch in torch.randperm(1000).split(32):
+            for batch in torch.randperm(480).split(32):
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[batch]).logits, y[batch]).backward()
                 optimizer.step()
         with torch.no_grad():
-            accuracy = (model.eval()(x[1000:]).logits.argmax(1) == y[1000:]).float().mean()
-        assert accuracy > 0.85, (name, options, accuracy)
+            accuracy = (model.eval()(x[480:]).logits.argmax(1) == y[480:]).float().mean().item()
+        assert accuracy > 0.7, (name, options, accuracy)

@@ -46,9 +46,7 @@ def test_light4_in_the_papers_order():
 
 
 def test_small4_is_small():
-    models = [
-        build(n, input_shape=(1, 8, 8), num_classes=10, d=64, options=o) for n, o in assign("small4", 4)
-    ]
+    models = [build(n, input_shape=(1, 8, 8), num_classes=10, d=64, options=o) for n, o in assign("small4", 4)]
     assert all(parameter_count(m) < 60_000 for m in models)
     assert {m(torch.rand(2, 1, 8, 8)).features.shape for m in models} == {(2, 64)}
 

@@ -51,9 +51,7 @@ def not_a_module():
 
 
 def make(num_classes, input_shape):
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(input_shape[0] * input_shape[1], 9), nn.Linear(9, num_classes)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0] * input_shape[1], 9), nn.Linear(9, num_classes))
 
 
 def test_functional_forward_keeps_weights_and_logits():

@@ -140,7 +140,8 @@ def load_run(path: Path) -> RunData:
     name = method.get("name") if isinstance(method, dict) else None
     if not isinstance(name, str):
         raise CheckpointError(f"{path / 'config.toml'}: lacks [method] name: this is no resolved configuration")
-    return RunData(path, config, federation, rounds, summary, (summary or {}).get("label") or name)
+    label = (summary or {}).get("label") or _short(name)
+    return RunData(path, config, federation, rounds, summary, label)
 
 
 def load_runs(paths: Sequence[Path]) -> list[RunData]:
@@ -205,7 +206,12 @@ def _comparison(path: Path) -> Iterator[RunData]:
     # An unfinished run does not know its label yet: it takes that of a finished run of the same method.
     labels = {method: run.label for method, run in runs if run.finished}
     for method, run in runs:
-        yield replace(run, label=labels.get(method, method))
+        yield replace(run, label=labels.get(method, _short(method)))
+
+
+def _short(method: str) -> str:
+    """Return the class of a user's own method ``package.module:Class``, and any other name as it is."""
+    return method.rpartition(":")[2]
 
 
 def _told_apart(runs: list[RunData]) -> list[RunData]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from protofed.data.arrow import Columns, from_arrow
+from protofed.data.copies import data_dirs, find_parquet
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.data.tables import read_parquet
 from protofed.errors import DataError
 from protofed.options import option
-
-_PART = re.compile(r"(?P<split>.+?)-(?P<part>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+)?$")
 
 
 @dataclass(frozen=True)
@@ -87,62 +84,6 @@ SPECS = (
         channels=1,
     ),
 )
-
-
-def data_dirs(data: DataOptions) -> list[Path]:
-    """Return the folders in which local copies are looked for.
-
-    Raises:
-        DataError: If ``data.data_dir`` or ``PROTOFED_DATA`` names a folder that is not there.
-    """
-    for label, value in (
-        ("data.data_dir", data.data_dir),
-        ("PROTOFED_DATA", os.environ.get("PROTOFED_DATA")),
-    ):
-        if value:
-            folder = Path(value).expanduser()
-            if not folder.is_dir():
-                raise DataError(f"{label} = {value}: no such folder")
-            return [folder]
-    return [p for p in (Path("shared/data"), Path("../shared/data")) if p.is_dir()]
-
-
-def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
-    """Return the parquet files of ``splits``, in that order; empty if ``folder`` holds none at all.
-
-    ``<split>-00000-of-00001.parquet``, ``<split>.parquet`` and ``<split>/0000.parquet`` are understood,
-    directly in ``folder`` or in one sub-folder (the hub's ``data`` or configuration name).
-
-    Raises:
-        DataError: If a split or one of its parts is missing.
-    """
-    found: list[Path] = []
-    for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):
-        found = found or sorted(folder.glob(pattern))
-    chosen: list[Path] = []
-    for split in splits if found else ():
-        files = [f for f in found if _split_of(f) == split]
-        homes = sorted({str(f.parent) for f in files})
-        if not files:
-            raise DataError(
-                f"{folder}: no parquet file of the split {split!r} (e.g. {split}-00000-of-00001.parquet)"
-            )
-        if len(homes) > 1:
-            raise DataError(f"{folder}: the split {split!r} lies in several folders, {', '.join(homes)}: keep one")
-        part = _PART.match(files[0].stem)
-        if part and len(files) != int(part["parts"]):
-            raise DataError(
-                f"{folder}: {len(files)} of {part['parts']} files of the split {split!r}: fetch the rest"
-            )
-        chosen += files
-    return chosen
-
-
-def _split_of(file: Path) -> str:
-    part = _PART.match(file.stem)
-    if part:
-        return part["split"]
-    return file.parent.name if file.stem.isdigit() else file.stem
 
 
 def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:

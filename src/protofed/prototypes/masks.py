@@ -18,10 +18,13 @@ from torch import Tensor
 from protofed import seeding
 from protofed.errors import ConfigError
 
-MAX_ATTEMPTS = 6000
-"""How many exchanges the search for a larger minimum distance may try (a count, not a time: same masks anywhere)."""
+MAX_ATTEMPTS = 8000
+MAX_WORK = 4_000_000
+"""The search for a larger minimum distance may try ``min(MAX_ATTEMPTS, MAX_WORK // K)`` exchanges: about a second at
+most, but counted, not timed, so that every machine stops at the same one."""
 
 TRIES = 8
+"""Candidates per exchange."""
 
 MAX_SEARCHED = 4096
 """Beyond this many classes the K×K overlaps are not searched; the masks stay balanced and random."""
@@ -207,11 +210,11 @@ def _spread_overlaps(masks: Bits, stream: _Stream) -> None:
     # No maximum is below the mean, rounded up.
     least = -(-int(overlaps.sum()) // (K * (K - 1)))
     cost = np.maximum(np.arange(masks.shape[1] + 2, dtype=np.int64) - least, 0) ** 3
-    attempts = 0
-    while attempts < MAX_ATTEMPTS and (worst := int(overlaps.max())) > least:
+    left = min(MAX_ATTEMPTS, MAX_WORK // K)
+    while left and (worst := int(overlaps.max())) > least:
         first, second = np.nonzero(np.triu(overlaps >= max(worst - 1, least + 1)))
-        order = np.argsort(-overlaps[first, second], kind="stable")[: MAX_ATTEMPTS - attempts]
-        attempts += len(order)
+        order = np.argsort(-overlaps[first, second], kind="stable")[:left]
+        left -= len(order)
         made = 0
         for a, b in zip(first[order].tolist(), second[order].tolist(), strict=True):
             if stream.coin():

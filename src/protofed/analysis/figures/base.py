@@ -1,0 +1,201 @@
+"""What all figures share: the registry, the canvas, and saving."""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from protofed.analysis.rundata import RunData, by_label, main_rule, settled
+from protofed.analysis.style import LineStyle, method_styles, theme
+from protofed.errors import DataError
+from protofed.registry import Registry
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Draw = Callable[..., "Figure"]
+"""``draw(runs, **options)``; raises DataError where the runs do not hold what the figure shows."""
+
+figures: Registry[Draw] = Registry("figure")
+
+WIDTH, HEIGHT = 5.6, 3.5
+"""Inches: a report's column on a desk, the whole screen on a phone."""
+
+
+def figure(name: str) -> Callable[[Draw], Draw]:
+    """Return a decorator that registers a figure and draws it in the theme."""
+
+    def register(draw: Draw) -> Draw:
+        return figures.register(name)(themed(draw))
+
+    return register
+
+
+def themed(draw: Draw) -> Draw:
+    """Return ``draw`` as a function that draws in the theme."""
+
+    @functools.wraps(draw)
+    def wrapper(*args: Any, **options: Any) -> Figure:
+        with theme():
+            return draw(*args, **options)
+
+    return wrapper
+
+
+def canvas(width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Axes]:
+    """Return a new figure of one panel; its size is in inches."""
+    fig, axes = panels(1, width, height)
+    return fig, axes[0]
+
+
+def panels(
+    count: int, width: float = WIDTH, height: float = HEIGHT, columns: int = 3
+) -> tuple[Figure, list[Axes]]:
+    """Return a new figure of ``count`` panels of the given size each, in rows of up to ``columns``."""
+    from matplotlib.figure import Figure
+
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    fig = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    axes = fig.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for unused in axes[count:]:
+        unused.remove()
+    return fig, axes[:count]
+
+
+def legend_below(fig: Figure, ax: Axes) -> None:
+    """Put the legend under the axes, where it covers no data, and make room for it."""
+    handles, labels = ax.get_legend_handles_labels()
+    if not handles:
+        return
+    # About 0.075 inches per letter, and half an inch for the sample of the line.
+    column = 0.55 + 0.075 * max(map(len, labels))
+    columns = max(1, min(len(labels), int(fig.get_figwidth() / column)))
+    rows = math.ceil(len(labels) / columns)
+    fig.set_figheight(fig.get_figheight() + 0.2 * (rows - 1))
+    fig.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.4)
+
+
+def percent_axis(ax: Axes, values: Sequence[float], what: str = "Test accuracy (%)") -> None:
+    """Label the vertical axis and let it show ``values`` with room around, within 0 to 100 %."""
+    known = [v for v in values if not math.isnan(v)] or [0.0, 100.0]
+    room = max(0.06 * (max(known) - min(known)), 1.0)
+    ax.set_ylim(max(-1.0, min(known) - room), min(101.0, max(known) + room))
+    ax.set_ylabel(what)
+
+
+def rounds_axis(ax: Axes) -> None:
+    """Label the horizontal axis and give it whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    ax.set_xlabel("Round")
+
+
+def name_ticks(ax: Axes, axis: str, names: Sequence[str], limit: int, offset: float = 0.0) -> None:
+    """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one."""
+    step = math.ceil(len(names) / limit) if names else 1
+    places = range(0, len(names), step)
+    texts = [_shortened(names[i]) for i in places]
+    ticks = [i + offset for i in places]
+    if axis == "y":
+        ax.set_yticks(ticks, texts)
+        return
+    crowded = max((len(t) for t in texts), default=0) * len(texts) > 60
+    ax.set_xticks(ticks, texts, rotation=90 if crowded else 0)
+
+
+class Series(NamedTuple):
+    """One method's runs under one inference rule."""
+
+    label: str
+    style: LineStyle
+    runs: list[RunData]
+    rule: str
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds that were evaluated in all runs."""
+        return sorted(set.intersection(*(set(run.accuracy(self.rule)) for run in self.runs)))
+
+
+def series(runs: Sequence[RunData], rule: str | None = None) -> list[Series]:
+    """Return the methods' runs that were scored by ``rule`` (each method's main rule if None).
+
+    Raises:
+        DataError: If there are none.
+    """
+    styles = method_styles(run.label for run in runs)
+    found: list[Series] = []
+    for label, group in by_label(runs).items():
+        scored = [run for run in settled(group) if run.evaluated and (rule is None or rule in run.rules)]
+        if scored:
+            chosen = rule or main_rule(scored[0].rules)
+            found.append(Series(label, styles[label], [r for r in scored if chosen in r.rules], chosen))
+    if not found:
+        known = ", ".join(dict.fromkeys(r for run in runs for r in run.rules))
+        raise DataError(
+            f"no run was scored by the rule {rule!r}: choose one of {known}"
+            if known
+            else "no accuracy to show: no round has been evaluated yet"
+        )
+    if len({s.rule for s in found}) > 1:
+        return [s._replace(label=f"{s.label} ({s.rule})") for s in found]
+    return found
+
+
+def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
+    """Write ``fig`` as PNG and SVG at ``path_stem`` with the suffix added; return both paths.
+
+    Files are replaced whole, and the same figure gives the same bytes.
+    """
+    from protofed.federation.files import write_bytes
+
+    stem = Path(path_stem)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        write_bytes(path, _rendered(fig, path.suffix[1:]))
+    return paths
+
+
+def inline_svg(fig: Figure, prefix: str, description: str) -> str:
+    """Return ``fig`` as an ``<svg>`` element for an HTML page.
+
+    Args:
+        fig: What to draw.
+        prefix: Put before every id, so that figures on one page cannot refer to each other's parts.
+        description: What a screen reader says.
+    """
+    from html import escape
+
+    text = _rendered(fig, "svg").decode()
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}-", text[text.index("<svg") :])
+    text = re.sub(r"\n\s*", "\n", text.replace("xlink:href", "href"))
+    view = re.search(r'viewBox="[^"]*"', text)
+    assert view is not None
+    width = fig.get_figwidth() * 96
+    start = (
+        f'<svg {view[0]} role="img" aria-label="{escape(description)}" '
+        f'style="max-width:{1.2 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt">'
+    )
+    return start + text[text.index(">") + 1 :]
+
+
+def _rendered(fig: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    # Without a date, and without the version of the program, equal figures are equal files.
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    with theme():
+        fig.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _shortened(name: str, length: int = 18) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"

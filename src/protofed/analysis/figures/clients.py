@@ -1,0 +1,127 @@
+"""Figures of the clients: what they hold, and how well each is served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from protofed.analysis.figures.base import (
+    WIDTH,
+    canvas,
+    figure,
+    legend_below,
+    name_ticks,
+    percent_axis,
+    series,
+    themed,
+)
+from protofed.analysis.rundata import RunData
+from protofed.analysis.style import INK
+from protofed.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@figure("split")
+def split(runs: list[RunData]) -> Figure:
+    """Training samples of every client and class, as the first run has them."""
+    clients = runs[0].clients
+    return draw_split(
+        [c["train"] for c in clients],
+        [str(c["name"]) for c in clients],
+        runs[0].class_names,
+        [str(c["architecture"]) for c in clients],
+        unit="training samples",
+    )
+
+
+@themed
+def draw_split(
+    counts: Any,
+    client_names: Sequence[str],
+    class_names: Sequence[str],
+    architectures: Sequence[str] | None = None,
+    *,
+    unit: str = "samples",
+) -> Figure:
+    """Return a client × class heat map.
+
+    Args:
+        counts: ``(M, K)`` numbers of samples: a tensor, an array or lists.
+        client_names: ``M`` row labels.
+        class_names: ``K`` column labels.
+        architectures: ``M`` labels for the right-hand side.
+        unit: What is counted.
+
+    Raises:
+        DataError: If the counts do not fit the names.
+    """
+    import numpy as np
+    from matplotlib.colors import PowerNorm
+
+    table = np.asarray(counts)
+    M, K = len(client_names), len(class_names)
+    if table.shape != (M, K) or not table.size:
+        raise DataError(f"counts have shape {table.shape}, but there are {M} clients and {K} classes")
+    width = float(np.clip(2.6 + 0.4 * K, WIDTH, 9.0))
+    fig, ax = canvas(width, float(np.clip(1.2 + 0.24 * M, 2.4, 11.0)))
+    # Counts under a skewed split span orders of magnitude: a square root keeps the small ones visible.
+    norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(table.max())))
+    # Many cells become an image: as shapes they would make the file heavy.
+    mesh = ax.pcolormesh(
+        table, cmap="Blues", norm=norm, edgecolors="white", linewidth=0.8, rasterized=table.size > 4000
+    )
+    if K <= 20 and M <= 44:
+        for (i, j), count in np.ndenumerate(table):
+            if count:
+                ink = "white" if norm(count) > 0.6 else INK
+                ax.text(j + 0.5, i + 0.5, f"{count}", ha="center", va="center", fontsize=6.5, color=ink)
+    name_ticks(ax, "x", class_names, 30, 0.5)
+    name_ticks(ax, "y", client_names, 44, 0.5)
+    if architectures is not None:
+        right = ax.secondary_yaxis("right")
+        name_ticks(right, "y", architectures, 44, 0.5)
+        right.tick_params(length=0, labelcolor="#5B6570")
+        right.spines[:].set_visible(False)
+    ax.invert_yaxis()
+    ax.grid(False)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel("Class")
+    ax.set_ylabel("Client")
+    bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02, aspect=30, shrink=min(1.0, 16 / M))
+    bar.set_label(unit.capitalize())
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    return fig
+
+
+@figure("client_accuracy")
+def client_accuracy(runs: list[RunData], rule: str | None = None) -> Figure:
+    """Final test accuracy of every client from worst to best; over several seeds, the mean of each rank."""
+    import numpy as np
+
+    fig, ax = canvas()
+    shown: list[float] = []
+    for s in series(runs, rule):
+        rows = [[100 * a for a in run.client_accuracies(s.rule) if a is not None] for run in s.runs]
+        # Splits differ between seeds, and so may the number of clients that have test samples.
+        common = min(map(len, rows))
+        if not common:
+            continue
+        ranked = np.mean([np.quantile(sorted(row), np.linspace(0, 1, common)) for row in rows], axis=0)
+        line = s.style.line() | {"linewidth": 0.8, "alpha": 0.9}
+        ax.plot(range(1, common + 1), ranked, label=s.label, **line)
+        shown += ranked.tolist()
+    if not shown:
+        raise DataError("no accuracy per client to show: no client has test samples")
+    if len(runs) == 1:
+        accuracies = runs[0].client_accuracies(series(runs, rule)[0].rule)
+        scored = [(a, str(c["name"])) for a, c in zip(accuracies, runs[0].clients, strict=True) if a is not None]
+        name_ticks(ax, "x", [name for _, name in sorted(scored, key=lambda pair: pair[0])], 40, 1.0)
+        ax.set_xlabel("Client, worst to best")
+    else:
+        ax.set_xlabel("Rank of the client, worst to best")
+    percent_axis(ax, shown, "Final test accuracy (%)")
+    legend_below(fig, ax)
+    return fig

@@ -1,0 +1,211 @@
+"""Figures of what changes over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from protofed.analysis.figures.base import (
+    HEIGHT,
+    WIDTH,
+    canvas,
+    figure,
+    legend_below,
+    panels,
+    percent_axis,
+    rounds_axis,
+    series,
+)
+from protofed.analysis.rundata import RunData, by_label, main_rule, settled
+from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, size
+from protofed.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Curve = Mapping[int, float]
+"""Round → value."""
+
+
+@figure("accuracy_rounds")
+def accuracy_rounds(runs: list[RunData], rule: str | None = None) -> Figure:
+    """Test accuracy against rounds; several seeds give a mean and a band of ± one standard deviation."""
+    fig, ax = canvas()
+    shown: list[float] = []
+    for s in series(runs, rule):
+        shown += _band(ax, [_percent(run.accuracy(s.rule)) for run in s.runs], s.style.line(), s.label)
+    percent_axis(ax, shown)
+    rounds_axis(ax)
+    legend_below(fig, ax)
+    return fig
+
+
+@figure("accuracy_rules")
+def accuracy_rules(runs: list[RunData]) -> Figure:
+    """Test accuracy of every inference rule against rounds, one panel per method; rings mark the best rounds."""
+    groups = {s.label.split(" (")[0]: s.runs for s in series(runs)}
+    fig, axes = _grid(len(groups))
+    rules = list(dict.fromkeys(r for group in groups.values() for run in group for r in run.rules))
+    colours = {r: RULE_COLOURS.get(r, PALETTE[i % len(PALETTE)]) for i, r in enumerate(rules)}
+    shown: list[float] = []
+    for ax, (label, group) in zip(axes, groups.items(), strict=True):
+        for rule in group[0].rules:
+            curves = [_percent(run.accuracy(rule)) for run in group if rule in run.rules]
+            shown += _band(ax, curves, {"color": colours[rule], "marker": "o"}, rule, ring=True)
+        _title(ax, label, len(groups))
+        rounds_axis(ax)
+    for ax in axes:
+        percent_axis(ax, shown)
+    legend_below(fig, max(axes, key=lambda ax: len(ax.lines)))
+    return fig
+
+
+@figure("accuracy_bytes")
+def accuracy_bytes(runs: list[RunData], rule: str | None = None) -> Figure:
+    """Test accuracy against bytes sent so far, up and down (log scale); dashed: methods that send nothing."""
+    import numpy as np
+
+    fig, ax = canvas()
+    shown: list[float] = []
+    reached: list[float] = []
+    for s in series(runs, rule):
+        accuracy = np.mean([[100 * run.accuracy(s.rule)[t] for t in s.rounds] for run in s.runs], axis=0)
+        sent = np.mean([[run.sent()[t] for t in s.rounds] for run in s.runs], axis=0)
+        line = s.style.line()
+        if sent[-1]:
+            some = sent > 0
+            ax.plot(sent[some], accuracy[some], label=s.label, markevery=_every(int(some.sum())), **line)
+            reached += sent[some].tolist()
+            shown += accuracy[some].tolist()
+        else:
+            ax.axhline(accuracy[-1], label=f"{s.label}: sends nothing", color=line["color"], linestyle="--")
+            shown.append(accuracy[-1])
+    if not reached:
+        raise DataError("no bytes to show: none of these runs sends anything")
+    _bytes_axis(ax, min(reached), max(reached))
+    percent_axis(ax, shown)
+    legend_below(fig, ax)
+    return fig
+
+
+@figure("losses")
+def losses(runs: list[RunData]) -> Figure:
+    """Training loss against rounds: its terms and their total, one panel per method."""
+    groups = {label: settled(group) for label, group in by_label(runs).items()}
+    groups = {label: group for label, group in groups.items() if any(r["losses"] for r in group[0].rounds)}
+    if not groups:
+        raise DataError("no losses to show: no client has trained yet")
+    terms = list(dict.fromkeys(t for g in groups.values() for r in g[0].rounds for t in r["losses"]))
+    parts = [t for t in terms if t != "total"]
+    styles: dict[str, dict[str, Any]] = {
+        t: {"color": PALETTE[i % len(PALETTE)], "marker": "o"} for i, t in enumerate(parts)
+    }
+    styles["total"] = {"color": BLACK, "linestyle": "--"}
+    fig, axes = _grid(len(groups))
+    for ax, (label, group) in zip(axes, groups.items(), strict=True):
+        own = [t for t in parts if any(t in r["losses"] for r in group[0].rounds)]
+        for term in own + ["total"] * (len(own) > 1):
+            curves = [_values(run, lambda r, term=term: r["losses"].get(term)) for run in group]  # type: ignore[misc]
+            _band(ax, curves, styles[term], term.replace("_", " "))
+        ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+        ax.set_ylabel("Loss per training sample")
+        _title(ax, label, len(groups))
+        rounds_axis(ax)
+    legend_below(fig, max(axes, key=lambda ax: len(ax.lines)))
+    return fig
+
+
+@figure("diagnostics")
+def diagnostics(runs: list[RunData], limit: int = 9) -> Figure:
+    """What the methods measured of themselves against rounds: one panel per number, at most ``limit``."""
+    styles = method_styles(run.label for run in runs)
+    groups = {label: settled(group) for label, group in by_label(runs).items()}
+    names = list(dict.fromkeys(n for run in runs for r in run.rounds for n in scalars(r["diagnostics"])))[:limit]
+    if not names:
+        raise DataError("no diagnostics to show: the method records no numbers")
+    fig, axes = _grid(len(names))
+    for ax, name in zip(axes, names, strict=True):
+        for label, group in groups.items():
+            curves = [_values(run, lambda r, n=name: scalars(r["diagnostics"]).get(n)) for run in group]  # type: ignore[misc]
+            _band(ax, [c for c in curves if c], styles[label].line(), label)
+        ax.set_ylabel(name.replace("_", " ").replace(".", ": "))
+        rounds_axis(ax)
+    if len(groups) > 1:
+        legend_below(fig, max(axes, key=lambda ax: len(ax.lines)))
+    return fig
+
+
+def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out."""
+    found: dict[str, float] = {}
+    for name, value in diagnostics.items():
+        if isinstance(value, Mapping):
+            found |= scalars(value, f"{prefix}{name}.")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[prefix + name] = float(value)
+    return found
+
+
+def _values(run: RunData, of: Any) -> dict[int, float]:
+    """Return round → ``of(record)``, with NaN where it is None; nothing if it is None throughout."""
+    values = {r["round"]: of(r) for r in run.rounds}
+    known = any(v is not None for v in values.values())
+    return {t: float("nan") if v is None else v for t, v in values.items()} if known else {}
+
+
+def _percent(curve: Curve) -> dict[int, float]:
+    return {t: 100 * value for t, value in curve.items()}
+
+
+def _band(
+    ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *, ring: bool = False
+) -> list[float]:
+    """Draw mean ± sample standard deviation over the rounds that all curves have; return what must be visible."""
+    import numpy as np
+
+    rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
+    if not rounds:
+        return []
+    values = np.array([[curve[t] for t in rounds] for curve in curves], dtype=float)
+    mean = values.mean(0)
+    ax.plot(rounds, mean, label=label, markevery=_every(len(rounds)), **line)
+    if ring:
+        best = int(mean.argmax())
+        ax.plot(rounds[best], mean[best], "o", ms=9, mfc="none", mec=line["color"], mew=1.3)
+    if len(curves) == 1:
+        return mean.tolist()
+    spread = values.std(0, ddof=1)
+    ax.fill_between(rounds, mean - spread, mean + spread, color=line["color"], alpha=0.16, linewidth=0)
+    return [*(mean - spread).tolist(), *(mean + spread).tolist()]
+
+
+def _every(points: int, most: int = 12) -> int:
+    """Return the step between markers: not so many that they hide the line."""
+    return max(1, points // most)
+
+
+def _grid(count: int) -> tuple[Figure, list[Axes]]:
+    """Return one panel of the usual size, or rows of two or three smaller ones."""
+    if count == 1:
+        return panels(1, WIDTH, HEIGHT)
+    return panels(count, 3.0, 2.3, columns=2 if count in (2, 4) else 3)
+
+
+def _title(ax: Axes, label: str, count: int) -> None:
+    if count > 1:
+        ax.set_title(label)
+
+
+def _bytes_axis(ax: Axes, low: float, high: float) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    spread = high / low
+    ax.set_xlim(low / spread**0.04 / 1.1, high * spread**0.04 * 1.1)
+    steps = (1.0,) if spread > 300 else (1.0, 3.0) if spread > 30 else (1.0, 2.0, 5.0)
+    ax.xaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("Sent by all parties since the start, up and down (log scale)")

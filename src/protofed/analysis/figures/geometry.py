@@ -1,0 +1,96 @@
+"""Figures of where the prototypes lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from protofed.analysis.figures.base import canvas, figure, legend_below, name_ticks, panels
+from protofed.analysis.rundata import RunData, by_label, prototypes, settled
+from protofed.analysis.style import method_styles
+from protofed.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+
+def global_prototypes(run: RunData) -> tuple[Tensor, Tensor] | None:
+    """Return the ``(K, d)`` global prototypes a run ended with, and ``(K,)`` which classes have one."""
+    tensors = prototypes(run)
+    if "global.prototypes" not in tensors:
+        return None
+    table, present = tensors["global.prototypes"], tensors["global.present"].bool()
+    return table, present & table.isfinite().all(1)
+
+
+@figure("prototype_distances")
+def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine"] = "distance") -> Figure:
+    """Euclidean distance (or cosine) between the global prototypes of every two classes, per method."""
+    from protofed.prototypes.geometry import pairwise_cosines, pairwise_distances
+
+    found = {label: tables[0] for label, tables in _tables(runs).items()}
+    single = len(found) == 1
+    fig, axes = panels(len(found), *((WIDE, 4.2) if single else (3.5, 3.0)))
+    for ax, (label, (table, present)) in zip(axes, found.items(), strict=True):
+        matrix = pairwise_cosines(table) if metric == "cosine" else pairwise_distances(table)
+        matrix[~(present.unsqueeze(0) & present.unsqueeze(1))] = float("nan")
+        limits = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"} if metric == "cosine" else {"vmin": 0, "cmap": "viridis"}
+        mesh = ax.pcolormesh(matrix.numpy(), rasterized=matrix.numel() > 4000, **limits)
+        ax.set_aspect("equal")
+        ax.invert_yaxis()
+        ax.grid(False)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        for axis in ("x", "y"):
+            name_ticks(ax, axis, runs[0].class_names, 30 if single else 12, 0.5)
+        ax.set_xlabel("Class")
+        ax.set_ylabel("Class")
+        if not single:
+            ax.set_title(label)
+        bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02)
+        bar.set_label("Cosine" if metric == "cosine" else "Euclidean distance")
+        bar.outline.set_visible(False)  # type: ignore[operator]
+    return fig
+
+
+@figure("margins")
+def margins(runs: list[RunData]) -> Figure:
+    """Normalised margin per class: distance to the nearest other global prototype, divided by the largest one."""
+    import torch
+
+    from protofed.prototypes.geometry import normalised_margins
+
+    fig, ax = canvas()
+    found = _tables(runs)
+    styles = method_styles(run.label for run in runs)
+    for label, tables in found.items():
+        values = [normalised_margins(t, p).masked_fill(~p, float("nan")) for t, p in tables]
+        mean = torch.stack(values).nanmean(0)
+        ax.plot(range(len(mean)), mean.numpy(), label=label, **styles[label].line() | {"linewidth": 0.8})
+    ax.set_ylim(0, 1.05)
+    name_ticks(ax, "x", runs[0].class_names, 30)
+    ax.set_xlabel("Class")
+    ax.set_ylabel("Normalised margin (1 = the widest)")
+    if len(found) > 1:
+        legend_below(fig, ax)
+    return fig
+
+
+WIDE = 5.0
+
+
+def _tables(runs: Sequence[RunData]) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Return label → the global prototypes of its runs.
+
+    Raises:
+        DataError: If there are none.
+    """
+    found = {
+        label: [table for run in settled(group) if (table := global_prototypes(run)) is not None]
+        for label, group in by_label(runs).items()
+    }
+    found = {label: tables for label, tables in found.items() if tables}
+    if not found:
+        raise DataError("no global prototypes to show: these methods have none, or no run has finished")
+    return found

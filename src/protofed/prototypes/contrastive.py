@@ -1,0 +1,396 @@
+"""Global prototypes that are trained, not averaged: the server side of FedTGP, and its hinge variant.
+
+Zhang, Liu, Hua and Cao, *FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
+Data and Model Heterogeneity in Federated Learning*, AAAI 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.errors import ConfigError
+from protofed.prototypes.alignment import NUDGE
+from protofed.prototypes.geometry import (
+    class_means,
+    pairwise_distances,
+    require_labels,
+    require_vectors,
+    unit_vectors,
+    working,
+)
+from protofed.seeding import generator as seeded_generator
+
+MIN_DISTANCE = 1e-6
+"""Floor on a distance, hence 1e-12 on its square: below it the gradient is 0 instead of NaN or unbounded."""
+
+
+class PrototypeNetwork(NamedTuple):
+    """The trainable prototypes ``P_j = F(e_j)``: one embedding per class through Linear – ReLU – Linear.
+
+    Plain tensors, so that a server's state can be stored as they are (``network._asdict()``).
+
+    Attributes:
+        embedding: ``(K, d)``, the ``e_j``.
+        hidden_weight: ``(d, d)`` of the first linear map, ``z = W e + b``.
+        hidden_bias: ``(d,)``.
+        output_weight: ``(d, d)`` of the second.
+        output_bias: ``(d,)``.
+    """
+
+    embedding: Tensor
+    hidden_weight: Tensor
+    hidden_bias: Tensor
+    output_weight: Tensor
+    output_bias: Tensor
+
+    def prototypes(self) -> Tensor:
+        """Return the ``(K, d)`` prototypes of all classes."""
+        hidden = F.linear(self.embedding, self.hidden_weight, self.hidden_bias).relu()
+        return F.linear(hidden, self.output_weight, self.output_bias)
+
+
+class TrainedPrototypes(NamedTuple):
+    """What one server round of FedTGP yields.
+
+    Attributes:
+        prototypes: ``(K, d)`` global prototypes to broadcast.
+        network: Where the next round continues.
+        losses: ``(epochs,)`` mean loss over the uploaded prototypes, each taken before its own step.
+    """
+
+    prototypes: Tensor
+    network: PrototypeNetwork
+    losses: Tensor
+
+
+def prototype_network(
+    K: int,
+    d: int,
+    *,
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> PrototypeNetwork:
+    """Return freshly drawn trainable prototypes.
+
+    Embeddings are standard normal; weights and biases uniform on ``±1/√d``, as torch initialises them.
+
+    Args:
+        K: Number of classes.
+        d: Prototype dimension.
+        generator: CPU generator to draw from.
+        dtype: Of the parameters, a floating type.
+        device: Of the parameters.
+
+    Raises:
+        ConfigError: ``K < 1`` or ``d < 1``.
+    """
+    if K < 1 or d < 1:
+        raise ConfigError(f"prototype_network: needs K >= 1 and d >= 1, got K={K}, d={d}")
+    bound = d**-0.5
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator).to(device)
+
+    embedding = torch.randn(K, d, generator=generator, dtype=dtype).to(device)
+    return PrototypeNetwork(embedding, uniform(d, d), uniform(d), uniform(d, d), uniform(d))
+
+
+def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100.0) -> float:
+    """Return FedTGP's margin ``δ = min(max_c gap_c, τ)`` of one round's uploads.
+
+    ``Q_c`` is the plain mean of class c's uploads and ``gap_c = min_{c'≠c} ‖Q_c − Q_c'‖`` over reported classes. One
+    scalar for all classes; classes nobody reports do not take part.
+
+    Args:
+        prototypes: ``(n, d)`` uploaded prototypes of all clients.
+        labels: ``(n,)`` their classes.
+        K: Number of classes.
+        cap: ``τ``.
+
+    Returns:
+        ``δ``; with a single reported class there is no gap and it is ``cap``.
+
+    Raises:
+        ConfigError: No uploads, entries that are not finite, labels outside ``0..K-1``, or ``cap < 0``.
+
+    Example:
+        >>> adaptive_margin(torch.tensor([[0.0], [3.0], [5.0], [9.0]]), torch.tensor([0, 1, 1, 2]), K=4)
+        5.0
+    """
+    _require_uploads(prototypes, labels, K)
+    if cap < 0:
+        raise ConfigError(f"adaptive_margin: cap must not be negative, got {cap}")
+    Q, counts = class_means(working(prototypes), labels, K)
+    Q = Q[counts > 0]
+    if len(Q) < 2:
+        return float(cap)
+    gaps = pairwise_distances(Q).fill_diagonal_(torch.inf).amin(1)
+    return min(float(gaps.max()), float(cap))
+
+
+def acl_loss(prototypes: Tensor, labels: Tensor, global_prototypes: Tensor, margin: float) -> Tensor:
+    """Return FedTGP's adaptive-margin contrastive loss.
+
+    For an upload ``p`` of class ``y`` with ``D_c = ‖p − P_c‖`` ::
+
+        ℓ = −log [ e^{−(D_y + δ)} / (e^{−(D_y + δ)} + Σ_{c≠y} e^{−D_c}) ]
+
+    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. The margin enlarges the true
+    class's distance, so training has to beat the other classes by ``δ``.
+
+    Args:
+        prototypes: ``(n, d)`` uploads.
+        labels: ``(n,)`` their classes, int64.
+        global_prototypes: ``(K, d)``, ``P``.
+        margin: ``δ``.
+
+    Returns:
+        The mean over uploads, a scalar. Differentiable in both sets of prototypes; where an upload coincides with a
+        global prototype, that distance contributes no gradient.
+
+    Example:
+        >>> P = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
+        >>> acl_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), P, margin=0.0)  # undecided: log 2
+        tensor(0.6931)
+    """
+    distances = pairwise_distances(prototypes, global_prototypes.to(prototypes.dtype)).clamp(min=MIN_DISTANCE)
+    own = F.one_hot(labels, len(global_prototypes)).to(distances.dtype)
+    return F.cross_entropy(-(distances + margin * own), labels)
+
+
+def train_prototypes(
+    network: PrototypeNetwork,
+    prototypes: Tensor,
+    labels: Tensor,
+    *,
+    margin: float,
+    epochs: int = 100,
+    lr: float = 0.01,
+    batch_size: int = 32,
+    generator: torch.Generator,
+) -> TrainedPrototypes:
+    """Train the global prototypes on one round's uploads (FedTGP's server step).
+
+    Plain SGD without momentum on :func:`acl_loss`, over shuffled mini-batches whose last one may be smaller. The
+    gradient is written out by hand, and the steps update copies of the parameters in place: the same numbers as
+    autograd and ``torch.optim.SGD``, without their overhead per step.
+
+    Args:
+        network: The state left by the previous round, or :func:`prototype_network`; not modified.
+        prototypes: ``(n, d)`` uploaded prototypes of all clients.
+        labels: ``(n,)`` their classes.
+        margin: ``δ``, see :func:`adaptive_margin`.
+        epochs: ``S``, passes over the uploads.
+        lr: Learning rate.
+        batch_size: Uploads per step.
+        generator: CPU generator; one permutation of n is drawn per epoch.
+
+    Returns:
+        Global prototypes, the network for the next round, and the losses.
+
+    Raises:
+        ConfigError: No uploads, entries that are not finite, labels outside ``0..K-1``, a dimension other than the
+            network's, or an option out of range.
+
+    Example:
+        >>> uploads, labels = torch.eye(3), torch.arange(3)
+        >>> start = prototype_network(3, 3, generator=torch.Generator().manual_seed(0))
+        >>> delta = adaptive_margin(uploads, labels, K=3)
+        >>> trained = train_prototypes(
+        ...     start, uploads, labels, margin=delta, lr=0.1, generator=torch.Generator().manual_seed(1)
+        ... )
+        >>> bool(trained.losses[-1] < trained.losses[0])
+        True
+    """
+    K, d = network.embedding.shape
+    _require_uploads(prototypes, labels, K)
+    if prototypes.shape[1] != d:
+        raise ConfigError(f"prototypes: the network has d={d}, got uploads of dimension {prototypes.shape[1]}")
+    if epochs < 0 or lr <= 0 or batch_size < 1:
+        raise ConfigError(
+            f"train_prototypes: expected epochs >= 0, lr > 0, batch_size >= 1; got {epochs}, {lr}, {batch_size}"
+        )
+    state = PrototypeNetwork(*(parameter.detach().clone() for parameter in network))
+    n = len(prototypes)
+    uploads = prototypes.detach().to(state.embedding)
+    targets = F.one_hot(labels.to(uploads.device), K).to(uploads.dtype)
+    losses = uploads.new_zeros(epochs)
+    for epoch in range(epochs):
+        order = torch.randperm(n, generator=generator).to(uploads.device)
+        shuffled = zip(uploads[order].split(batch_size), targets[order].split(batch_size), strict=True)
+        for p, own in shuffled:
+            losses[epoch] += _step(state, p, own, float(margin), lr)
+    return TrainedPrototypes(state.prototypes(), state, losses / n)
+
+
+def _step(state: PrototypeNetwork, p: Tensor, own: Tensor, margin: float, lr: float) -> Tensor:
+    """Make one SGD step in place and return the summed loss before it.
+
+    Shapes: ``p`` (b, d) uploads, ``own`` (b, K) one-hot classes; ``dX`` is the gradient of the mean loss by X.
+    """
+    e, W1, b1, W2, b2 = state
+    H = torch.addmm(b1, e, W1.T).relu_()
+    P = torch.addmm(b2, H, W2.T)
+    D = pairwise_distances(p, P).clamp_(min=MIN_DISTANCE)
+    log_probability = D.add(own, alpha=margin).neg_().log_softmax(1)
+    loss = -(log_probability * own).sum()
+    # logits = −D − δ·own, so dD = (own − softmax)/b; and ∇_P ‖p − P‖ = (P − p)/D, or 0 at the floor.
+    pull = (own - log_probability.exp()).div_(D).div_(len(p)).mul_(D > MIN_DISTANCE)
+    dP = (P * pull.sum(0).unsqueeze(1)).addmm_(pull.T, p, alpha=-1.0)
+    dH = (dP @ W2).mul_(H > 0)
+    de = dH @ W1
+    W2.addmm_(dP.T, H, alpha=-lr)
+    b2.sub_(dP.sum(0), alpha=lr)
+    W1.addmm_(dH.T, e, alpha=-lr)
+    b1.sub_(dH.sum(0), alpha=lr)
+    e.sub_(de, alpha=lr)
+    return loss
+
+
+@dataclass(frozen=True)
+class HingePrototypes:
+    """What :func:`hinge_prototypes` found.
+
+    Attributes:
+        prototypes: ``(K, d)`` global prototypes ``g``; zero where a class has no upload.
+        present: ``(K,)`` bool, the classes with an upload.
+        losses: Objective at the start and after each iteration; never rises.
+    """
+
+    prototypes: Tensor
+    present: Tensor
+    losses: list[float]
+
+
+def pair_margins(means: Tensor, margin: float) -> Tensor:
+    """Return per-pair margins that are larger for pairs that are harder to tell apart.
+
+    ::
+
+        m_jk = margin · 2 D̄² / (D̄ + D_jk),    D_jk = ‖Q_j − Q_k‖,    D̄ = mean of D_jk over pairs
+
+    A pair at the average distance gets ``margin·D̄``, a coinciding pair twice that, a remote one little. With
+    ``margin = 1`` exactly the pairs closer than average fall short of their margin. The rule follows the features'
+    scale, so one knob serves all models.
+
+    Args:
+        means: ``(K, d)`` class means ``Q``.
+        margin: The knob, in units of the average distance; 0 switches repulsion off.
+
+    Returns:
+        ``(K, K)`` symmetric, with zero diagonal.
+
+    Example:
+        >>> pair_margins(torch.tensor([[0.0], [1.0], [4.0]]), margin=1.0)[0]
+        tensor([0.0000, 3.8788, 2.1333])
+    """
+    distances = pairwise_distances(means)
+    K = len(means)
+    average = distances.sum() / max(K * (K - 1), 1)
+    margins = margin * 2 * average**2 / (average + distances).clamp(min=MIN_DISTANCE**2)
+    return margins.fill_diagonal_(0.0)
+
+
+def hinge_loss(prototypes: Tensor, labels: Tensor, global_prototypes: Tensor, margins: Tensor) -> Tensor:
+    """Return ``Σ_j Σ_i ‖g_j − c_ij‖² + Σ_{j≠k} max(0, m_jk − ‖g_j − g_k‖)²``, over ordered pairs (j, k).
+
+    Args:
+        prototypes: ``(n, d)`` uploads ``c``.
+        labels: ``(n,)`` their classes.
+        global_prototypes: ``(K, d)``, ``g``.
+        margins: ``(K, K)``, ``m`` with zero diagonal.
+    """
+    attraction = (global_prototypes[labels] - prototypes).square().sum()
+    shortfall = (margins - pairwise_distances(global_prototypes)).clamp(min=0.0)
+    return attraction + shortfall.fill_diagonal_(0.0).square().sum()
+
+
+def hinge_prototypes(
+    prototypes: Tensor,
+    labels: Tensor,
+    K: int,
+    *,
+    margin: float = 1.0,
+    iterations: int = 500,
+    tolerance: float = 1e-7,
+) -> HingePrototypes:
+    """Minimise the hinge variant of the contrastive objective over free vectors ``g``, from the class means.
+
+    This is the reading of FedTGP told in a public explanation of it (squared attraction, squared hinge per pair); it
+    is not the authors' loss and is offered as a variant only. Margins come from :func:`pair_margins`.
+
+    Deterministic and without a step size: each iteration minimises a quadratic that lies above the objective and
+    touches it at the present ``g`` (each ``max(0, m − ‖z‖)`` is at most ``‖z − z'‖``, ``z'`` the present difference
+    lengthened to at least m), so the objective never rises. Its matrix is the same every time and is factorised once.
+
+    Args:
+        prototypes: ``(n, d)`` uploaded prototypes of all clients.
+        labels: ``(n,)`` their classes.
+        K: Number of classes.
+        margin: See :func:`pair_margins`.
+        iterations: Upper bound.
+        tolerance: Stop when an iteration lowers the objective by less than this share.
+
+    Returns:
+        Global prototypes in the dtype of the uploads. Classes whose means coincide part in a fixed, arbitrary way.
+
+    Raises:
+        ConfigError: No uploads, entries that are not finite, labels outside ``0..K-1``, or an option out of range.
+
+    Example:
+        >>> uploads = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0]])
+        >>> found = hinge_prototypes(uploads, torch.tensor([0, 1, 2]), K=3, margin=1.0)
+        >>> bool((found.prototypes[0] - found.prototypes[1]).norm() > 1.0)
+        True
+    """
+    _require_uploads(prototypes, labels, K)
+    if margin < 0 or iterations < 0 or tolerance < 0:
+        raise ConfigError(
+            "hinge_prototypes: margin, iterations and tolerance must not be negative; "
+            f"got {margin}, {iterations}, {tolerance}"
+        )
+    c = prototypes.detach().double()
+    means, counts = class_means(c, labels, K)
+    present = counts > 0
+    Q, n = means[present], counts[present].double()
+    index = (present.cumsum(0) - 1)[labels]
+    m = pair_margins(Q, margin)
+    g = _parted(Q, float(m.max()))
+    # Σ_j n_j‖g_j − Q_j‖² + Σ_{j≠k} ‖(g_j − g_k) − t_jk‖² has the normal matrix diag(n) + 2(K I − 1 1ᵀ).
+    count = len(Q)
+    normal = torch.diag(n + 2 * count) - 2.0
+    factor = torch.linalg.cholesky(normal)
+    losses = [float(hinge_loss(c, index, g, m))]
+    for _ in range(iterations):
+        stretch = (m / pairwise_distances(g).clamp(min=MIN_DISTANCE)).clamp(min=1.0).fill_diagonal_(0.0)
+        targets = g * stretch.sum(1, keepdim=True) - stretch @ g  # Σ_k t_jk, t_jk = stretch_jk (g_j − g_k)
+        g = torch.cholesky_solve(n.unsqueeze(1) * Q + 2 * targets, factor)
+        losses.append(float(hinge_loss(c, index, g, m)))
+        if losses[-2] - losses[-1] <= tolerance * losses[-2]:
+            break
+    result = means.new_zeros(means.shape)
+    result[present] = g
+    return HingePrototypes(result.to(prototypes.dtype), present, losses)
+
+
+def _parted(Q: Tensor, scale: float) -> Tensor:
+    """Return the means with those that coincide with an earlier one moved a little, so that they can separate."""
+    closeness = pairwise_distances(Q).masked_fill(torch.ones(len(Q), len(Q), device=Q.device).triu() > 0, torch.inf)
+    repeated = closeness.amin(1) <= 1e-6 * scale
+    if scale == 0 or not bool(repeated.any()):
+        return Q
+    random = torch.randn(Q.shape, generator=seeded_generator(0, "parted means"), dtype=torch.float64)
+    return torch.where(repeated.unsqueeze(1), Q + NUDGE * scale * unit_vectors(random.to(Q)), Q)
+
+
+def _require_uploads(prototypes: Tensor, labels: Tensor, K: int) -> None:
+    require_vectors("prototypes", prototypes)
+    require_labels(labels, len(prototypes), K)
+    if not len(prototypes):
+        raise ConfigError("prototypes: no uploads to work with; skip this server step")

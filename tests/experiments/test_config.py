@@ -1,0 +1,106 @@
+"""Recipes, overrides and what is wrong with them."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+import tomli_w
+
+from protofed.errors import ConfigError
+from protofed.experiments.config import (
+    apply_overrides,
+    comparison,
+    load_recipe,
+    parse_overrides,
+    recipes,
+    resolve,
+)
+
+
+def test_overrides_are_toml_or_text():
+    items = ["method.lambda=10", "method.name=fedproto", "evaluation.every=2", "a.b=[1, 2]", "c=true", "d=x y"]
+    assert parse_overrides(items) == {
+        "method.lambda": 10,
+        "method.name": "fedproto",
+        "evaluation.every": 2,
+        "a.b": [1, 2],
+        "c": True,
+        "d": "x y",
+    }
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_resolves_and_round_trips(name):
+    tree = load_recipe(name)
+    assert tree["summary"]
+    chosen = comparison(tree).methods
+    experiment = resolve(tree, method=chosen[0] if chosen else None)
+    again = resolve(tomllib.loads(tomli_w.dumps(experiment.to_tree())))
+    assert again == experiment
+
+
+def test_options_of_a_method_come_from_its_table_then_from_method():
+    tree = {"methods": {"fedproto": {"lambda": 3, "gamma": 2}}, "method": {"name": "fedproto", "gamma": 5}}
+    options = resolve(tree).method_options
+    assert (options.lambda_, options.gamma) == (3.0, 5.0)
+    assert resolve(tree, method="local").method == "local"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"rouns": 3}, "unknown option 'rouns': did you mean 'rounds'?"),
+        ({"rounds": 0}, "rounds must be an integer of at least 1"),
+        ({"rounds": "many"}, "rounds must be an integer"),
+        ({"seed": 1.5}, "seed must be an integer"),
+        ({"method.name": "fedprot"}, "unknown method 'fedprot': did you mean 'fedproto'?"),
+        ({"method.lamda": 1}, "'lamda': did you mean 'lambda'?"),
+        ({"method.lambda": "big"}, "method.lambda must be a number, not 'big'"),
+        ({"method.lambda": -1}, "method: lambda must be at least 0"),
+        ({"method.gamma": float("nan")}, "method: gamma must be at least 0"),
+        ({"method.aggregation": "median"}, "method.aggregation 'median'"),
+        ({"partition.name": "dirichlett"}, "unknown partition 'dirichlett': did you mean 'dirichlet'?"),
+        ({"partition.alfa": 1}, "'alfa': did you mean 'alpha'?"),
+        ({"model.dd": 3}, "unknown option model.*:"),
+        ({"model.d": 0}, "model: d must be at least 1"),
+        ({"training.optimizer": "SDG"}, "unknown optimizer 'SDG': did you mean 'SGD'?"),
+        ({"training.options": {"nesterow": True}}, "did you mean 'nesterov'?"),
+        ({"training.lr": -1.0}, "optimizer SGD: Invalid learning rate"),
+        ({"training.epochs": 0}, "epochs must be at least 1"),
+        ({"participation.fraction": 1.5}, "participation: fraction must lie in"),
+        ({"evaluation.at": "noon"}, "evaluation.at 'noon'"),
+        ({"execution.device": "tpu"}, "execution.device 'tpu'"),
+        ({"method": "fedproto"}, "method must be a table of options"),
+        ({"seed.x": 1}, "'seed' is not a table"),
+        ({"methods.fedprot.lambda": 1}, "unknown method 'fedprot'"),
+        ({"methods.fedproto.lamda": 1}, "did you mean 'lambda'?"),
+        ({"data.test_fraction": 1.0}, "data.test_fraction"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(overrides, message):
+    base = {"seed": 0, "method": {"name": "fedproto"}}
+    with pytest.raises(ConfigError) as caught:
+        resolve(apply_overrides(base, overrides))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_recipes_and_files(tmp_path):
+    with pytest.raises(ConfigError, match="unknown recipe 'quikstart': did you mean 'quickstart'"):
+        load_recipe("quikstart")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_recipe(tmp_path / "absent.toml")
+    (tmp_path / "broken.toml").write_text("a = [")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_recipe(tmp_path / "broken.toml")
+    with pytest.raises(ConfigError, match="must read NAME=VALUE"):
+        parse_overrides(["method.lambda"])
+
+
+def test_an_option_that_no_compared_method_has_is_refused():
+    tree = {"compare": {"methods": ["local", "fedproto"]}, "method": {"lambda": 2}}
+    comparison(tree)
+    assert resolve(tree, method="local").method == "local"
+    with pytest.raises(ConfigError, match="did you mean 'lambda'"):
+        comparison({**tree, "method": {"lamda": 2}})

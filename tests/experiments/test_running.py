@@ -1,0 +1,164 @@
+"""Runs as a user starts them from Python: directories, resuming, comparing."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+import tomli_w
+from safetensors.torch import load_file
+
+import protofed
+from protofed.errors import CheckpointError, ConfigError
+from protofed.experiments import Progress
+
+SMALL = {
+    "data.samples": 300,
+    "data.clients": 4,
+    "partition.alpha": 0.5,
+    "rounds": 3,
+    "model.name": "mlp",
+    "model.d": 8,
+    "execution.device": "cpu",
+}
+
+
+class StopAfter(Progress):
+    """Stands in for Ctrl-C after some rounds."""
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def round(self, label, record):
+        if record["round"] == self.rounds:
+            raise KeyboardInterrupt
+
+
+def test_a_run_directory_can_be_read_without_this_package(tmp_path):
+    result = protofed.run("quickstart", {**SMALL, "method.name": "fedproto"}, out=tmp_path / "run")
+    files = {str(p.relative_to(tmp_path / "run")) for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    clients = [f"client-{i:02d}" for i in range(4)]
+    assert files == {
+        "config.toml",
+        "federation.json",
+        "rounds.jsonl",
+        "summary.json",
+        "prototypes.safetensors",
+        "report.html",
+        *(f"clients/{name}/model.safetensors" for name in clients),
+    }
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary == result.summary
+    assert (summary["method"], summary["seed"], summary["rounds"]) == ("fedproto", 0, 3)
+    for rule in ("head", "local", "global", "global_own"):
+        assert set(summary["accuracy"][rule]) == {"best", "best_round", "final", "client_mean", "client_std"}
+    assert set(summary["communication"]) == {
+        "parameters_up_per_round",
+        "parameters_down_per_round",
+        "bytes_up_total",
+        "bytes_down_total",
+    }
+    assert set(summary["seconds"]) == {"total", "training", "evaluation", "aggregation"}
+    assert summary["peak_memory_bytes"] > 1e7
+    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert rounds == result.rounds
+    assert [r["round"] for r in rounds] == [1, 2, 3]
+    assert summary["communication"]["bytes_up_total"] == sum(r["bytes"]["up"] for r in rounds)
+    prototypes = load_file(tmp_path / "run" / "prototypes.safetensors")
+    assert prototypes["global.prototypes"].shape == (10, 8)
+    assert prototypes["local.client-00.prototypes"].shape == (10, 8)
+    assert load_file(tmp_path / "run" / "clients" / "client-00" / "model.safetensors")["head.weight"].shape == (10, 8)
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert config["method"]["lambda"] == 1.0
+    assert config["data"]["samples"] == 300
+
+
+def test_config_toml_repeats_the_run(tmp_path):
+    first = protofed.run("quickstart", {**SMALL, "method.name": "fedproto"}, out=tmp_path / "a")
+    second = protofed.run(tmp_path / "a" / "config.toml", out=tmp_path / "b")
+    assert first.summary["accuracy"] == second.summary["accuracy"]
+
+
+def test_resume_after_an_interrupt_equals_an_uninterrupted_run(tmp_path):
+    overrides = {**SMALL, "method.name": "fedproto", "rounds": 4}
+    whole = protofed.run("quickstart", overrides, out=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        protofed.run("quickstart", overrides, out=tmp_path / "cut", progress=StopAfter(2))
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    with pytest.raises(ConfigError, match="holds an unfinished run .* pass --resume"):
+        protofed.run("quickstart", overrides, out=tmp_path / "cut")
+    resumed = protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
+    assert resumed.summary["accuracy"] == whole.summary["accuracy"]
+    for path in (tmp_path / "whole").rglob("*.safetensors"):
+        assert path.read_bytes() == (tmp_path / "cut" / path.relative_to(tmp_path / "whole")).read_bytes()
+    again = protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
+    assert again.summary == resumed.summary
+
+
+def test_another_configuration_is_refused_not_overwritten(tmp_path):
+    overrides = {**SMALL, "method.name": "local", "rounds": 1}
+    protofed.run("quickstart", overrides, out=tmp_path / "run")
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    with pytest.raises(ConfigError, match="another configuration .training.lr is 0.05 there and 0.5 here"):
+        protofed.run("quickstart", {**overrides, "training.lr": 0.5}, out=tmp_path / "run", resume=True)
+    with pytest.raises(ConfigError, match="finished run of this configuration"):
+        protofed.run("quickstart", overrides, out=tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        protofed.run("quickstart", overrides, out=tmp_path / "mine")
+
+
+def test_a_truncated_checkpoint_is_one_line(tmp_path):
+    overrides = {**SMALL, "method.name": "fedproto", "rounds": 4}
+    with pytest.raises(KeyboardInterrupt):
+        protofed.run("quickstart", overrides, out=tmp_path / "cut", progress=StopAfter(2))
+    path = next((tmp_path / "cut" / "checkpoint").rglob("client-01.safetensors"))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="client-01.safetensors: cannot be read"):
+        protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
+
+
+def test_compare_runs_every_method_and_seed_on_the_same_split(tmp_path):
+    result = protofed.compare("quickstart", ["local", "fedproto"], [0, 1], {**SMALL, "rounds": 2}, out=tmp_path)
+    assert {name: len(runs) for name, runs in result.runs.items()} == {"local": 2, "fedproto": 2}
+    assert result.report.is_file()
+    summary = result.summary
+    finals = [run.summary["accuracy"]["head"]["final"] for run in result.runs["local"]]
+    assert summary["local"]["head"]["final_mean"] == pytest.approx(sum(finals) / 2)
+    splits = [
+        json.loads((run.directory / "federation.json").read_text())["clients"]
+        for runs in result.runs.values()
+        for run in runs
+    ]
+    assert splits[0] == splits[2] != splits[1] == splits[3]
+    resumed = protofed.compare(
+        "quickstart", ["local", "fedproto"], [0, 1], {**SMALL, "rounds": 2}, out=tmp_path, resume=True
+    )
+    assert resumed.summary == summary
+
+
+def test_what_is_wrong_with_the_last_method_is_told_before_the_first_runs(tmp_path):
+    overrides = {**SMALL, "model.name": "small4", "model.shared": "", "rounds": 1}
+    with pytest.raises(ConfigError, match="fedavg shares weights"):
+        protofed.compare("quickstart", ["local", "fedavg"], (), overrides, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_validation_gives_an_honest_figure(tmp_path):
+    overrides = {**SMALL, "method.name": "local", "data.validation_fraction": 0.2}
+    run = protofed.run("quickstart", overrides, out=tmp_path / "run")
+    head = run.summary["accuracy"]["head"]
+    validated = [r["validation"]["head"]["weighted"] for r in run.rounds]
+    assert head["selected_round"] == 1 + validated.index(max(validated))
+    assert head["selected"] == run.rounds[head["selected_round"] - 1]["accuracy"]["head"]["weighted"]
+
+
+def test_a_recipe_file_of_ones_own(tmp_path):
+    recipe = {"rounds": 1, "data": {"source": "digits", "samples": 200, "clients": 2}, "model": {"name": "mlp"}}
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(recipe))
+    run = protofed.run(tmp_path / "mine.toml", out=tmp_path / "run")
+    assert run.summary["recipe"] == "mine"
+    assert run.summary["method"] == "fedproto"

@@ -1,0 +1,67 @@
+"""FedAvg: the mean, its weights, and who may take part."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import client, experiment, federated, ordinary
+
+from protofed.errors import ConfigError
+from protofed.experiments.assemble import assemble
+
+
+def one_round(**overrides):
+    federation, data = assemble(experiment("fedavg", rounds=1, evaluation__at="trained", **overrides), ordinary())
+    start = {n: t.clone() for n, t in federation.server.items()}
+    record = next(federation.run())
+    return federation, data, start, record
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_the_server_holds_the_weighted_mean_of_the_clients(weighting):
+    federation, data, start, _ = one_round(method__weighting=weighting)
+    sizes = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
+    for name, mean in federation.server.items():
+        weights = [c.model.state_dict()[name].double() for c in federation.executor.clients.values()]
+        expected = sum(n * w for n, w in zip(sizes, weights, strict=True)) / sum(sizes)
+        torch.testing.assert_close(mean, expected.float(), rtol=1e-6, atol=1e-7)
+        assert not torch.equal(mean, start[name])
+
+
+def test_everyone_is_scored_with_the_global_model_after_the_broadcast():
+    federation, _ = assemble(experiment("fedavg", rounds=1), ordinary())
+    next(federation.run())
+    for c in federation.executor.clients.values():
+        for name, weight in federation.server.items():
+            assert torch.equal(c.model.state_dict()[name], weight)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_running_statistics_are_shared_on_request(share):
+    federation, _ = assemble(
+        experiment(
+            "fedavg",
+            method__share_buffers=share,
+            model__name="support:WithBatchNorm",
+            model__options={},
+        ),
+        ordinary(),
+    )
+    next(federation.run())
+    names = federation.server
+    assert any("running_mean" in n for n in names) is share
+    assert not any("num_batches" in n for n in names)
+
+
+def test_different_architectures_are_refused_by_name():
+    data = federated(client("ann", [0, 1]), client("bob", [0, 1], model="mlp", d=9))
+    with pytest.raises(ConfigError, match=r"fedavg shares weights .* ann has mlp.* bob has mlp.*model\.shared"):
+        assemble(experiment("fedavg"), data)
+    assemble(experiment("fedavg", model__shared="mlp"), federated(client("ann", [0, 1]), client("bob", [0, 1])))
+
+
+def test_different_dimensions_are_refused_by_name():
+    data = federated(client("ann", [0, 1]), client("bob", [0, 1], d=9))
+    with pytest.raises(ConfigError, match="fedproto exchanges features .* ann has d=5 and bob has d=9"):
+        assemble(experiment("fedproto"), data)
+    assemble(experiment("local"), data)
