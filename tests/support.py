@@ -37,7 +37,9 @@ def samples(labels: list[int], seed: int = 0) -> Samples:
 def client(name: str, train: list[int], test: list[int] | None = None, **settings: Any) -> ClientData:
     """Return a client with samples of the given labels."""
     seed = sum(map(ord, name))
-    return ClientData(name, samples(train, seed), samples(train if test is None else test, seed + 1), None, settings)
+    return ClientData(
+        name, samples(train, seed), samples(train if test is None else test, seed + 1), None, settings
+    )
 
 
 def federated(*clients: ClientData) -> FederatedData:

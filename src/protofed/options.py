@@ -7,6 +7,7 @@ write it without (``method.lambda=10``). :func:`build_options` turns what a user
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -47,8 +48,8 @@ def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Return an instance of the options dataclass ``cls`` from what a user wrote.
 
     Args:
-        cls: A dataclass of plain types, ``Literal``, ``tuple[X, ...]``, ``X | None``, dicts or nested
-            dataclasses.
+        cls: A dataclass of plain types, ``Literal``, tuples, dicts and unions of them. Lists become tuples, and
+            ``a,b`` as written on a command line does too; integers become floats where the field says so.
         values: Names as users write them, to values from TOML or the command line.
         where: Dotted prefix for messages, e.g. ``"method"``.
 
@@ -59,12 +60,15 @@ def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     fields = {option_name(f): f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in values:
         if name not in fields:
-            raise ConfigError(unknown_name(f"option {where}.*:", name, fields))
+            raise ConfigError(unknown_name(f"option of {where}", name, fields))
     hints = typing.get_type_hints(cls)
-    arguments = {
-        fields[name].name: _convert(value, hints[fields[name].name], f"{where}.{name}")
-        for name, value in values.items()
-    }
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        field = fields[name].name
+        try:
+            arguments[field] = _convert(value, hints[field])
+        except TypeError:
+            raise ConfigError(f"{where}.{name} must be {_words(hints[field])}, not {value!r}") from None
     try:
         return cls(**arguments)
     except ValueError as error:
@@ -73,41 +77,34 @@ def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 def plain(options: Any) -> dict[str, Any]:
     """Return an options record as a dict of plain values under the names users write."""
-    return {
-        option_name(f): plain(value) if dataclasses.is_dataclass(value) else value
-        for f in dataclasses.fields(options)
-        for value in [getattr(options, f.name)]
-    }
+    return {option_name(f): getattr(options, f.name) for f in dataclasses.fields(options)}
 
 
-def _convert(value: Any, hint: Any, where: str) -> Any:
-    """Return ``value`` as type ``hint``; lossless conversions only."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        return _convert(value, next(a for a in arguments if a is not type(None)), where)
-    if origin is typing.Literal:
-        if value in arguments:
+def _convert(value: Any, kind: Any) -> Any:
+    """Return ``value`` as ``kind`` without loss; raise TypeError where it does not fit."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        for choice in inner:
+            with contextlib.suppress(TypeError):
+                return _convert(value, choice)
+    elif origin is typing.Literal:
+        if value in inner:
             return value
-        raise ConfigError(unknown_name(where, str(value), map(str, arguments)))
-    if origin is tuple:
+    elif origin is tuple:
         items = value if isinstance(value, (list, tuple)) else _split(value)
-        return tuple(_convert(item, arguments[0], where) for item in items)
-    if origin is dict or hint is dict:
+        kinds = [inner[0]] * len(items) if inner[-1] is Ellipsis else list(inner)
+        if len(kinds) == len(items):
+            return tuple(_convert(item, k) for item, k in zip(items, kinds, strict=True))
+    elif (origin or kind) is dict:
         if isinstance(value, Mapping):
             return dict(value)
-    elif dataclasses.is_dataclass(hint):
-        if isinstance(value, Mapping):
-            return build_options(hint, value, where)  # type: ignore[arg-type]
-    elif hint is Any or type(value) is hint:
+    elif kind is Any or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
         return value
-    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
+    elif kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    elif hint is int and isinstance(value, float) and value.is_integer():
+    elif kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
-    expected = "a table" if isinstance(hint, type) and dataclasses.is_dataclass(hint) else _type_name(hint)
-    raise ConfigError(f"{where} must be {expected}, not {value!r}")
+    raise TypeError
 
 
 def _split(value: Any) -> list[Any]:
@@ -119,13 +116,27 @@ def _split(value: Any) -> list[Any]:
 
 def _number(text: str) -> Any:
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
-def _type_name(hint: Any) -> str:
-    names = {int: "an integer", float: "a number", str: "text", bool: "true or false", dict: "a table"}
-    return names.get(typing.get_origin(hint) or hint, str(hint))
+def _words(kind: Any) -> str:
+    """Return a type in words."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(k) for k in inner)
+    if origin is typing.Literal:
+        return " or ".join(repr(k) for k in inner)
+    if origin is tuple:
+        count = "" if inner[-1] is Ellipsis else f"{len(inner)} times "
+        return f"a list of {count}{_words(inner[0])}"
+    names = {
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        dict: "a table",
+        type(None): "none",
+    }
+    return names.get(origin or kind, str(kind))

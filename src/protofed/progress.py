@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from protofed.analysis.tables import size
+from protofed.analysis.style import percent, size
 from protofed.experiments import Progress, Run
 
 
@@ -29,7 +29,7 @@ class BarProgress(Progress):
     def round(self, label: str, record: Mapping[str, Any]) -> None:
         """Advance it."""
         sent = record["bytes"]["up"] + record["bytes"]["down"]
-        parts = [f"{rule} {100 * a['weighted']:.1f}%" for rule, a in record.get("accuracy", {}).items()]
+        parts = [f"{rule} {percent(a['weighted'])}" for rule, a in record.get("accuracy", {}).items()]
         note = "  ".join([*parts, f"{size(sent)} a round"])
         self.bars.update(self.tasks[label], advance=1, note=note)
 

@@ -97,7 +97,7 @@ def test_pathological_covers_many_classes_with_few_clients():
         ("dirichlet", {"alpha": 0.001, "min_size": 30}, 12, "raise partition.alpha"),
         ("dirichlet", {"min_size": 101}, 4, "lower partition.min_size"),
         ("dirichlet", {"alpha": 0.0}, 4, "must be above 0"),
-        ("dirichlet", {"alpha": "much"}, 4, "expected float"),
+        ("dirichlet", {"alpha": "much"}, 4, "partition.alpha must be a number"),
         ("dirichlet", {"aplha": 0.1}, 4, "did you mean 'alpha'"),
         ("iid", {"alpha": 0.1}, 4, "Valid: none"),
         ("iid", {}, 401, "only 400 samples"),

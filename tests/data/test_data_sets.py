@@ -121,7 +121,7 @@ def test_spiral_depends_on_the_seed():
         (options("digts"), "did you mean 'digits'"),
         (options("spiral", options={"pionts": 3}), "did you mean 'points'"),
         (options("spiral", options={"points": 0}), "points >= 1"),
-        (options("spiral", options={"points": 1.5}), "expected int"),
+        (options("spiral", options={"points": 1.5}), "points must be an integer, not 1.5"),
         (options("spiral", options={"winding": "left"}), "'equal' or 'printed'"),
         (options("spiral", options=3), "expected a mapping"),
         (options("digits", clients=-1), "data.clients = -1"),

@@ -68,7 +68,10 @@ def test_a_run_directory_can_be_read_without_this_package(tmp_path):
     prototypes = load_file(tmp_path / "run" / "prototypes.safetensors")
     assert prototypes["global.prototypes"].shape == (10, 8)
     assert prototypes["local.client-00.prototypes"].shape == (10, 8)
-    assert load_file(tmp_path / "run" / "clients" / "client-00" / "model.safetensors")["head.weight"].shape == (10, 8)
+    assert load_file(tmp_path / "run" / "clients" / "client-00" / "model.safetensors")["head.weight"].shape == (
+        10,
+        8,
+    )
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert config["method"]["lambda"] == 1.0
     assert config["data"]["samples"] == 300

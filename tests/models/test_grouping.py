@@ -1,7 +1,6 @@
 """Groups of architectures, and the check of options that every architecture shares."""
 
 from dataclasses import fields
-from typing import Literal
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from protofed.errors import ConfigError
 from protofed.models import architectures, assign, build, groups, parameter_count
-from protofed.models.checking import _words, read_options
+from protofed.options import build_options
 
 
 @pytest.mark.parametrize("name", groups)
@@ -19,7 +18,7 @@ def test_members_exist_and_differ(name):
     assert group.summary
     assert len({repr(m) for m in group.members}) == len(group.members)
     for member, options in group.members:
-        read_options(member, architectures.get(member).Options, options)
+        build_options(architectures.get(member).Options, options, member)
 
 
 @given(st.integers(0, 30), st.sampled_from(list(groups)))
@@ -64,28 +63,28 @@ def test_every_option_is_documented(name):
     assert entry.name == name
     assert entry.summary
     assert all(f.metadata["doc"] for f in fields(entry.Options))
-    assert entry.Options() == read_options(name, entry.Options, None)
+    assert entry.Options() == build_options(entry.Options, {}, name)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("cnn2", {"channel": [1, 2]}, "unknown option of cnn2 'channel': did you mean 'channels'"),
-        ("cnn2", {"channels": [1, 2, 3]}, "cnn2: option channels must be a list of 2 of an integer"),
-        ("cnn2", {"channels": 3}, "cnn2: option channels must be a list"),
-        ("cnn2", {"channels": [1, 2.5]}, "option channels must be"),
+        ("cnn2", {"channels": [1, 2, 3]}, "cnn2.channels must be a list of 2 times an integer"),
+        ("cnn2", {"channels": 3}, "cnn2.channels must be a list"),
+        ("cnn2", {"channels": [1, 2.5]}, "channels must be"),
         ("cnn2", {"channels": [0, 2]}, "channels .* must be positive"),
-        ("cnn2", {"padding": "same"}, "option padding must be an integer or none, not 'same'"),
+        ("cnn2", {"padding": "same"}, "padding must be an integer or none, not 'same'"),
         ("cnn2", {"padding": -1}, "must not be negative"),
-        ("mlp", {"hidden": [8, True]}, "option hidden must be a list of any number of an integer"),
+        ("mlp", {"hidden": [8, True]}, "mlp.hidden must be a list of an integer"),
         ("mlp", {"hidden": [-8]}, "hidden .* must be positive"),
-        ("mlp", {"relu_features": 1}, "option relu_features must be true or false, not 1"),
+        ("mlp", {"relu_features": 1}, "relu_features must be true or false, not 1"),
         ("cnn4", {"channels": [1, 2, 3, 0]}, "must be positive"),
-        ("fedproto_cnn", {"channels": True}, "option channels must be an integer, not True"),
+        ("fedproto_cnn", {"channels": True}, "channels must be an integer, not True"),
         ("fedproto_cnn", {"channels": 0}, "must be positive"),
-        ("fedproto_cnn", {"dropout": "half"}, "option dropout must be a number"),
+        ("fedproto_cnn", {"dropout": "half"}, "dropout must be a number"),
         ("fedproto_cnn", {"dropout": 1}, r"must be in \[0, 1\)"),
-        ("resnet8", {"stem": "mnist"}, "option stem must be 'imagenet' or 'cifar', not 'mnist'"),
+        ("resnet8", {"stem": "mnist"}, "stem must be 'imagenet' or 'cifar', not 'mnist'"),
         ("resnet8", {"widths": [0, 1, 1]}, "must be positive"),
         ("resnet18", {"stem_stride": [1, 0]}, "must be positive"),
         ("googlenet", {"dropout": -0.1}, r"must be in \[0, 1\)"),
@@ -93,18 +92,13 @@ def test_every_option_is_documented(name):
 )
 def test_wrong_options_are_one_line(name, options, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        read_options(name, architectures.get(name).Options, options)
+        build_options(architectures.get(name).Options, options, name)
     assert "\n" not in str(caught.value)
 
 
 def test_options_from_toml_and_json_are_converted():
-    read = read_options("cnn2", architectures.get("cnn2").Options, {"channels": [3, 4], "padding": None})
+    read = build_options(architectures.get("cnn2").Options, {"channels": [3, 4], "padding": None}, "cnn2")
     assert read.channels == (3, 4)
     assert read.padding is None
-    dropout = read_options("fedproto_cnn", architectures.get("fedproto_cnn").Options, {"dropout": 0}).dropout
+    dropout = build_options(architectures.get("fedproto_cnn").Options, {"dropout": 0}, "fedproto_cnn").dropout
     assert isinstance(dropout, float)
-
-
-def test_a_kind_without_words_is_shown_as_it_is():
-    assert _words(bytes) == "<class 'bytes'>"
-    assert _words(Literal[1, 2]) == "1 or 2"

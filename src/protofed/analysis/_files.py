@@ -10,6 +10,9 @@ from typing import Any
 from protofed.errors import CheckpointError
 
 
+_RECORD = ("participants", "losses", "bytes", "parameters", "seconds", "refused", "diagnostics")
+
+
 def read_text(path: Path) -> str:
     """Return a file's text.
 
@@ -64,6 +67,33 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             records[int(record["round"])] = record
         except (ValueError, TypeError, KeyError):
-            if number < len(lines):
-                raise CheckpointError(f"{path}: line {number} is not the record of a round") from None
+            if number == len(lines):
+                break
+            raise CheckpointError(f"{path}: line {number} is not the record of a round") from None
+        for name in _RECORD:
+            if name not in record:
+                raise CheckpointError(f"{path}: line {number} lacks {name!r}")
     return [records[number] for number in sorted(records)]
+
+
+def read_federation(path: Path) -> dict[str, Any]:
+    """Return the content of ``federation.json``: class names, and every client with its sample counts.
+
+    Raises:
+        CheckpointError: If it is missing or damaged.
+    """
+    federation = read_object(path)
+    for name in ("class_names", "clients"):
+        if not isinstance(federation.get(name), list):
+            raise CheckpointError(f"{path}: lacks the list {name!r}")
+    K = len(federation["class_names"])
+    for number, client in enumerate(federation["clients"], start=1):
+        for name in ("name", "architecture", "parameters", "d", "train", "test"):
+            if not isinstance(client, dict) or name not in client:
+                raise CheckpointError(f"{path}: client {number} lacks {name!r}")
+        for name in ("train", "test"):
+            if len(client[name]) != K:
+                raise CheckpointError(
+                    f"{path}: client {number} has {len(client[name])} {name} counts for {K} classes"
+                )
+    return federation

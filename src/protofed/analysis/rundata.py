@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis._files import read_object, read_rounds, read_toml
+from protofed.analysis._files import read_federation, read_object, read_rounds, read_toml
 from protofed.analysis.summary import summarise
 from protofed.errors import CheckpointError
 
@@ -130,17 +130,14 @@ def load_run(path: Path) -> RunData:
         CheckpointError: If a file is missing or damaged.
     """
     config = read_toml(path / "config.toml")
-    federation = read_object(path / "federation.json")
-    for name in ("class_names", "clients"):
-        if not isinstance(federation.get(name), list):
-            raise CheckpointError(f"{path / 'federation.json'}: lacks the list {name!r}")
+    federation = read_federation(path / "federation.json")
     rounds = read_rounds(path / "rounds.jsonl")
     summary = read_object(path / "summary.json") if (path / "summary.json").is_file() else None
     method = config.get("method")
-    name = method.get("name") if isinstance(method, dict) else None
-    if not isinstance(name, str):
+    named = method.get("name") if isinstance(method, dict) else None
+    if not isinstance(named, str):
         raise CheckpointError(f"{path / 'config.toml'}: lacks [method] name: this is no resolved configuration")
-    label = (summary or {}).get("label") or _short(name)
+    label = (summary or {}).get("label") or _short(named)
     return RunData(path, config, federation, rounds, summary, label)
 
 

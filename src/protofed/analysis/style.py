@@ -19,6 +19,13 @@ MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "p", "h")
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.2, 1.4), (6, 1.6, 1.2, 1.6))
 
 RULE_COLOURS = {"head": BLUE, "local": GREEN, "global": VERMILLION, "global_own": ORANGE, "etf": PURPLE}
+RULE_TITLES = {
+    "head": "Classifier head",
+    "local": "Own prototypes",
+    "global": "Global prototypes",
+    "global_own": "Global, own classes",
+    "etf": "ETF",
+}
 
 INK, FAINT = "#24292F", "#E3E6EA"
 THEME: dict[str, Any] = {
@@ -52,6 +59,7 @@ THEME: dict[str, Any] = {
     "figure.facecolor": "white",
     "figure.dpi": 100,
     "savefig.dpi": 200,
+    "svg.fonttype": "path",
     "svg.hashsalt": "protofed",
     "text.parse_math": False,
 }
@@ -124,6 +132,16 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
+
+
+def rule_title(rule: str) -> str:
+    """Return what an inference rule is called in figures and tables.
+
+    Example:
+        >>> rule_title("global")
+        'Global prototypes'
+    """
+    return RULE_TITLES.get(rule, rule.replace("_", " "))
 
 
 def percent(fraction: float | None) -> str:

@@ -6,17 +6,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
+
+from protofed.analysis.style import mean_std, size
 
 if TYPE_CHECKING:
     from protofed.experiments import Run
-
-RULES = {
-    "head": "head",
-    "local": "nearest local prototype",
-    "global": "nearest global prototype",
-    "global_own": "nearest global, own classes",
-}
 
 
 def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
@@ -26,16 +22,23 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
     rounds = max(s["rounds"] for group in summaries.values() for s in group)
     seeds = max(len(group) for group in summaries.values())
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
+    explained = {
+        "head": "head = the classifier",
+        "local": "local = nearest own prototype",
+        "global": "global = nearest global prototype",
+        "global_own": "global_own = the same among the client's own classes",
+    }
+    legend = "; ".join(explained[rule] for rule in rules if rule in explained)
     table = Table(
-        title=f"Accuracy in % (final / best of {rounds} rounds{over})",
-        caption="weighted by test samples; best is chosen on test data",
+        title=f"Test accuracy in %: final / best of {rounds} rounds{over}",
+        caption=f"{legend}. Weighted by test samples; best is chosen on test data, hence optimistic.",
         title_justify="left",
         caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
     )
-    table.add_column("method")
-    for rule in rules:
-        table.add_column(RULES.get(rule, rule), justify="right")
-    for heading in ("bytes up", "bytes down", "seconds"):
+    table.add_column("method", no_wrap=True)
+    for heading in (*rules, "up", "down", "seconds"):
         table.add_column(heading, justify="right")
     for name, group in summaries.items():
         cells = [_accuracy(group, rule) for rule in rules]
@@ -48,15 +51,6 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
     return table
 
 
-def size(count: float) -> str:
-    """Return a number of bytes in SI units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
 def _rules(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """Return the rules of all methods in order of first appearance."""
     return list(dict.fromkeys(r for group in summaries.values() for s in group for r in s["accuracy"]))
@@ -67,9 +61,4 @@ def _accuracy(group: Sequence[Mapping[str, Any]], rule: str) -> str:
     values = [s["accuracy"][rule] for s in group if rule in s["accuracy"]]
     if not values:
         return "–"
-    return " / ".join(_mean_std([v[figure] for v in values]) for figure in ("final", "best"))
-
-
-def _mean_std(values: Sequence[float]) -> str:
-    mean = f"{100 * statistics.fmean(values):.1f}"
-    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
+    return " / ".join(mean_std([v[figure] for v in values]).removesuffix("%") for figure in ("final", "best"))

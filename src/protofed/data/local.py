@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofed.data.arrow import Columns
+from protofed.data.copies import data_dirs
 from protofed.data.folders import read_image_folder, visible
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Listing, datasets
@@ -32,9 +33,14 @@ def data_path(data: DataOptions) -> Path:
     if not data.path:
         raise ConfigError("data.path is not set: data.source=path needs a folder, a .parquet or an .npz file")
     path = Path(data.path).expanduser()
-    if not path.exists():
-        raise DataError(f"data.path = {data.path}: no such file or folder")
-    return path
+    candidates = [path] if path.is_absolute() else [path, *(folder / path for folder in data_dirs(data))]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    looked = ", ".join(str(c.parent) for c in candidates)
+    raise DataError(
+        f"data.path = {data.path}: no such file or folder in {looked}: set data.path, --data-dir or PROTOFED_DATA"
+    )
 
 
 def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from protofed.errors import ConfigError, unknown_name
-from protofed.options import option, option_name
+from protofed.errors import ConfigError
+from protofed.options import build_options, option
 
 T = TypeVar("T")
 
@@ -55,21 +55,4 @@ def resolve_options(kind: type[T], given: Any, section: str) -> T:
         return kind()
     if not isinstance(given, Mapping):
         raise ConfigError(f"{section}: expected a mapping or {kind.__name__}, got {type(given).__name__}")
-    fields = {option_name(f): f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    values = {}
-    for name, value in given.items():
-        if name not in fields:
-            raise ConfigError(unknown_name(f"option in {section}", str(name), fields))
-        default = fields[name].default
-        if not _fits(value, default):
-            raise ConfigError(f"{section}.{name} = {value!r}: expected {type(default).__name__}, e.g. {default!r}")
-        values[fields[name].name] = float(value) if isinstance(default, float) else value
-    return kind(**values)
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    if isinstance(default, float):
-        return isinstance(value, int | float)
-    return isinstance(value, type(default))
+    return build_options(kind, given, section)

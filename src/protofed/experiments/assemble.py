@@ -68,9 +68,7 @@ def device_of(experiment: Experiment) -> torch.device:
     return torch.device(wanted)
 
 
-def assemble(
-    experiment: Experiment, federated: FederatedData | None = None
-) -> tuple[Federation, FederatedData]:
+def assemble(experiment: Experiment, federated: FederatedData | None = None) -> tuple[Federation, FederatedData]:
     """Build the method, the clients and the engine.
 
     Args:

@@ -26,8 +26,8 @@ class ModelOptions:
     name: str = option("cnn2", "architecture, group of architectures, or package.module:callable")
     d: int = option(512, "prototype dimension d")
     map: Literal["pool", "linear"] = option("pool", "from a backbone's features to d: pooling, or a learned map")
-    init: Literal["own", "same"] = option(
-        "own", "initial weights: each client its own, or the same for clients of one architecture"
+    init: Literal["same", "own"] = option(
+        "same", "initial weights: the same for clients of one architecture, as in all public code, or each its own"
     )
     shared: str = option("", "architecture for methods that need one for all clients ('' = model.name)")
     options: dict[str, Any] = option({}, "options of the architecture")
@@ -278,7 +278,7 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
         known |= {row[0] for row in option_rows(methods.get(name).Options)}
     for name in _table(tree, "method"):
         if options.methods and name not in known | {"name"}:
-            raise ConfigError(unknown_name("option method.*:", name, known))
+            raise ConfigError(unknown_name("option of method", name, known))
     return options
 
 

@@ -121,7 +121,7 @@ class RunDirectory:
     def finish(self, federation: Federation, summary: Mapping[str, Any]) -> None:
         """Write models, prototypes and, last, the summary; remove checkpoints."""
         for name, client in federation.executor.clients.items():
-            metadata = {"architecture": client.architecture, "client": name}
+            metadata = {"architecture": client.architecture}  # one entry: safetensors shuffles several
             write_tensors(self.path / "clients" / name / "model.safetensors", client.model.state_dict(), metadata)
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
         write_json(self.path / "summary.json", dict(summary))

@@ -52,9 +52,7 @@ class Cnn2Options:
 
     def __post_init__(self) -> None:
         require(min(self.channels) > 0, f"cnn2: channels {self.channels} must be positive")
-        require(
-            self.padding is None or self.padding >= 0, f"cnn2: padding {self.padding} must not be negative"
-        )
+        require(self.padding is None or self.padding >= 0, f"cnn2: padding {self.padding} must not be negative")
 
 
 @architecture("cnn2", "two 5×5 convolutions and a layer to d (the usual FedAvg CNN)", Cnn2Options)
@@ -92,7 +90,7 @@ class FedProtoCnnOptions:
 def _fedproto_cnn(input_shape: tuple[int, ...], d: int, options: FedProtoCnnOptions) -> Backbone:
     """Two 5×5 convolutions with dropout (FedProto, Sec. 6.1); 21,840 parameters for MNIST with d = 50.
 
-    The paper prints 21,500 (Sec. 5). Images below 16 pixels are padded by 2.
+    The paper prints 21,500 (Sec. 5.2). Images below 16 pixels are padded by 2.
     """
     padding = _padding(input_shape)
     body = nn.Sequential(
@@ -115,9 +113,7 @@ def _fedproto_cnn(input_shape: tuple[int, ...], d: int, options: FedProtoCnnOpti
 class Cnn4Options:
     """Options of ``cnn4``."""
 
-    channels: tuple[int, int, int, int] = option(
-        (64, 128, 256, 512), "output channels; the last is the width"
-    )
+    channels: tuple[int, int, int, int] = option((64, 128, 256, 512), "output channels; the last is the width")
     batch_norm: bool = option(True, "BatchNorm after each convolution")
 
     def __post_init__(self) -> None:

@@ -12,9 +12,10 @@ from torch import nn
 
 from protofed.errors import ConfigError, ModelError, unknown_name
 from protofed.models.catalogue import architectures
-from protofed.models.checking import check_shape, flat_width, read_options, require
+from protofed.models.checking import check_shape, flat_width, require
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
 from protofed.models.splitting import split
+from protofed.options import build_options
 from protofed.seeding import seeded
 
 
@@ -59,7 +60,7 @@ def build(
             module = _call(name, dict(options or {}), num_classes=num_classes, input_shape=shape)
             return split(module, input_shape=shape, d=d, map=map, num_classes=num_classes)
         entry = architectures.get(name)
-        backbone = entry.make(shape, d, read_options(name, entry.Options, options))
+        backbone = entry.make(shape, d, build_options(entry.Options, options or {}, name))
         width = flat_width(backbone.module, shape, name)
         map_ = backbone.map or make_map(map, width, d)
         head = nn.Linear(d, num_classes)

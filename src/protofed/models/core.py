@@ -28,7 +28,7 @@ class Output(NamedTuple):
 
 
 class SplitModel(nn.Module):
-    """A classifier in two parts, ``g(f(x))`` (FedProto, Sec. 4.2).
+    """A classifier in two parts, ``g(f(x))`` (FedProto, Sec. 3.2).
 
     Weights are called ``extractor.backbone.…``, ``extractor.map.…`` and ``head.weight``, ``head.bias``.
 

@@ -133,9 +133,7 @@ def _check_final(
     layer = trace.layer
     if trace.features.dim() != 2:
         given = show(trace.features.shape)
-        raise ModelError(
-            f"{what}: final layer {name!r} is fed {given} for two samples, not (2, width): flatten"
-        )
+        raise ModelError(f"{what}: final layer {name!r} is fed {given} for two samples, not (2, width): flatten")
     owners = [n for n, p in module.named_parameters(remove_duplicate=False) if p is layer.weight]
     own = {f"{prefix}.weight".lstrip(".") for prefix in _paths(module, layer)}
     others = sorted(set(owners) - own)
@@ -157,9 +155,7 @@ def _check_final(
         raise ModelError(f"{what}: final layer {name!r} has {layer.out_features} outputs for {K} classes")
 
 
-def _check_split(
-    model: SplitModel, shape: tuple[int, ...], d: int | None, K: int | None, what: str
-) -> SplitModel:
+def _check_split(model: SplitModel, shape: tuple[int, ...], d: int | None, K: int | None, what: str) -> SplitModel:
     if d not in (None, model.feature_dim) or K not in (None, model.num_classes):
         have = f"d = {model.feature_dim} and K = {model.num_classes}"
         raise ModelError(f"{what} is split already, with {have}: build it with d = {d} and K = {K}")

@@ -18,9 +18,7 @@ from protofed.options import option
 class VisionOptions:
     """Options of the torchvision architectures."""
 
-    dropout: float = option(
-        0.0, "probability, between features and head (torchvision's own layer is removed)"
-    )
+    dropout: float = option(0.0, "probability, between features and head (torchvision's own layer is removed)")
 
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, f"dropout {self.dropout} must be in [0, 1)")

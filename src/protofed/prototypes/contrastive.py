@@ -317,8 +317,8 @@ def hinge_prototypes(
     K: int,
     *,
     margin: float = 1.0,
-    iterations: int = 500,
-    tolerance: float = 1e-7,
+    iterations: int = 200,
+    tolerance: float = 1e-6,
 ) -> HingePrototypes:
     """Minimise the hinge variant of the contrastive objective over free vectors ``g``, from the class means.
 
@@ -327,7 +327,7 @@ def hinge_prototypes(
 
     Deterministic and without a step size: each iteration minimises a quadratic that lies above the objective and
     touches it at the present ``g`` (each ``max(0, m − ‖z‖)`` is at most ``‖z − z'‖``, ``z'`` the present difference
-    lengthened to at least m), so the objective never rises. Its matrix is the same every time and is factorised once.
+    lengthened to at least m), so the objective never rises. One iteration is two ``K×K×d`` products.
 
     Args:
         prototypes: ``(n, d)`` uploaded prototypes of all clients.
@@ -358,25 +358,41 @@ def hinge_prototypes(
     c = prototypes.detach().double()
     means, counts = class_means(c, labels, K)
     present = counts > 0
-    Q, n = means[present], counts[present].double()
-    index = (present.cumsum(0) - 1)[labels]
+    centre = means[present].mean(0)  # distances from a Gram matrix are accurate around the origin
+    Q, n = means[present] - centre, counts[present].double()
+    within = float((c - means[labels]).square().sum())  # Σ_j Σ_i ‖Q_j − c_ij‖², which no g can change
     m = pair_margins(Q, margin)
     g = _parted(Q, float(m.max()))
-    # Σ_j n_j‖g_j − Q_j‖² + Σ_{j≠k} ‖(g_j − g_k) − t_jk‖² has the normal matrix diag(n) + 2(K I − 1 1ᵀ).
-    count = len(Q)
-    normal = torch.diag(n + 2 * count) - 2.0
-    factor = torch.linalg.cholesky(normal)
-    losses = [float(hinge_loss(c, index, g, m))]
+
+    def objective(distances: Tensor) -> float:
+        shortfall = (m - distances).clamp_(min=0.0).fill_diagonal_(0.0)
+        return within + float((n * (g - Q).square().sum(1)).sum() + shortfall.square().sum())
+
+    # Σ_j n_j‖g_j − Q_j‖² + Σ_{j≠k} ‖(g_j − g_k) − t_jk‖² is least where A g = n Q + 2 Σ_k t_jk, with
+    # A = diag(a) − 2·11ᵀ and a = n + 2K, whose inverse is Sherman and Morrison's.
+    a = (n + 2 * len(Q)).unsqueeze(1)
+    D = _gram_distances(g)
+    losses = [objective(D)]
     for _ in range(iterations):
-        stretch = (m / pairwise_distances(g).clamp(min=MIN_DISTANCE)).clamp(min=1.0).fill_diagonal_(0.0)
+        stretch = (m / D).clamp_(min=1.0).fill_diagonal_(0.0)
         targets = g * stretch.sum(1, keepdim=True) - stretch @ g  # Σ_k t_jk, t_jk = stretch_jk (g_j − g_k)
-        g = torch.cholesky_solve(n.unsqueeze(1) * Q + 2 * targets, factor)
-        losses.append(float(hinge_loss(c, index, g, m)))
+        g = (n.unsqueeze(1) * Q + 2 * targets) / a
+        g += 2 * g.sum(0) / (1 - 2 * a.reciprocal().sum()) / a
+        D = _gram_distances(g)
+        losses.append(objective(D))
         if losses[-2] - losses[-1] <= tolerance * losses[-2]:
             break
-    result = means.new_zeros(means.shape)
-    result[present] = g
+    result = torch.zeros_like(means)
+    result[present] = g + centre
     return HingePrototypes(result.to(prototypes.dtype), present, losses)
+
+
+def _gram_distances(g: Tensor) -> Tensor:
+    """Return all pairwise distances by one matrix product, floored."""
+    gram = g @ g.T
+    squares = gram.diagonal()
+    squared = squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * gram
+    return squared.clamp_(min=MIN_DISTANCE**2).sqrt_()
 
 
 def _parted(Q: Tensor, scale: float) -> Tensor:

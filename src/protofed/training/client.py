@@ -48,7 +48,7 @@ class LocalPlan:
         accepted = inspect.signature(getattr(torch.optim, name)).parameters
         for setting in settings:
             if setting not in accepted:
-                raise ConfigError(unknown_name(f"option of optimizer {name}:", setting, accepted))
+                raise ConfigError(unknown_name(f"option of optimizer {name}", setting, accepted))
         try:
             getattr(torch.optim, name)([torch.zeros(1)], **settings)
         except (TypeError, ValueError) as error:

@@ -17,6 +17,7 @@ from protofed.registry import Registry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axes._base import _AxesBase
     from matplotlib.figure import Figure
 
 Draw = Callable[..., "Figure"]
@@ -54,9 +55,7 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Axes]:
     return fig, axes[0]
 
 
-def panels(
-    count: int, width: float = WIDTH, height: float = HEIGHT, columns: int = 3
-) -> tuple[Figure, list[Axes]]:
+def panels(count: int, width: float = WIDTH, height: float = HEIGHT, columns: int = 3) -> tuple[Figure, list[Axes]]:
     """Return a new figure of ``count`` panels of the given size each, in rows of up to ``columns``."""
     from matplotlib.figure import Figure
 
@@ -69,36 +68,46 @@ def panels(
     return fig, axes[:count]
 
 
-def legend_below(fig: Figure, ax: Axes) -> None:
-    """Put the legend under the axes, where it covers no data, and make room for it."""
-    handles, labels = ax.get_legend_handles_labels()
-    if not handles:
+def legend_below(fig: Figure, axes: Sequence[Axes]) -> None:
+    """Put one legend under the axes, where it covers no data, and make room for it."""
+    entries = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if not entries:
         return
-    # About 0.075 inches per letter, and half an inch for the sample of the line.
-    column = 0.55 + 0.075 * max(map(len, labels))
-    columns = max(1, min(len(labels), int(fig.get_figwidth() / column)))
-    rows = math.ceil(len(labels) / columns)
+    # In inches: a letter takes about 0.064, the sample of the line and its gap half an inch.
+    columns = int(fig.get_figwidth() / (0.5 + 0.064 * max(map(len, entries))))
+    rows = math.ceil(len(entries) / max(1, columns))
+    columns = math.ceil(len(entries) / rows)
     fig.set_figheight(fig.get_figheight() + 0.2 * (rows - 1))
-    fig.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.4)
+    fig.legend(entries.values(), entries, loc="outside lower center", ncols=columns, columnspacing=1.4)
+
+
+def inner_labels_off(axes: Sequence[Axes], columns: int) -> None:
+    """Keep axis labels at the left and lower rim of a grid of panels that all show the same quantities."""
+    for i, ax in enumerate(axes):
+        if i % columns:
+            ax.set_ylabel("")
+        if i + columns < len(axes):
+            ax.set_xlabel("")
 
 
 def percent_axis(ax: Axes, values: Sequence[float], what: str = "Test accuracy (%)") -> None:
     """Label the vertical axis and let it show ``values`` with room around, within 0 to 100 %."""
     known = [v for v in values if not math.isnan(v)] or [0.0, 100.0]
-    room = max(0.06 * (max(known) - min(known)), 1.0)
+    # At least five points high, or else noise would look like a trend.
+    room = max(0.06 * (max(known) - min(known)), 1.0, 2.5 - (max(known) - min(known)) / 2)
     ax.set_ylim(max(-1.0, min(known) - room), min(101.0, max(known) + room))
     ax.set_ylabel(what)
 
 
-def rounds_axis(ax: Axes) -> None:
+def counting_axis(ax: Axes, what: str = "Round") -> None:
     """Label the horizontal axis and give it whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-    ax.set_xlabel("Round")
+    ax.set_xlabel(what)
 
 
-def name_ticks(ax: Axes, axis: str, names: Sequence[str], limit: int, offset: float = 0.0) -> None:
+def name_ticks(ax: _AxesBase, axis: str, names: Sequence[str], limit: int, offset: float = 0.0) -> None:
     """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one."""
     step = math.ceil(len(names) / limit) if names else 1
     places = range(0, len(names), step)
@@ -107,8 +116,12 @@ def name_ticks(ax: Axes, axis: str, names: Sequence[str], limit: int, offset: fl
     if axis == "y":
         ax.set_yticks(ticks, texts)
         return
-    crowded = max((len(t) for t in texts), default=0) * len(texts) > 60
-    ax.set_xticks(ticks, texts, rotation=90 if crowded else 0)
+    if max((len(t) for t in texts), default=0) * len(texts) <= 60:
+        ax.set_xticks(ticks, texts)
+    elif len(texts) <= 24:
+        ax.set_xticks(ticks, texts, rotation=45, ha="right", rotation_mode="anchor")
+    else:
+        ax.set_xticks(ticks, texts, rotation=90)
 
 
 class Series(NamedTuple):
@@ -183,7 +196,7 @@ def inline_svg(fig: Figure, prefix: str, description: str) -> str:
     width = fig.get_figwidth() * 96
     start = (
         f'<svg {view[0]} role="img" aria-label="{escape(description)}" '
-        f'style="max-width:{1.2 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt">'
+        f'style="max-width:{1.05 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt">'
     )
     return start + text[text.index(">") + 1 :]
 

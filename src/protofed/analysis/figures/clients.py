@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import (
     WIDTH,
+    Series,
     canvas,
+    counting_axis,
     figure,
     legend_below,
     name_ticks,
@@ -16,10 +18,11 @@ from protofed.analysis.figures.base import (
     themed,
 )
 from protofed.analysis.rundata import RunData
-from protofed.analysis.style import INK
+from protofed.analysis.style import GREY, INK, RULE_COLOURS, rule_title
 from protofed.errors import DataError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -69,8 +72,9 @@ def draw_split(
     # Counts under a skewed split span orders of magnitude: a square root keeps the small ones visible.
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(table.max())))
     # Many cells become an image: as shapes they would make the file heavy.
+    many = table.size > 4000
     mesh = ax.pcolormesh(
-        table, cmap="Blues", norm=norm, edgecolors="white", linewidth=0.8, rasterized=table.size > 4000
+        table, cmap="Blues", norm=norm, edgecolors="white", linewidth=0.15 if many else 0.8, rasterized=many
     )
     if K <= 20 and M <= 44:
         for (i, j), count in np.ndenumerate(table):
@@ -92,36 +96,66 @@ def draw_split(
     ax.set_ylabel("Client")
     bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02, aspect=30, shrink=min(1.0, 16 / M))
     bar.set_label(unit.capitalize())
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     return fig
 
 
 @figure("client_accuracy")
 def client_accuracy(runs: list[RunData], rule: str | None = None) -> Figure:
-    """Final test accuracy of every client from worst to best; over several seeds, the mean of each rank."""
+    """Final test accuracy of every client from worst to best: one run by all its rules, or methods by one each."""
+    fig, ax = canvas()
+    scored = series(runs, rule)
+    shown = _one_run(ax, scored[0].runs[0], scored[0].rule) if len(runs) == 1 else _ranks(ax, scored)
+    if not shown:
+        raise DataError("no accuracy per client to show: no client has test samples")
+    percent_axis(ax, shown, "Final test accuracy (%)")
+    legend_below(fig, [ax])
+    return fig
+
+
+def _one_run(ax: Axes, run: RunData, main: str) -> list[float]:
+    """Draw every rule's accuracies over the clients, sorted by the main one; return them."""
+    accuracies = {rule: run.client_accuracies(rule) for rule in run.rules}
+    tested = [i for i, a in enumerate(accuracies[main]) if a is not None]
+    order = sorted(tested, key=lambda i: accuracies[main][i] or 0.0)
+    few = len(order) <= 40
+    shown: list[float] = []
+    for rule, values in accuracies.items():
+        percents = [100 * (values[i] or 0.0) for i in order]
+        colour = RULE_COLOURS.get(rule, GREY)
+        look: dict[str, Any] = {"markersize": 6.5} if rule == main else {"markersize": 5, "alpha": 0.75}
+        look["markersize"] *= 1.0 if few else 0.5
+        ax.plot(
+            range(1, len(order) + 1),
+            percents,
+            "o",
+            color=colour,
+            label=rule_title(rule),
+            zorder=2 + (rule == main),
+            **look,
+        )
+        shown += percents
+    if few:
+        name_ticks(ax, "x", [str(run.clients[i]["name"]) for i in order], 40, 1.0)
+        ax.set_xlabel("Client, worst to best")
+    else:
+        counting_axis(ax, "Rank of the client, worst to best")
+    return shown
+
+
+def _ranks(ax: Axes, scored: Sequence[Series]) -> list[float]:
+    """Draw the mean over seeds of the worst, second worst, … client; return what was drawn."""
     import numpy as np
 
-    fig, ax = canvas()
     shown: list[float] = []
-    for s in series(runs, rule):
+    for s in scored:
         rows = [[100 * a for a in run.client_accuracies(s.rule) if a is not None] for run in s.runs]
         # Splits differ between seeds, and so may the number of clients that have test samples.
         common = min(map(len, rows))
         if not common:
             continue
-        ranked = np.mean([np.quantile(sorted(row), np.linspace(0, 1, common)) for row in rows], axis=0)
-        line = s.style.line() | {"linewidth": 0.8, "alpha": 0.9}
-        ax.plot(range(1, common + 1), ranked, label=s.label, **line)
+        ranked = np.mean([np.quantile(row, np.linspace(0, 1, common)) for row in rows], axis=0)
+        ax.plot(range(1, common + 1), ranked, label=s.label, **s.style.line() | {"linewidth": 0.8})
         shown += ranked.tolist()
-    if not shown:
-        raise DataError("no accuracy per client to show: no client has test samples")
-    if len(runs) == 1:
-        accuracies = runs[0].client_accuracies(series(runs, rule)[0].rule)
-        scored = [(a, str(c["name"])) for a, c in zip(accuracies, runs[0].clients, strict=True) if a is not None]
-        name_ticks(ax, "x", [name for _, name in sorted(scored, key=lambda pair: pair[0])], 40, 1.0)
-        ax.set_xlabel("Client, worst to best")
-    else:
-        ax.set_xlabel("Rank of the client, worst to best")
-    percent_axis(ax, shown, "Final test accuracy (%)")
-    legend_below(fig, ax)
-    return fig
+    counting_axis(ax, "Rank of the client, worst to best")
+    return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,19 +10,19 @@ from protofed.analysis.figures.base import (
     HEIGHT,
     WIDTH,
     canvas,
+    counting_axis,
     figure,
+    inner_labels_off,
     legend_below,
     panels,
     percent_axis,
-    rounds_axis,
     series,
 )
-from protofed.analysis.rundata import RunData, by_label, main_rule, settled
-from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, size
+from protofed.analysis.rundata import RunData, by_label, settled
+from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, rule_title, size
 from protofed.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -37,15 +38,17 @@ def accuracy_rounds(runs: list[RunData], rule: str | None = None) -> Figure:
     for s in series(runs, rule):
         shown += _band(ax, [_percent(run.accuracy(s.rule)) for run in s.runs], s.style.line(), s.label)
     percent_axis(ax, shown)
-    rounds_axis(ax)
-    legend_below(fig, ax)
+    counting_axis(ax)
+    legend_below(fig, [ax])
     return fig
 
 
 @figure("accuracy_rules")
 def accuracy_rules(runs: list[RunData]) -> Figure:
     """Test accuracy of every inference rule against rounds, one panel per method; rings mark the best rounds."""
-    groups = {s.label.split(" (")[0]: s.runs for s in series(runs)}
+    groups = {label: settled(group) for label, group in by_label(r for r in runs if r.evaluated).items()}
+    if not groups:
+        raise DataError("no accuracy to show: no round has been evaluated yet")
     fig, axes = _grid(len(groups))
     rules = list(dict.fromkeys(r for group in groups.values() for run in group for r in run.rules))
     colours = {r: RULE_COLOURS.get(r, PALETTE[i % len(PALETTE)]) for i, r in enumerate(rules)}
@@ -53,12 +56,13 @@ def accuracy_rules(runs: list[RunData]) -> Figure:
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         for rule in group[0].rules:
             curves = [_percent(run.accuracy(rule)) for run in group if rule in run.rules]
-            shown += _band(ax, curves, {"color": colours[rule], "marker": "o"}, rule, ring=True)
+            shown += _band(ax, curves, {"color": colours[rule], "marker": "o"}, rule_title(rule), ring=True)
         _title(ax, label, len(groups))
-        rounds_axis(ax)
+        counting_axis(ax)
     for ax in axes:
         percent_axis(ax, shown)
-    legend_below(fig, max(axes, key=lambda ax: len(ax.lines)))
+    inner_labels_off(axes, _columns(len(axes)))
+    legend_below(fig, axes)
     return fig
 
 
@@ -76,17 +80,17 @@ def accuracy_bytes(runs: list[RunData], rule: str | None = None) -> Figure:
         line = s.style.line()
         if sent[-1]:
             some = sent > 0
-            ax.plot(sent[some], accuracy[some], label=s.label, markevery=_every(int(some.sum())), **line)
+            ax.plot(sent[some], accuracy[some], label=s.label, markevery=0.1, **line)
             reached += sent[some].tolist()
             shown += accuracy[some].tolist()
         else:
-            ax.axhline(accuracy[-1], label=f"{s.label}: sends nothing", color=line["color"], linestyle="--")
+            ax.axhline(accuracy[-1], label=f"{s.label}: no traffic", color=line["color"], linestyle="--")
             shown.append(accuracy[-1])
     if not reached:
         raise DataError("no bytes to show: none of these runs sends anything")
     _bytes_axis(ax, min(reached), max(reached))
     percent_axis(ax, shown)
-    legend_below(fig, ax)
+    legend_below(fig, [ax])
     return fig
 
 
@@ -107,13 +111,14 @@ def losses(runs: list[RunData]) -> Figure:
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         own = [t for t in parts if any(t in r["losses"] for r in group[0].rounds)]
         for term in own + ["total"] * (len(own) > 1):
-            curves = [_values(run, lambda r, term=term: r["losses"].get(term)) for run in group]  # type: ignore[misc]
+            curves = [_values(run, lambda r, term=term: r["losses"].get(term)) for run in group]
             _band(ax, curves, styles[term], term.replace("_", " "))
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
         ax.set_ylabel("Loss per training sample")
         _title(ax, label, len(groups))
-        rounds_axis(ax)
-    legend_below(fig, max(axes, key=lambda ax: len(ax.lines)))
+        counting_axis(ax)
+    inner_labels_off(axes, _columns(len(axes)))
+    legend_below(fig, axes)
     return fig
 
 
@@ -128,12 +133,12 @@ def diagnostics(runs: list[RunData], limit: int = 9) -> Figure:
     fig, axes = _grid(len(names))
     for ax, name in zip(axes, names, strict=True):
         for label, group in groups.items():
-            curves = [_values(run, lambda r, n=name: scalars(r["diagnostics"]).get(n)) for run in group]  # type: ignore[misc]
+            curves = [_values(run, lambda r, n=name: scalars(r["diagnostics"]).get(n)) for run in group]
             _band(ax, [c for c in curves if c], styles[label].line(), label)
         ax.set_ylabel(name.replace("_", " ").replace(".", ": "))
-        rounds_axis(ax)
+        counting_axis(ax)
     if len(groups) > 1:
-        legend_below(fig, max(axes, key=lambda ax: len(ax.lines)))
+        legend_below(fig, axes)
     return fig
 
 
@@ -190,7 +195,11 @@ def _grid(count: int) -> tuple[Figure, list[Axes]]:
     """Return one panel of the usual size, or rows of two or three smaller ones."""
     if count == 1:
         return panels(1, WIDTH, HEIGHT)
-    return panels(count, 3.0, 2.3, columns=2 if count in (2, 4) else 3)
+    return panels(count, 3.0, 2.3, _columns(count))
+
+
+def _columns(count: int) -> int:
+    return 2 if count in (2, 4) else 3
 
 
 def _title(ax: Axes, label: str, count: int) -> None:
@@ -206,6 +215,6 @@ def _bytes_axis(ax: Axes, low: float, high: float) -> None:
     ax.set_xlim(low / spread**0.04 / 1.1, high * spread**0.04 * 1.1)
     steps = (1.0,) if spread > 300 else (1.0, 3.0) if spread > 30 else (1.0, 2.0, 5.0)
     ax.xaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", size(value))))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("Sent by all parties since the start, up and down (log scale)")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.analysis.figures.base import canvas, figure, legend_below, name_ticks, panels
 from protofed.analysis.rundata import RunData, by_label, prototypes, settled
-from protofed.analysis.style import method_styles
-from protofed.errors import DataError
+from protofed.analysis.style import FAINT, method_styles
+from protofed.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 
 def global_prototypes(run: RunData) -> tuple[Tensor, Tensor] | None:
-    """Return the ``(K, d)`` global prototypes a run ended with, and ``(K,)`` which classes have one."""
+    """Return the ``(K, d)`` global prototypes a run ended with, and ``(K,)`` which classes have a finite one.
+
+    Raises:
+        CheckpointError: If the file is damaged or holds something else.
+    """
     tensors = prototypes(run)
     if "global.prototypes" not in tensors:
         return None
-    table, present = tensors["global.prototypes"], tensors["global.present"].bool()
-    return table, present & table.isfinite().all(1)
+    table, present = tensors["global.prototypes"], tensors.get("global.present")
+    if present is None or table.dim() != 2 or len({len(table), len(present), len(run.class_names)}) > 1:
+        where = run.directory / "prototypes.safetensors"
+        raise CheckpointError(f"{where}: expected {len(run.class_names)} rows in global.prototypes and .present")
+    return table, present.bool() & table.isfinite().all(1)
 
 
 @figure("prototype_distances")
@@ -31,13 +38,15 @@ def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine
 
     found = {label: tables[0] for label, tables in _tables(runs).items()}
     single = len(found) == 1
-    fig, axes = panels(len(found), *((WIDE, 4.2) if single else (3.5, 3.0)))
+    fig, axes = panels(len(found), *((5.0, 4.2) if single else (3.5, 3.0)))
     for ax, (label, (table, present)) in zip(axes, found.items(), strict=True):
         matrix = pairwise_cosines(table) if metric == "cosine" else pairwise_distances(table)
+        # A class and itself say nothing, and would stretch the colours.
+        matrix.fill_diagonal_(float("nan"))
         matrix[~(present.unsqueeze(0) & present.unsqueeze(1))] = float("nan")
-        limits = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"} if metric == "cosine" else {"vmin": 0, "cmap": "viridis"}
+        limits: dict[str, Any] = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"} if metric == "cosine" else {}
         mesh = ax.pcolormesh(matrix.numpy(), rasterized=matrix.numel() > 4000, **limits)
-        ax.set_aspect("equal")
+        ax.set_facecolor(FAINT)
         ax.invert_yaxis()
         ax.grid(False)
         ax.tick_params(length=0)
@@ -50,7 +59,7 @@ def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine
             ax.set_title(label)
         bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02)
         bar.set_label("Cosine" if metric == "cosine" else "Euclidean distance")
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
     return fig
 
 
@@ -67,17 +76,15 @@ def margins(runs: list[RunData]) -> Figure:
     for label, tables in found.items():
         values = [normalised_margins(t, p).masked_fill(~p, float("nan")) for t, p in tables]
         mean = torch.stack(values).nanmean(0)
-        ax.plot(range(len(mean)), mean.numpy(), label=label, **styles[label].line() | {"linewidth": 0.8})
+        dots = styles[label].line() | {"linestyle": "none", "markersize": 6.5, "alpha": 0.85}
+        ax.plot(range(len(mean)), mean.numpy(), label=label, **dots)
     ax.set_ylim(0, 1.05)
     name_ticks(ax, "x", runs[0].class_names, 30)
     ax.set_xlabel("Class")
-    ax.set_ylabel("Normalised margin (1 = the widest)")
+    ax.set_ylabel("Normalised margin")
     if len(found) > 1:
-        legend_below(fig, ax)
+        legend_below(fig, [ax])
     return fig
-
-
-WIDE = 5.0
 
 
 def _tables(runs: Sequence[RunData]) -> dict[str, list[tuple[Tensor, Tensor]]]:

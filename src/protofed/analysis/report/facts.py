@@ -1,0 +1,152 @@
+"""Single facts of runs, in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from protofed.analysis._files import read_text
+from protofed.analysis.rundata import RunData, main_rule, settled
+from protofed.analysis.style import duration, mean_std, number, percent, rule_title, size
+
+RULE_TEXTS = {
+    "head": "the class with the largest output of the client's own classifier",
+    "local": "the class whose prototype, made from the client's own data, is nearest",
+    "global": "the class whose global prototype is nearest, among all classes",
+    "global_own": "the nearest global prototype among the classes the client trains on, an easier question",
+    "etf": "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
+}
+
+
+class Card(NamedTuple):
+    """A headline number."""
+
+    label: str
+    value: str
+    note: str
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{number(count)} {noun if count == 1 else noun + ('es' if noun.endswith('s') else 's')}"
+
+
+def rule_text(rule: str) -> str:
+    """Return what a rule predicts."""
+    return RULE_TEXTS.get(rule, "a rule of the method's own")
+
+
+def status(run: RunData) -> str:
+    """Return how far a run has come."""
+    if run.finished:
+        return f"finished, {plural(run.last_round, 'round')}"
+    return f"running or stopped after round {run.last_round} of {run.planned_rounds}"
+
+
+def progress(runs: Sequence[RunData]) -> str:
+    """Return how far several runs have come."""
+    done = sum(run.finished for run in runs)
+    if done == len(runs):
+        return f"all {done} runs finished"
+    return f"{done} of {len(runs)} runs finished; the others are running or were stopped"
+
+
+def about(run: RunData) -> str:
+    """Return what the method does and its reference, as far as they are known."""
+    from protofed.methods import methods
+
+    known = methods()
+    if run.method not in known:
+        return ""
+    method = known.get(run.method)
+    summary = method.summary[:1].upper() + method.summary[1:]
+    return f"{summary}. {method.reference}".strip().removesuffix(".") + "."
+
+
+def models(run: RunData) -> str:
+    """Return the clients' architectures in a few words."""
+    found = list(dict.fromkeys(str(c["architecture"]) for c in run.clients))
+    return f"all {found[0]}" if len(found) == 1 else f"{len(found)} architectures"
+
+
+def same_split(runs: Sequence[RunData]) -> bool:
+    """Tell whether all runs of a comparison have clients with the same numbers of samples."""
+    counts = [[c["train"] for c in run.clients] for run in runs if run.seed == runs[0].seed]
+    return all(c == counts[0] for c in counts)
+
+
+def cards(run: RunData) -> list[Card]:
+    """Return the headline numbers of one run."""
+    traffic, seconds = run.facts["communication"], run.facts["seconds"]
+    sent = traffic["bytes_up_total"] + traffic["bytes_down_total"]
+    per_round = [size(bytes_per_round(run, way)) for way in ("up", "down")]
+    memory = (run.summary or {}).get("peak_memory_bytes")
+    return [
+        *_accuracy_cards(run),
+        Card(
+            "Sent per round",
+            f"↑ {per_round[0]}\n↓ {per_round[1]}",
+            "by all clients, and to them",
+        )
+        if sent
+        else Card("Sent per round", "nothing", "every client trains alone"),
+        Card("Sent in total", size(sent), f"in {plural(len(run.rounds), 'round')}, both directions"),
+        Card(
+            "Time",
+            duration(seconds["total"]),
+            f"{duration(seconds['total'] / max(1, len(run.rounds)))} per round"
+            + (f", {size(memory)} of memory" if memory else ""),
+        ),
+        Card("Clients", number(len(run.clients)), f"{models(run)}, {plural(len(run.class_names), 'class')}"),
+    ]
+
+
+def _accuracy_cards(run: RunData) -> list[Card]:
+    if not run.evaluated:
+        return [Card("Accuracy", "–", "no round has been evaluated yet")]
+    rule = main_rule(run.rules)
+    accuracy = run.facts["accuracy"][rule]
+    last = run.evaluated[-1]["round"]
+    return [
+        Card("Final accuracy", percent(accuracy["final"]), f"round {last}, by {rule_title(rule).lower()}"),
+        Card("Best accuracy", percent(accuracy["best"]), f"round {accuracy['best_round']}, chosen on test data"),
+    ]
+
+
+def headline(runs: Sequence[RunData]) -> str:
+    """Return one method's final accuracy by its main rule, over its seeds."""
+    scored = [run for run in settled(runs) if run.evaluated]
+    if not scored:
+        return "not evaluated yet"
+    rule = main_rule(scored[0].rules)
+    values = [run.facts["accuracy"][rule]["final"] for run in scored if rule in run.facts["accuracy"]]
+    return f"{mean_std(values)} final accuracy by {rule_title(rule).lower()}"
+
+
+def seeds(runs: Sequence[RunData]) -> str:
+    """Return the seeds of some runs."""
+    found = sorted({run.seed for run in runs})
+    return f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+
+
+def bytes_per_round(run: RunData, way: str) -> float:
+    """Return the mean number of bytes over the rounds that sent any ``up`` or ``down``, of all clients together."""
+    sent = [r["bytes"][way] for r in run.rounds if r["bytes"][way]]
+    return statistics.fmean(sent) if sent else 0.0
+
+
+def silent(runs: Sequence[RunData]) -> bool:
+    """Tell whether nothing was sent at all."""
+    return not any(r["bytes"][way] for run in runs for r in run.rounds for way in ("up", "down"))
+
+
+def configuration(run: RunData) -> str:
+    """Return the text of ``config.toml``."""
+    return read_text(run.directory / "config.toml").strip()
+
+
+def version(runs: Sequence[RunData]) -> str:
+    """Return the versions of protofed that made the runs."""
+    found = sorted({str(run.summary.get("protofed", "")) for run in runs if run.summary} - {""})
+    return ", ".join(found)

@@ -1,0 +1,90 @@
+"""Putting the page together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from protofed.analysis.report import facts, tables
+from protofed.analysis.rundata import RunData, by_label, load_runs
+from protofed.analysis.style import rule_title
+from protofed.errors import DataError
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write one self-contained HTML page about all runs at ``paths``.
+
+    Args:
+        paths: Run directories, comparison directories, or folders with either inside.
+        out: The page; replaced whole.
+
+    Raises:
+        CheckpointError: If a path holds no run, or a file of a run is missing or damaged.
+    """
+    from protofed.federation.files import write_text
+
+    out = Path(out)
+    write_text(out, render(load_runs([Path(path) for path in paths])))
+    return out
+
+
+def render(runs: Sequence[RunData]) -> str:
+    """Return the page: about one run, or a comparison of several."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("protofed.analysis"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    template = environment.get_template("report.html")
+    return template.render(
+        runs=list(runs),
+        groups=by_label(runs),
+        plot=Plots().draw,
+        tables=tables,
+        facts=facts,
+        rule_title=rule_title,
+        single=len(runs) == 1,
+    )
+
+
+class Plot(NamedTuple):
+    """A figure of the page.
+
+    Attributes:
+        svg: The drawing; None if the runs do not hold what it shows.
+        missing: Why there is none.
+    """
+
+    svg: Markup | None
+    missing: str = ""
+
+
+class Plots:
+    """Draws the figures of one page, each with ids of its own."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def draw(self, name: str, runs: list[RunData], **options: Any) -> Plot:
+        """Draw the registered figure ``name``."""
+        from markupsafe import Markup
+
+        from protofed.analysis.figures import figures, inline_svg
+
+        draw = figures.get(name)
+        try:
+            fig = draw(runs, **options)
+        except DataError as error:
+            return Plot(None, str(error))
+        self.count += 1
+        methods = ", ".join(by_label(runs))
+        summary = (draw.__doc__ or name).strip().splitlines()[0]
+        return Plot(Markup(inline_svg(fig, f"f{self.count}", f"{summary} Shown: {methods}.")))

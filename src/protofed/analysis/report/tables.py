@@ -1,0 +1,240 @@
+"""The tables of the report, as plain cells: the template decides how they look."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from protofed.analysis.report.facts import bytes_per_round, rule_text
+from protofed.analysis.rundata import RULE_ORDER, RunData, by_label, main_rule, settled
+from protofed.analysis.style import LineStyle, duration, mean_std, method_styles, number, percent, rule_title, size
+
+
+class Cell(NamedTuple):
+    """One entry: its text, a smaller note below, emphasis, and a sample of a line for a legend."""
+
+    text: str
+    note: str = ""
+    strong: bool = False
+    style: LineStyle | None = None
+
+
+@dataclass
+class Table:
+    """A table.
+
+    Attributes:
+        head: Column headings.
+        rows: Entries, text or :class:`Cell`.
+        text_columns: How many leading columns hold words; the others hold numbers.
+        groups: Headings above the columns, each with the number of columns it spans.
+    """
+
+    head: list[str]
+    rows: list[list[Cell]] = field(default_factory=list)
+    text_columns: int = 1
+    groups: list[tuple[str, int]] = field(default_factory=list)
+
+    def add(self, *cells: str | Cell) -> None:
+        """Append a row."""
+        self.rows.append([cell if isinstance(cell, Cell) else Cell(cell) for cell in cells])
+
+
+def comparison(runs: Sequence[RunData]) -> Table:
+    """Return one row per method by its main rule: accuracy, traffic, time; mean ± std over seeds."""
+    table = Table(
+        ["Method", "Runs", "Final", "Best", "Mean over clients", "Up / round", "Down / round", "In total", "Time"]
+    )
+    table.groups = [("", 2), ("Test accuracy by the main rule", 3), ("Bytes sent", 3), ("", 1)]
+    styles = method_styles(run.label for run in runs)
+    for label, group in by_label(runs).items():
+        chosen = settled(group)
+        rule = main_rule(r for run in chosen for r in run.rules)
+        finished = sum(run.finished for run in group)
+        waiting = "" if finished == len(group) else f"{len(group) - finished} unfinished"
+        table.add(
+            Cell(label, rule_title(rule).lower(), style=styles[label]),
+            Cell(str(len(chosen)), waiting),
+            *(mean_std(accuracies(chosen, rule, name)) for name in ("final", "best", "client_mean")),
+            *(size(statistics.fmean(bytes_per_round(run, way) for run in chosen)) for way in ("up", "down")),
+            size(statistics.fmean(_sent(run) for run in chosen)),
+            duration(statistics.fmean(run.facts["seconds"]["total"] for run in chosen)),
+        )
+    _emphasise(table, range(2, 5))
+    return table
+
+
+def comparison_rules(runs: Sequence[RunData]) -> Table:
+    """Return one row per method: final and best accuracy by every rule, mean ± std over seeds."""
+    found = {rule for run in runs for rule in run.rules}
+    rules = [r for r in RULE_ORDER if r in found] + sorted(found - set(RULE_ORDER))
+    table = Table(["Method", *(name for _ in rules for name in ("Final", "Best"))])
+    table.groups = [("", 1), *((rule_title(rule), 2) for rule in rules)]
+    styles = method_styles(run.label for run in runs)
+    for label, group in by_label(runs).items():
+        chosen = settled(group)
+        cells = [mean_std(accuracies(chosen, rule, name)) for rule in rules for name in ("final", "best")]
+        table.add(Cell(label, style=styles[label]), *cells)
+    _emphasise(table, range(1, len(table.head)))
+    return table
+
+
+def rules(runs: Sequence[RunData]) -> Table:
+    """Return one row per inference rule of one method."""
+    chosen = settled(runs)
+    selected = any("selected" in a for run in chosen for a in run.facts["accuracy"].values())
+    table = Table(["A sample is given …", "Final", "Best", "Best at round", "Mean over clients", "± over clients"])
+    if selected:
+        table.head.insert(4, "Selected")
+    names = dict.fromkeys(rule for run in chosen for rule in run.rules)
+    for rule in names:
+        cells = [
+            mean_std(accuracies(chosen, rule, "final")),
+            mean_std(accuracies(chosen, rule, "best")),
+            ", ".join(number(v) for v in accuracies(chosen, rule, "best_round")),
+            mean_std(accuracies(chosen, rule, "client_mean")),
+            percent(statistics.fmean(accuracies(chosen, rule, "client_std"))),
+        ]
+        if selected:
+            cells.insert(3, mean_std(accuracies(chosen, rule, "selected")))
+        main = rule == main_rule(names)
+        table.add(Cell(rule_title(rule) + " (main rule)" * main, rule_text(rule), main), *cells)
+    return table
+
+
+def clients(run: RunData) -> Table:
+    """Return one row per client: model, data, and final accuracy by every rule."""
+    table = Table(["Client", "Architecture", "Parameters", "d", "Training", "Test", "Classes"], text_columns=2)
+    table.groups = [("", 2), ("Model", 2), ("Samples", 2), ("", 1)]
+    if run.rules:
+        table.head += [rule_title(rule) for rule in run.rules]
+        table.groups.append(("Final accuracy", len(run.rules)))
+    scores = [run.client_accuracies(rule) for rule in run.rules]
+    for i, client in enumerate(run.clients):
+        held = sum(1 for n in client["train"] if n)
+        table.add(
+            str(client["name"]),
+            str(client["architecture"]),
+            number(client["parameters"]),
+            number(client["d"]),
+            number(sum(client["train"])),
+            number(sum(client["test"])),
+            f"{held} of {len(run.class_names)}",
+            *(percent(values[i] if i < len(values) else None) for values in scores),
+        )
+    return table
+
+
+def communication(runs: Sequence[RunData]) -> Table:
+    """Return what is sent up, down and in both directions: parameters as papers count them, and real bytes."""
+    chosen = settled(runs)
+    table = Table(
+        ["Direction", "Parameters per round", "Bytes per round", "Bytes per client and round", "Bytes in total"]
+    )
+    rows = {"Up, clients to server": ("up",), "Down, server to clients": ("down",), "Both": ("up", "down")}
+
+    def mean(ways: tuple[str, ...], of: Callable[[RunData, str], float]) -> float:
+        return statistics.fmean(sum(of(run, way) for way in ways) for run in chosen)
+
+    for name, ways in rows.items():
+        table.add(
+            name,
+            number(round(mean(ways, lambda run, way: run.facts["communication"][f"parameters_{way}_per_round"]))),
+            size(mean(ways, bytes_per_round)),
+            size(mean(ways, _bytes_per_client)),
+            size(mean(ways, lambda run, way: run.facts["communication"][f"bytes_{way}_total"])),
+        )
+    return table
+
+
+def geometry(run: RunData) -> Table | None:
+    """Return distances, angles and lengths of the global prototypes; None if there are none."""
+    from protofed.analysis.figures.geometry import global_prototypes
+    from protofed.prototypes.geometry import summary
+
+    found = global_prototypes(run)
+    values = summary(*found) if found else {}
+    if not values.get("classes"):
+        return None
+    table = Table(["Between the prototypes of two classes", "Smallest", "Mean", "Largest"])
+    for name, title, unit in (("distance", "Euclidean distance", ""), ("angle", "Angle", "°")):
+        table.add(title, *(f"{values[f'{name}_{which}']:.3g}{unit}" for which in ("min", "mean", "max")))
+    table.add(
+        Cell("Normalised margin", "distance to the nearest other class, divided by the largest"),
+        f"{values['margin_min']:.2f}",
+        f"{values['margin_mean']:.2f}",
+        "1.00",
+    )
+    table.add("Length of a prototype", "", f"{values['norm_mean']:.3g}", "")
+    return table
+
+
+def refused(runs: Sequence[RunData]) -> Table | None:
+    """Return the uploads that broke their schema; None if there were none."""
+    seen: Counter[tuple[int, str, str, str]] = Counter()
+    rounds: dict[tuple[int, str, str, str], list[int]] = {}
+    for run in runs:
+        for record in run.rounds:
+            for refusal in record["refused"]:
+                key = (run.seed, refusal["client"], refusal["field"], refusal["reason"])
+                seen[key] += 1
+                rounds.setdefault(key, []).append(record["round"])
+    if not seen:
+        return None
+    table = Table(["Client", "Field", "Reason", "Seed", "Times", "Rounds"], text_columns=3)
+    for (seed, client, name, reason), times in seen.most_common():
+        first, last = rounds[seed, client, name, reason][0], rounds[seed, client, name, reason][-1]
+        table.add(
+            client, name, reason, str(seed), str(times), str(first) if first == last else f"{first} to {last}"
+        )
+    return table
+
+
+def environment(runs: Sequence[RunData]) -> Table | None:
+    """Return where the first finished run was computed; None if none has finished."""
+    run = next((run for run in runs if run.summary), None)
+    if run is None or run.summary is None:
+        return None
+    table = Table(["Environment", ""], text_columns=2)
+    if run.summary.get("protofed"):
+        table.add("protofed", str(run.summary["protofed"]))
+    for name, value in run.summary.get("environment", {}).items():
+        table.add(name, str(value))
+    if run.summary.get("peak_memory_bytes"):
+        table.add("peak memory", size(run.summary["peak_memory_bytes"]))
+    for name in ("training", "aggregation", "evaluation"):
+        table.add(f"time in {name}", duration(run.facts["seconds"][name]))
+    return table
+
+
+def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
+    """Return one figure of ``summarise`` for every run that has it."""
+    found = (run.facts["accuracy"].get(rule, {}) for run in runs)
+    return [accuracy[name] for accuracy in found if name in accuracy]
+
+
+def _sent(run: RunData) -> int:
+    return int(run.facts["communication"]["bytes_up_total"] + run.facts["communication"]["bytes_down_total"])
+
+
+def _bytes_per_client(run: RunData, way: str) -> float:
+    """Return the mean bytes of a client in a round that sent any; everyone who took part counts."""
+    sent = [r["bytes"][way] / len(r["participants"]) for r in run.rounds if r["bytes"][way] and r["participants"]]
+    return statistics.fmean(sent) if sent else 0.0
+
+
+def _emphasise(table: Table, columns: range) -> None:
+    """Mark the highest value of each column, as papers do; ties are all marked."""
+
+    def value(cell: Cell) -> float:
+        digits = cell.text.split(" ")[0].rstrip("%")
+        return float(digits) if digits != "–" else -1.0
+
+    for column in columns:
+        highest = max((value(row[column]) for row in table.rows), default=-1.0)
+        if len(table.rows) > 1 and highest >= 0:
+            for row in table.rows:
+                row[column] = row[column]._replace(strong=value(row[column]) == highest)

@@ -1,0 +1,543 @@
+"""Prototypes that are distributions: Gaussian mixtures per class, fitted by clients and fused by the server.
+
+Lu et al., *GFPL: Generative Federated Prototype Learning for Resource-Constrained and Data-Imbalanced Vision Task*,
+Eq. 4-8 and Algorithm 1, with diagonal covariances: a component is a weight ``π``, a mean ``μ`` and standard
+deviations ``σ``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from protofed.errors import ConfigError
+from protofed.prototypes.geometry import require_labels, require_vectors, working
+
+CHUNK = 2**24
+"""Classes are fitted together while their padded features stay below this many numbers (128 MiB)."""
+
+CANDIDATES = 3
+"""Points tried for each further starting mean (greedy k-means++)."""
+
+BLOCK_EDGES = (8, 32, 64, 128, 256)
+""":func:`fuse` compares so many dimensions first: most pairs prove far apart before it has looked at all of them."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class Mixture(NamedTuple):
+    """A Gaussian mixture with diagonal covariances, or a batch of them.
+
+    Attributes:
+        weights: ``(c,)``, not necessarily summing to 1; 0 marks an unused place. Batch: ``(B, c)``.
+        means: ``(c, d)``. Batch: ``(B, c, d)``.
+        stds: ``(c, d)``, positive standard deviations. Batch: ``(B, c, d)``.
+    """
+
+    weights: Tensor
+    means: Tensor
+    stds: Tensor
+
+
+def fit_mixture(
+    features: Tensor,
+    components: int = 4,
+    *,
+    generator: torch.Generator,
+    iterations: int = 100,
+    variance_floor: float = 1e-6,
+    tolerance: float = 1e-3,
+) -> Mixture:
+    """Fit a Gaussian mixture to the features of one class by expectation-maximisation (GFPL Eq. 5-6).
+
+    Starts from greedy k-means++ means; computed in float64. There are never more components than distinct samples, so
+    one sample, or many equal ones, give a single component at the variance floor.
+
+    Args:
+        features: ``(n, d)``, at least one row.
+        components: At most how many, ``n`` in the paper.
+        generator: CPU generator for the starting means.
+        iterations: Upper bound on EM iterations.
+        variance_floor: Smallest variance of any component in any dimension.
+        tolerance: Stop when the mean log-likelihood per sample rises by less than this.
+
+    Returns:
+        Weights summing to 1, in the dtype of the features.
+
+    Raises:
+        ConfigError: No rows, entries that are not finite, or an option out of range.
+
+    Example:
+        >>> x = torch.tensor([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0], [5.1, 5.0]])
+        >>> fitted = fit_mixture(x, 2, generator=torch.Generator().manual_seed(0))
+        >>> fitted.weights.tolist(), sorted(fitted.means[:, 0].round().tolist())
+        ([0.5, 0.5], [0.0, 5.0])
+    """
+    require_vectors("features", features)
+    if not len(features):
+        raise ConfigError("features: nothing to fit, got 0 rows")
+    labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    weights, means, stds = fit_mixtures(
+        features,
+        labels,
+        1,
+        components,
+        generator=generator,
+        iterations=iterations,
+        variance_floor=variance_floor,
+        tolerance=tolerance,
+    )
+    used = weights[0] > 0
+    return Mixture(weights[0][used], means[0][used], stds[0][used])
+
+
+def fit_mixtures(
+    features: Tensor,
+    labels: Tensor,
+    K: int,
+    components: int = 4,
+    *,
+    generator: torch.Generator,
+    iterations: int = 100,
+    variance_floor: float = 1e-6,
+    tolerance: float = 1e-3,
+) -> Mixture:
+    """Fit one mixture per class, all classes at once; see :func:`fit_mixture`.
+
+    Args:
+        features: ``(n, d)``.
+        labels: ``(n,)`` their classes.
+        K: Number of classes.
+        components: At most how many per class.
+        generator: CPU generator; a fixed amount is drawn, so a class's start does not depend on the others' data.
+        iterations: Upper bound on EM iterations.
+        variance_floor: Smallest variance.
+        tolerance: See :func:`fit_mixture`; each class stops on its own.
+
+    Returns:
+        A batch of K mixtures with ``components`` places each. Unused places have weight, mean and std 0, and so has
+        every place of a class without samples.
+
+    Raises:
+        ConfigError: As :func:`fit_mixture`, but no rows are fine; or labels outside ``0..K-1``.
+    """
+    require_vectors("features", features)
+    require_labels(labels, len(features), K)
+    if components < 1 or iterations < 1 or variance_floor <= 0 or tolerance < 0:
+        raise ConfigError(
+            "fit_mixtures: expected components >= 1, iterations >= 1, variance_floor > 0, tolerance >= 0; "
+            f"got {components}, {iterations}, {variance_floor}, {tolerance}"
+        )
+    d = features.shape[1]
+    x = features.detach().double()
+    draws = torch.rand(K, components, CANDIDATES, generator=generator, dtype=torch.float64).to(x.device)
+    weights, means, variances = x.new_zeros(K, components), *(x.new_zeros(K, components, d) for _ in range(2))
+    for classes, batch, valid in _batches(x, labels, K):
+        centre = batch.sum(1, keepdim=True) / valid.sum(1)[:, None, None]
+        batch = (batch - centre) * valid.unsqueeze(2)  # around 0, second moments keep their digits
+        fitted = _fit(batch, valid, draws[classes], iterations, variance_floor, tolerance)
+        used = (fitted[0] > 0).unsqueeze(2)
+        weights[classes] = fitted[0]
+        means[classes] = torch.where(used, fitted[1] + centre, 0.0)
+        variances[classes] = torch.where(used, fitted[2], 0.0)
+    out = features.dtype
+    return Mixture(weights.to(out), means.to(out), variances.sqrt().to(out))
+
+
+def log_likelihood(mixture: Mixture, features: Tensor) -> Tensor:
+    """Return ``log p(x)`` of each sample under the mixture (GFPL Eq. 4), weights normalised to sum to 1.
+
+    Args:
+        mixture: One mixture, ``c`` components.
+        features: ``(n, d)``.
+
+    Returns:
+        ``(n,)`` natural logarithms; float64 for float64 features, else float32.
+
+    Raises:
+        ConfigError: The mixture is a batch, or has no component of positive weight.
+    """
+    weights, means, variances = _components(mixture)
+    centre = means.mean(0)
+    x = features.double() - centre
+    joint = _log_joint(x.unsqueeze(0), (weights / weights.sum())[None], (means - centre)[None], variances[None])
+    return joint[0].logsumexp(1).to(working(features).dtype)
+
+
+def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
+    """Draw pseudo-features from a mixture, or from each of a batch (GFPL's prototype-driven feature generation).
+
+    Args:
+        mixture: Weights ``(c,)``, or ``(B, c)`` for a batch; they need not sum to 1.
+        r: Samples per mixture.
+        generator: CPU generator.
+
+    Returns:
+        ``(r, d)``, or ``(B, r, d)`` for a batch, in the dtype and on the device of the means.
+
+    Raises:
+        ConfigError: Negative ``r`` or weights, or a mixture without a component of positive weight.
+
+    Example:
+        >>> narrow = Mixture(torch.tensor([1.0]), torch.tensor([[2.0, -1.0]]), torch.full((1, 2), 1e-6))
+        >>> sample(narrow, 3, torch.Generator().manual_seed(0)).round()
+        tensor([[ 2., -1.],
+                [ 2., -1.],
+                [ 2., -1.]])
+    """
+    weights, means, stds = mixture
+    totals = weights.double().cumsum(-1)
+    if r < 0 or not weights.shape[-1] or bool((weights < 0).any()) or not bool((totals[..., -1] > 0).all()):
+        raise ConfigError("sample: needs r >= 0 and, in each mixture, non-negative weights that are not all 0")
+    shape = (*weights.shape[:-1], r)
+    shares = (totals / totals[..., -1:]).contiguous()
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(weights.device)
+    # First place whose cumulative share exceeds u: never one of weight 0.
+    chosen = torch.searchsorted(shares, uniform, right=True)
+    index = chosen.unsqueeze(-1).expand(*shape, means.shape[-1])
+    noise = torch.randn(index.shape, generator=generator, dtype=working(means).dtype).to(means)
+    return means.gather(-2, index) + stds.gather(-2, index) * noise
+
+
+def stack(mixtures: Sequence[Mixture]) -> Mixture:
+    """Return a batch of mixtures with different numbers of components, padded with places of weight 0.
+
+    Args:
+        mixtures: At least one, all of the same dimension, dtype and device.
+    """
+    if not mixtures:
+        raise ConfigError("stack: needs at least one mixture")
+    fields = (
+        torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True) for parts in zip(*mixtures, strict=True)
+    )
+    return Mixture(*fields)
+
+
+def bhattacharyya(mean_a: Tensor, var_a: Tensor, mean_b: Tensor, var_b: Tensor) -> Tensor:
+    """Return the Bhattacharyya distance of Gaussians with diagonal covariances (GFPL Eq. 8).
+
+    ::
+
+        D_B = 1/8 Σ_l (μ_al − μ_bl)²/σ̄_l² + 1/2 Σ_l ln(σ̄_l² / (σ_al σ_bl)),    σ̄² = (σ_a² + σ_b²)/2
+
+    Args:
+        mean_a: ``(..., d)``.
+        var_a: ``(..., d)`` positive variances, not standard deviations.
+        mean_b: ``(..., d)``.
+        var_b: ``(..., d)``.
+
+    Returns:
+        ``(...)``, with leading dimensions broadcast; 0 for equal Gaussians.
+
+    Example:
+        >>> one = torch.tensor([1.0])
+        >>> bhattacharyya(torch.tensor([0.0]), one, torch.tensor([2.0]), one)  # 1/8 · 2²
+        tensor(0.5000)
+    """
+    average = (var_a + var_b) / 2
+    apart = ((mean_a - mean_b).square() / average).sum(-1) / 8
+    unlike = (average.log() - (var_a.log() + var_b.log()) / 2).sum(-1) / 2
+    return apart + unlike.clamp(min=0.0)  # arithmetic over geometric mean is at least 1; rounding may disagree
+
+
+def pairwise_bhattacharyya(
+    means: Tensor, variances: Tensor, other_means: Tensor | None = None, other_variances: Tensor | None = None
+) -> Tensor:
+    """Return the Bhattacharyya distances between all components of two lists.
+
+    Args:
+        means: ``(m, d)``.
+        variances: ``(m, d)``.
+        other_means: ``(n, d)``; the first list itself if None.
+        other_variances: ``(n, d)``; given together with ``other_means``.
+
+    Returns:
+        ``(m, n)``. Time is ``O(m·n·d)``; memory stays bounded by working through blocks of rows.
+    """
+    if other_means is None or other_variances is None:
+        other_means, other_variances = means, variances
+    rows = max(1, CHUNK // max(1, other_means.numel()))
+    blocks = [
+        bhattacharyya(mean.unsqueeze(1), variance.unsqueeze(1), other_means, other_variances)
+        for mean, variance in zip(means.split(rows), variances.split(rows), strict=True)
+    ]
+    return torch.cat(blocks)
+
+
+def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1.0) -> Mixture:
+    """Fuse the components that all clients report for one class (GFPL Algorithm 1).
+
+    A cluster grows from a seed by components whose Bhattacharyya distance to *all* its members is below ``S_C``; then
+    each cluster becomes one component with the same total weight, mean and covariance (lines 14-16). Two points the
+    algorithm leaves open:
+
+    * Line 6 collects a set of components that are near all present members, and line 9 adds the whole set without
+      comparing its components with one another. Here they join one at a time, nearest to the seed first, and each
+      is compared with every member: all pairs inside a cluster are below ``S_C``.
+    * The seed is any remaining component. Here it is the heaviest (ties are settled by the components' content), so
+      the result is the same, bit for bit, in whatever order clients report.
+
+    Args:
+        weights: ``(m,)`` non-negative; components of weight 0 are left out.
+        means: ``(m, d)``.
+        variances: ``(m, d)`` positive.
+        threshold: ``S_C``.
+
+    Returns:
+        The fused mixture in the dtype of the means, clusters in the order of their seeds. Weights sum to the sum of
+        the weights given.
+
+    Raises:
+        ConfigError: Shapes that do not fit, entries that are not finite, negative weights, no positive weight,
+            variances that are not positive, or ``threshold <= 0``.
+
+    Example:
+        >>> means = torch.tensor([[0.0], [0.2], [9.0]])
+        >>> fused = fuse(torch.tensor([0.5, 0.5, 1.0]), means, torch.ones(3, 1))
+        >>> fused.weights.tolist(), fused.means.flatten().tolist()  # doctest: +ELLIPSIS
+        ([1.0, 1.0], [9.0, 0.10...])
+    """
+    require_vectors("means", means)
+    require_vectors("variances", variances)
+    if weights.shape != means.shape[:1] or variances.shape != means.shape:
+        shapes = tuple(weights.shape), tuple(means.shape), tuple(variances.shape)
+        raise ConfigError(f"fuse: weights {shapes[0]}, means {shapes[1]} and variances {shapes[2]} do not fit")
+    if not bool((weights >= 0).all() & weights.isfinite().all()) or not bool((weights > 0).any()):
+        raise ConfigError("fuse: weights must be finite, not negative, and one at least positive")
+    if threshold <= 0 or not bool((variances > 0).all()):
+        raise ConfigError(f"fuse: needs a positive threshold and positive variances, got threshold={threshold}")
+    used = weights > 0
+    # Adding 0 turns -0.0, which has other bytes, into 0.0.
+    w, m, v = (t.detach()[used].to("cpu", torch.float64).numpy() + 0.0 for t in (weights, means, variances))
+    order = sorted(range(len(w)), key=lambda i: (-w[i], m[i].tobytes(), v[i].tobytes()))
+    w, m, v = w[order], m[order], v[order]
+    cluster = _clusters(m, v, threshold)
+
+    def total(rows: Floats) -> Floats:
+        sums = np.zeros((cluster.max() + 1, *rows.shape[1:]))
+        np.add.at(sums, cluster, rows)  # in canonical order
+        return sums
+
+    share = w[:, None]
+    weight = total(w)
+    mean = total(share * m) / weight[:, None]  # line 15
+    variance = total(share * (v + (m - mean[cluster]) ** 2)) / weight[:, None]  # line 16
+    return Mixture(*(torch.from_numpy(part).to(means) for part in (weight, mean, np.sqrt(variance))))
+
+
+def _components(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the used components of one mixture in float64, as weights, means, variances."""
+    weights, means, stds = mixture
+    if weights.dim() != 1 or not bool((weights > 0).any()):
+        raise ConfigError("mixture: expected a single mixture with a component of positive weight")
+    used = weights > 0
+    return weights[used].double(), means[used].double(), stds[used].double().square()
+
+
+def _batches(x: Tensor, labels: Tensor, K: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield classes of similar size together: their indices (B,), features (B, n, d) padded by 0, and valid (B, n)."""
+    counts = torch.bincount(labels, minlength=K).cpu()
+    by_class = labels.argsort(stable=True)
+    starts = counts.cumsum(0) - counts
+    sizes, classes = counts.sort(descending=True, stable=True)
+    first, last = 0, int((sizes > 0).sum())
+    while first < last:
+        size = int(sizes[first])
+        group = classes[first : min(last, first + max(1, CHUNK // (size * x.shape[1])))]
+        places = torch.arange(size)
+        valid = places < counts[group].unsqueeze(1)
+        rows = torch.where(valid, starts[group].unsqueeze(1) + places, 0).to(x.device)
+        valid = valid.to(x)
+        yield group.to(x.device), x[by_class[rows]] * valid.unsqueeze(2), valid
+        first += len(group)
+
+
+def _fit(
+    x: Tensor, valid: Tensor, draws: Tensor, iterations: int, floor: float, tolerance: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run EM on a batch; return weights (B, c), means (B, c, d) and variances (B, c, d)."""
+    squares = x.square()
+    counts = valid.sum(1)
+    γ = _start(x, valid, draws)  # responsibilities, (B, n, c)
+    weights = means = variances = x.new_zeros(0)
+    previous = x.new_full(counts.shape, -torch.inf)
+    running = torch.ones_like(previous, dtype=torch.bool)
+    for iteration in range(iterations):
+        # M step (Eq. 6). A component that nobody belongs to keeps weight 0 from then on.
+        N = γ.sum(1)
+        per_sample = N.clamp(min=torch.finfo(N.dtype).tiny).reciprocal().unsqueeze(2)
+        mean = per_sample * (γ.mT @ x)
+        variance = (per_sample * (γ.mT @ squares) - mean.square()).clamp(min=floor)
+        fresh = N / counts.unsqueeze(1), mean, variance
+        if iteration == 0:
+            weights, means, variances = fresh
+        else:
+            weights = torch.where(running[:, None], fresh[0], weights)
+            means = torch.where(running[:, None, None], fresh[1], means)
+            variances = torch.where(running[:, None, None], fresh[2], variances)
+        # E step (Eq. 5)
+        joint = _log_joint(x, weights, means, variances)
+        evidence = joint.logsumexp(2)
+        γ = (joint - evidence.unsqueeze(2)).exp() * valid.unsqueeze(2)
+        likelihood = (evidence * valid).sum(1) / counts
+        running = running & ((likelihood - previous).abs() >= tolerance)
+        previous = likelihood
+        if not bool(running.any()):
+            break
+    # Weights too small for any sample count as unused.
+    weights = torch.where(weights * counts.unsqueeze(1) < 1e-8, 0.0, weights)
+    return weights / weights.sum(1, keepdim=True), means, variances
+
+
+def _start(x: Tensor, valid: Tensor, draws: Tensor) -> Tensor:
+    """Return each sample's nearest starting mean as a one-hot (B, n, c), by greedy k-means++.
+
+    A class with fewer distinct samples than places leaves the remaining places empty.
+    """
+    B, n, d = x.shape
+    batch = torch.arange(B, device=x.device)
+    nearest = valid.new_full((B, n), torch.inf)
+    owner = torch.zeros((B, n), dtype=torch.int64, device=x.device)
+    places = draws.shape[1]
+    for place in range(places):
+        # Chances proportional to the squared distance from the means chosen so far; equal at first.
+        chance = (valid if place == 0 else nearest * valid).cumsum(1)
+        total = chance[:, -1:]
+        candidates = torch.searchsorted(chance, (draws[:, place] * total).contiguous(), right=True)
+        candidates = candidates.clamp(max=n - 1)  # (B, t)
+        distances = torch.stack(
+            [(x - x[batch, candidate].unsqueeze(1)).square().sum(2) for candidate in candidates.T], 1
+        )  # (B, t, n)
+        best = (torch.minimum(distances, nearest.unsqueeze(1)) * valid.unsqueeze(1)).sum(2).argmin(1)
+        distance = distances[batch, best]
+        closer = (distance < nearest) & (total > 0)  # total 0: every sample coincides with a mean already
+        owner = torch.where(closer, place, owner)
+        nearest = torch.where(closer, distance, nearest)
+    return torch.nn.functional.one_hot(owner, places).to(x) * valid.unsqueeze(2)
+
+
+def _log_joint(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> Tensor:
+    """Return ``log π_i + log N(x | μ_i, σ_i²)`` of samples (B, n, d) as (B, n, c)."""
+    precision = variances.reciprocal()
+    # Σ_l (x_l − μ_l)²/σ_l², expanded so that two matrix products do it; the callers centre x.
+    quadratic = (
+        x.square() @ precision.mT
+        - 2 * x @ (means * precision).mT
+        + (means.square() * precision).sum(2).unsqueeze(1)
+    ).clamp(min=0.0)
+    constant = weights.log() - 0.5 * (variances.log().sum(2) + x.shape[2] * math.log(2 * math.pi))
+    return constant.unsqueeze(1) - 0.5 * quadratic
+
+
+def _clusters(means: Floats, variances: Floats, threshold: float) -> npt.NDArray[np.int64]:
+    """Return each component's cluster (lines 3-12), numbered by seed; components come in canonical order.
+
+    Two facts spare most of the ``O(m²·d)`` comparisons. Every dimension adds something non-negative to D_B, so a pair
+    is settled once a few dimensions exceed the threshold. And pairs in one neighbourhood are mostly settled by the
+    upper bound of :class:`_UpperBound`, a matrix product.
+    """
+    compare = _Comparison(means, variances)
+    cluster = np.full(len(means), -1, dtype=np.int64)
+    clusters = 0
+    for seed in range(len(means)):
+        if cluster[seed] >= 0:
+            continue
+        cluster[seed] = clusters
+        free = seed + 1 + np.flatnonzero(cluster[seed + 1 :] < 0)
+        near, distance = compare.below(seed, free, threshold)
+        near = near[np.argsort(distance, kind="stable")]  # nearest to the seed first
+        bound = _UpperBound(seed, near, means, variances)
+        candidate = np.ones(len(near), dtype=np.bool_)
+        for position, member in enumerate(near):
+            if not candidate[position]:
+                continue
+            cluster[member] = clusters
+            doubtful = position + 1 + np.flatnonzero((candidate & (bound[position] >= threshold))[position + 1 :])
+            if len(doubtful):
+                candidate[doubtful] = False
+                candidate[doubtful[compare.places_below(member, near[doubtful], threshold)[0]]] = True
+        clusters += 1
+    return cluster
+
+
+class _UpperBound:
+    """An upper bound on D_B between every two components near a common seed; ``[i]`` is the row of the i-th.
+
+    With ``x = ln(σ_a/σ_b)`` the average variance is ``σ_a σ_b cosh x``, and as ``cosh x >= 1``, ``ln cosh x <= x²/2``::
+
+        D_B = 1/8 Σ Δμ²/(σ_a σ_b cosh x) + 1/2 Σ ln cosh x  <=  1/8 Σ Δμ²/(σ_a σ_b) + 1/4 Σ x²
+
+    whose right-hand side is a sum of products of a factor of a and one of b. Being near one seed, the components have
+    small x, where the bound is tight; expressed relative to the seed, all factors are of order 1.
+    """
+
+    ROWS = 512  # computed together, when one of them is asked for
+
+    def __init__(self, seed: int, near: npt.NDArray[np.int64], means: Floats, variances: Floats) -> None:
+        m = (means[near] - means[seed]) / np.sqrt(variances[seed])
+        x = 0.5 * np.log(variances[near] / variances[seed])
+        r = np.exp(np.clip(-x, -50.0, 50.0))  # clipped far outside any pair within reach
+        # 1/8 (m_a − m_b)² r_a r_b + 1/4 (x_a − x_b)², squares expanded
+        self.left = np.concatenate([m**2 * r, r, m * r, x], axis=1)
+        self.right = np.concatenate([r / 8, m**2 * r / 8, -m * r / 4, -x / 2], axis=1)
+        self.norms = 0.25 * (x**2).sum(1) + 1e-9  # and a little for rounding
+        self.start = -self.ROWS
+        self.block = np.zeros((0, len(near)))
+
+    def __getitem__(self, row: int) -> Floats:
+        if row >= self.start + self.ROWS:
+            self.start = row - row % self.ROWS
+            rows = slice(self.start, self.start + self.ROWS)
+            self.block = self.left[rows] @ self.right.T
+            self.block += self.norms[rows, None] + self.norms
+        result: Floats = self.block[row - self.start]
+        return result
+
+
+class _Comparison:
+    """Bhattacharyya distances from one component to many, given up as soon as they exceed a threshold."""
+
+    def __init__(self, means: Floats, variances: Floats) -> None:
+        # Dimensions in which components differ most come first.
+        telling = np.argsort(-(means.var(0) / variances.mean(0)), kind="stable")
+        edges = [0, *(edge for edge in BLOCK_EDGES if edge < len(telling)), len(telling)]
+        self.blocks = []
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            block = telling[low:high]
+            mean, variance = np.ascontiguousarray(means[:, block]), np.ascontiguousarray(variances[:, block])
+            self.blocks.append((mean, variance, 0.5 * np.log(variance).sum(1)))
+
+    def below(
+        self, one: int, many: npt.NDArray[np.int64], threshold: float
+    ) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Return those of ``many`` nearer to ``one`` than the threshold, in their order, and their distances."""
+        places, distance = self.places_below(one, many, threshold)
+        return many[places], distance
+
+    def places_below(
+        self, one: int, many: npt.NDArray[np.int64], threshold: float
+    ) -> tuple[npt.NDArray[np.int64], Floats]:
+        """As :meth:`below`, but return positions in ``many``."""
+        places = np.arange(len(many))
+        distance = np.zeros(len(many))
+        for mean, variance, log_volume in self.blocks:
+            if not len(many):
+                break
+            double = variance[many]
+            double += variance[one]  # 2σ̄²
+            apart = mean[many]
+            apart -= mean[one]
+            apart *= apart
+            apart /= double
+            double *= 0.5
+            unlike = np.log(double, out=double).sum(1) - log_volume[many] - log_volume[one]
+            distance += 0.25 * apart.sum(1) + 0.5 * np.maximum(unlike, 0.0)
+            near = distance < threshold
+            places, many, distance = places[near], many[near], distance[near]
+        return places, distance

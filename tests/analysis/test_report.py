@@ -1,0 +1,185 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from protofed.analysis import load_runs, write_report
+from protofed.analysis.report import facts, tables
+from protofed.errors import CheckpointError
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Reads a page, checks that elements are nested properly, and collects what tests ask for."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.links, self.rows, self.words = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.ids += [attrs["id"]] if "id" in attrs else []
+        self.links += [v for k, v in attrs.items() if k in ("src", "href", "xlink:href", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            return
+        self.words.append(data)
+        if self.rows and ("td" in self.open or "th" in self.open):
+            self.rows[-1][-1] = " ".join(f"{self.rows[-1][-1]} {data}".split())
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(*paths):
+        out = write_report(list(paths), tmp_path / "report.html")
+        text = out.read_text()
+        parsed = Page(text)
+        assert len(set(parsed.ids)) == len(parsed.ids), "two elements share an id"
+        for link in parsed.links:
+            assert link.startswith(("#", "data:")), f"not self-contained: {link}"
+            assert not link.startswith("#") or link[1:] in parsed.ids, f"leads nowhere: {link}"
+        assert "http://" not in text
+        assert "https://" not in text
+        assert "<script" not in text
+        assert "@import" not in text
+        return parsed
+
+    return write
+
+
+def test_of_one_run(page, run_at):
+    parsed = page(run_at(method="protonorm", rounds=6, validation=True))
+    for words in (
+        "protonorm on fake-images",
+        "finished, 6 rounds",
+        "seed 0",
+        "Final accuracy",
+        "chosen on test data",
+        "“selected”",
+        "Global prototypes (main rule)",
+        "Who holds what",
+        "Training loss",
+        "Diagnostics",
+        "Bytes per client and round",
+        "Euclidean distance",
+        "Refused uploads",
+        "protofed run config.toml",
+        "Resolved configuration",
+        "peak memory",
+    ):
+        assert words in parsed.text, words
+    run = load_runs([run_at("again", "protonorm", rounds=6, validation=True)])[0]
+    best = run.facts["accuracy"]["global"]
+    assert f"{100 * best['best']:.1f}% round {best['best_round']}, chosen on test data" in parsed.text
+    clients = [row for row in parsed.rows if row and row[0].startswith("client_")]
+    assert [row[:2] for row in clients[:4]] == [
+        ["client_00", "resnet8"],
+        ["client_01", "efficientnet_b0"],
+        ["client_02", "shufflenet_v2"],
+        ["client_03", "mobilenet_v2"],
+    ]
+    assert clients[3][-4:] == ["–"] * 4
+    assert ["client_00", "prototypes", "holds NaN in 2 of 7 rows", "0", "1", "3"] in parsed.rows
+
+
+def test_of_a_comparison(page, comparison_at):
+    parsed = page(comparison_at(["local", "fedproto", "gfpl"], (0, 1), rounds=4))
+    assert "Comparison on fake-images" in parsed.text
+    assert "3 methods with seeds 0, 1 on the same task: 4 clients" in parsed.text
+    assert "all 6 runs finished" in parsed.text
+    rows = {row[0]: row for row in parsed.rows if len(row) == 9}
+    assert set(rows) == {"Method", "local classifier head", "fedproto global prototypes", "gfpl classifier head"}
+    assert rows["local classifier head"][5:8] == ["0 B", "0 B", "0 B"]
+    assert re.fullmatch(r"\d+\.\d ± \d+\.\d%", rows["fedproto global prototypes"][2])
+    assert "ETF : the class whose fixed direction" in parsed.text
+
+
+def test_the_report_of_equal_runs_is_equal(run_at, tmp_path):
+    path = run_at()
+    texts = [write_report([path], tmp_path / name).read_bytes() for name in ("a.html", "b.html")]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"finished": False, "rounds": 3, "planned": 9}, "running or stopped after round 3 of 9"),
+        ({"finished": False, "rounds": 0, "planned": 9}, "running or stopped after round 0 of 9"),
+        ({"finished": False, "rounds": 2, "every": 0}, "no round has been evaluated yet"),
+        ({"rounds": 1}, "finished, 1 round "),
+        ({"rounds": 2, "clients": 1, "classes": 1}, "1 class"),
+        ({"method": "local", "rounds": 2}, "Nothing was sent"),
+        ({"method": "some.module:Mine", "rounds": 2}, "Mine on fake-images"),
+    ],
+)
+def test_of_odd_runs(page, run_at, options, words):
+    assert words in page(run_at(**options)).text
+
+
+def test_of_an_unfinished_comparison(page, comparison_at):
+    path = comparison_at(["fedproto", "local"], (0, 1), rounds=3)
+    (path / "fedproto-seed1" / "summary.json").unlink()
+    (path / "local-seed1" / "rounds.jsonl").unlink()
+    parsed = page(path)
+    assert "2 of 3 runs finished" in parsed.text
+    assert "Seed 1: running or stopped after round 3 of 3" in parsed.text
+    row = next(row for row in parsed.rows if row[0] == "fedproto global prototypes")
+    assert row[1] == "1 1 unfinished"
+
+
+def test_of_runs_of_different_recipes(page, run_at):
+    parsed = page(run_at("a"), run_at("b", recipe="other"))
+    assert "fedproto, other" in parsed.text
+    assert "Comparison on" not in parsed.text
+
+
+def test_names_are_escaped(page, run_at):
+    parsed = page(run_at(class_names=["<b>bold</b>", 'a"b', "$x_1$ -->"], recipe="<i>recipe</i>"))
+    assert "fedproto on <i>recipe</i>" in parsed.text
+
+
+def test_wrong_paths_and_damaged_prototypes(run_at, tmp_path):
+    with pytest.raises(CheckpointError, match="no run here"):
+        write_report([tmp_path / "absent"], tmp_path / "out.html")
+    path = run_at()
+    (path / "prototypes.safetensors").write_bytes(b"1")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        write_report([path], tmp_path / "out.html")
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_the_highest_value_is_bold(comparison_at):
+    table = tables.comparison(load_runs([comparison_at(["local", "protonorm"], (0,))]))
+    strong = {row[0].text: [cell.strong for cell in row[2:5]] for row in table.rows}
+    assert strong == {"local": [False] * 3, "protonorm": [True] * 3}
+
+
+def test_bytes_per_round_are_over_rounds_that_sent_any(run_at):
+    run = load_runs([run_at(rounds=4, clients=2)])[0]
+    assert facts.bytes_per_round(run, "up") == 82_000
+    assert facts.bytes_per_round(run, "down") == 106_600
+    row = tables.communication([run]).rows[2]
+    assert [cell.text for cell in row] == ["Both", "47,150", "189 kB", "94.3 kB", "648 kB"]

@@ -1,0 +1,180 @@
+import json
+
+import pytest
+
+from protofed.analysis import load_run, load_runs, main_rule, prototypes
+from protofed.analysis.rundata import by_label, settled
+from protofed.errors import CheckpointError
+
+
+def test_a_run_is_read_back(run_at):
+    run = load_run(run_at(rounds=8, clients=4, classes=3))
+    assert (run.label, run.method, run.recipe, run.seed) == ("fedproto", "fedproto", "fake-images", 0)
+    assert run.finished
+    assert run.last_round == run.planned_rounds == 8
+    assert run.rules == ("head", "local", "global", "global_own")
+    assert sorted(run.accuracy("global")) == list(range(1, 9))
+    assert run.client_accuracies("head")[-1] is None
+    assert len(run.clients) == 4
+    assert run.class_names == ["class 0", "class 1", "class 2"]
+
+
+def test_bytes_add_up_over_rounds_and_directions(run_at):
+    run = load_run(run_at(rounds=3))
+    totals = [sum(r["bytes"].values()) for r in run.rounds]
+    assert run.sent() == {1: totals[0], 2: totals[0] + totals[1], 3: sum(totals)}
+
+
+def test_prototypes(run_at):
+    tensors = prototypes(load_run(run_at(clients=2, classes=3)))
+    assert tensors["global.prototypes"].shape == (3, 64)
+    assert tensors["local.client_01.present"].shape == (3,)
+    assert prototypes(load_run(run_at("open", finished=False))) == {}
+
+
+def test_an_unfinished_run(run_at):
+    run = load_run(run_at(rounds=5, planned=9, finished=False))
+    assert not run.finished
+    assert (run.last_round, run.planned_rounds) == (5, 9)
+    assert run.facts["rounds"] == 5
+
+
+def test_a_line_being_written_is_left_out(run_at):
+    path = run_at(rounds=4, finished=False)
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 5, "partici')
+    assert load_run(path).last_round == 4
+
+
+def test_a_user_defined_method_is_called_by_its_class(run_at):
+    assert load_run(run_at(method="my_package.mine:MyMethod")).label == "MyMethod"
+
+
+def test_the_label_of_the_summary_wins(run_at):
+    path = run_at()
+    summary = json.loads((path / "summary.json").read_text()) | {"label": "FedProto"}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert load_run(path).label == "FedProto"
+
+
+def _keep_line(path, edit):
+    lines = path.read_text().splitlines()
+    lines[1] = edit(lines[1])
+    path.write_text("\n".join(lines))
+
+
+def _without(name):
+    return lambda line: json.dumps({k: v for k, v in json.loads(line).items() if k != name})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: (p / "config.toml").unlink(), "config.toml: missing"),
+        (lambda p: (p / "config.toml").write_text("[method"), "config.toml: not valid TOML"),
+        (lambda p: (p / "config.toml").write_text("seed = 1"), "config.toml: lacks [method] name"),
+        (lambda p: (p / "config.toml").write_bytes(b"\xff\xfe\x00"), "config.toml: cannot be read"),
+        (lambda p: (p / "federation.json").unlink(), "federation.json: missing"),
+        (lambda p: (p / "federation.json").write_text("[]"), "federation.json: expected a JSON object"),
+        (lambda p: (p / "federation.json").write_text("{"), "federation.json: not valid JSON"),
+        (lambda p: (p / "federation.json").write_text("{}"), "federation.json: lacks the list 'class_names'"),
+        (
+            lambda p: (p / "federation.json").write_text('{"class_names": [], "clients": [{"name": "a"}]}'),
+            "federation.json: client 1 lacks 'architecture'",
+        ),
+        (lambda p: (p / "rounds.jsonl").unlink(), "rounds.jsonl: missing"),
+        (lambda p: _keep_line(p / "rounds.jsonl", lambda _: "}"), "rounds.jsonl: line 2 is not the record"),
+        (lambda p: _keep_line(p / "rounds.jsonl", lambda _: "[1]"), "rounds.jsonl: line 2 is not the record"),
+        (lambda p: _keep_line(p / "rounds.jsonl", _without("bytes")), "rounds.jsonl: line 2 lacks 'bytes'"),
+        (lambda p: (p / "summary.json").write_text("{,}"), "summary.json: not valid JSON"),
+    ],
+)
+def test_damage_is_told_in_one_line(run_at, damage, message):
+    path = run_at()
+    damage(path)
+    with pytest.raises(CheckpointError) as error:
+        load_run(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_counts_must_fit_the_classes(run_at):
+    path = run_at() / "federation.json"
+    content = json.loads(path.read_text())
+    content["clients"][1]["train"].append(4)
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="client 2 has 4 train counts for 3 classes"):
+        load_run(path.parent)
+
+
+def test_damaged_prototypes(run_at):
+    path = run_at()
+    (path / "prototypes.safetensors").write_bytes(b"12")
+    with pytest.raises(CheckpointError, match=r"prototypes\.safetensors: cannot be read"):
+        prototypes(load_run(path))
+
+
+def test_comparisons_and_folders(run_at, comparison_at, tmp_path):
+    compared = comparison_at(["fedproto", "local"], (0, 1))
+    assert [(r.label, r.seed) for r in load_runs([compared])] == [
+        ("fedproto", 0),
+        ("fedproto", 1),
+        ("local", 0),
+        ("local", 1),
+    ]
+    single = run_at("single", "fedtgp")
+    assert len(load_runs([tmp_path])) == 5
+    assert len(load_runs([single, tmp_path, single])) == 5
+
+
+def test_runs_that_have_not_begun_are_left_out(comparison_at):
+    path = comparison_at(["fedproto"], (0, 1))
+    (path / "fedproto-seed1" / "rounds.jsonl").unlink()
+    assert [r.seed for r in load_runs([path])] == [0]
+
+
+def test_an_unfinished_run_of_a_comparison_shares_its_label(comparison_at):
+    path = comparison_at(["fedproto"], (0, 1))
+    summary = path / "fedproto-seed0" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"label": "FedProto"}))
+    (path / "fedproto-seed1" / "summary.json").unlink()
+    runs = load_runs([path])
+    assert list(by_label(runs)) == ["FedProto"]
+    assert [r.seed for r in settled(runs)] == [0]
+    assert len(settled(runs[1:])) == 1
+
+
+@pytest.mark.parametrize("content", ['{"runs": [{"seed": 1}]}', '{"runs": ["a"]}', '{"runs": 3}'])
+def test_a_damaged_comparison(tmp_path, content):
+    (tmp_path / "comparison.json").write_text(content)
+    with pytest.raises(CheckpointError, match="runs must list method, seed and directory"):
+        load_runs([tmp_path])
+
+
+def test_nothing_there(tmp_path):
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(CheckpointError, match="no run here"):
+            load_runs([path])
+
+
+def test_runs_that_differ_in_options_are_not_averaged(run_at):
+    paths = [run_at("a"), run_at("b", seed=1), run_at("c", recipe="other")]
+    assert [r.label for r in load_runs(paths)] == [
+        "fedproto, fake-images",
+        "fedproto, fake-images",
+        "fedproto, other",
+    ]
+    config = paths[1] / "config.toml"
+    config.write_text(config.read_text().replace("lambda = 1.0", "lambda = 10.0"))
+    assert [r.label for r in load_runs(paths[:2])] == [
+        "fedproto, method.lambda=1.0",
+        "fedproto, method.lambda=10.0",
+    ]
+
+
+def test_main_rule():
+    assert main_rule(["head", "local", "global"]) == "global"
+    assert main_rule(["etf", "head"]) == "head"
+    assert main_rule(["etf"]) == "etf"
+    assert main_rule([]) == "head"

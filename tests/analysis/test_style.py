@@ -1,0 +1,63 @@
+import subprocess
+import sys
+
+import pytest
+
+from protofed.analysis.style import duration, mean_std, method_styles, number, percent, rule_title, size
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (percent(0.5), "50.0%"),
+        (percent(1.0), "100.0%"),
+        (percent(None), "–"),
+        (size(0), "0 B"),
+        (size(999), "999 B"),
+        (size(999.6), "1.00 kB"),
+        (size(1000), "1.00 kB"),
+        (size(12_345), "12.3 kB"),
+        (size(999_999), "1.00 MB"),
+        (size(123_456_789), "123 MB"),
+        (size(5e9), "5.00 GB"),
+        (size(None), "–"),
+        (duration(0.123), "0.12 s"),
+        (duration(59.6), "59.6 s"),
+        (duration(60), "1 min 00 s"),
+        (duration(3599.7), "1 h 00 min"),
+        (duration(86400), "24 h 00 min"),
+        (duration(None), "–"),
+        (number(1234), "1,234"),
+        (number(None), "–"),
+        (mean_std([0.5, 0.7]), "60.0 ± 14.1%"),
+        (mean_std([0.5]), "50.0%"),
+        (mean_std([None, 0.5]), "50.0%"),
+        (mean_std([]), "–"),
+        (mean_std([1000, 3000], size), "2.00 kB ± 1.41 kB"),
+        (rule_title("global_own"), "Global, own classes"),
+        (rule_title("my_rule"), "my rule"),
+    ],
+)
+def test_numbers(text, expected):
+    assert text == expected
+
+
+def test_styles_are_stable_and_distinct():
+    alone = method_styles(["FedTGP"])["FedTGP"]
+    many = ["local", "fedproto", "fedtgp", "protonorm", "tinyproto", *(f"variant {i}" for i in range(15))]
+    styles = method_styles(many)
+    assert list(styles) == many
+    assert styles["fedtgp"] == alone
+    assert styles == {name: method_styles(reversed(many))[name] for name in many}
+    assert len({(s.colour, s.dashes) for s in styles.values()}) == len(many)
+
+
+def test_more_methods_than_styles():
+    assert len(method_styles(map(str, range(100)))) == 100
+
+
+def test_importing_loads_no_plotting_library():
+    code = (
+        "import sys, protofed.analysis; print([m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -1,0 +1,131 @@
+"""The command line, called as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+SMALL = [
+    "data.samples=300",
+    "data.clients=3",
+    "partition.alpha=0.5",
+    "rounds=2",
+    "model.name=mlp",
+    "model.d=8",
+    "execution.threads=1",
+]
+
+
+def protofed(
+    *arguments: str, cwd: Path, check: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "protofed.cli", *arguments],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if check:
+        assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_run_prints_one_table_and_where_the_report_is(tmp_path):
+    result = protofed("run", "quickstart", "method.name=fedproto", *SMALL, "--out", "run", cwd=tmp_path)
+    assert re.search(r"fedproto +[\d.]+ / [\d.]+", result.stdout)
+    for heading in ("head", "local = nearest own prototype", "global_own", "up", "seconds"):
+        assert heading in result.stdout
+    assert "2/2" in result.stdout
+    assert "Report: run/report.html" in result.stdout
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path):
+    result = protofed("run", *SMALL, "--quiet", cwd=tmp_path)
+    for method in ("local", "fedavg", "fedproto"):
+        assert re.search(rf"{method} +\d", result.stdout)
+    assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
+    again = protofed("run", *SMALL, "--quiet", cwd=tmp_path)
+    assert "runs/quickstart-2/report.html" in again.stdout
+
+
+def test_compare_several_seeds(tmp_path):
+    result = protofed(
+        "compare", "quickstart", *SMALL, "--methods", "local,fedproto", "--seeds", "0,1", "--out", "c", cwd=tmp_path
+    )
+    assert "mean ± std over 2 seeds" in result.stdout
+    assert re.search(r"local +[\d.]+ ± [\d.]+ / ", result.stdout)
+    report = protofed("report", "c", "--out", "again.html", cwd=tmp_path)
+    assert "again.html" in report.stdout
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "c" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "recipes"])
+def test_list(kind, tmp_path):
+    lines = protofed("list", kind, cwd=tmp_path).stdout.splitlines()
+    entries = [line for line in lines if not line.startswith("    ")]
+    assert len(entries) >= 3
+    assert all(re.match(r"\S+  \S", line) for line in entries), entries
+
+
+def test_inspect_prints_and_draws_the_split(tmp_path):
+    result = protofed("inspect", "quickstart", *SMALL, "--out", "split", cwd=tmp_path)
+    rows = [line for line in result.stdout.splitlines() if "client-" in line]
+    assert len(rows) == 3
+    assert (tmp_path / "split.png").stat().st_size > 1000
+    assert (tmp_path / "split.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "quikstart"], "unknown recipe 'quikstart': did you mean 'quickstart'?"),
+        (["run", "method.name=fedprot"], "did you mean 'fedproto'?"),
+        (["run", "quickstart", "method.lamda=3"], "did you mean 'lambda'?"),
+        (["run", "data.source=nmist"], "did you mean 'mnist'?"),
+        (["run", "model.name=cnn3"], "unknown model 'cnn3'"),
+        (["run", "quickstart", "lambda"], "must read NAME=VALUE"),
+        (["run", "data.source=path", "data.path=nowhere"], "nowhere"),
+        (["run", "method.name=fedproto", "model.name=resnet8", "data.source=spiral"], "resnet8"),
+        (["run", "--data-dir", "nowhere"], "no such folder"),
+        (["compare", "quickstart", "--seeds", "a"], "'a' is not an integer"),
+        (["compare", "mnist-dirichlet"], "nothing to compare"),
+        (["list", "method"], "did you mean 'methods'?"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, expected, tmp_path):
+    result = protofed(*arguments, cwd=tmp_path, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert expected in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_and_resumed_equals_uninterrupted(tmp_path):
+    arguments = ["run", "quickstart", "method.name=fedproto", *SMALL, "rounds=200", "--quiet"]
+    protofed(*arguments, "--out", "whole", cwd=tmp_path)
+    process = subprocess.Popen([sys.executable, "-m", "protofed.cli", *arguments, "--out", "cut"], cwd=tmp_path)
+    rounds = tmp_path / "cut" / "rounds.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (rounds.is_file() and rounds.read_bytes().count(b"\n") > 5):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    protofed(*arguments, "--out", "cut", "--resume", cwd=tmp_path)
+    for path in (tmp_path / "whole").rglob("*.safetensors"):
+        cut = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
+        assert path.read_bytes() == cut.read_bytes(), path
+    assert load_file(cut)
