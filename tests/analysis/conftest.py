@@ -38,13 +38,13 @@ def make_run(
     recipe: str = "fake-images",
     validation: bool = False,
 ) -> Path:
-    """Write a run with plausible numbers; the last client has no test samples."""
+    """Write a run with plausible numbers; the last of several clients has no test samples."""
     rng = np.random.default_rng(seed * 1000 + sum(map(ord, method)))
     split = np.random.default_rng(seed)
     names = [f"client_{i:02d}" for i in range(clients)]
     train = (split.dirichlet([0.3] * clients, classes).T * 600).astype(int)
     test = train // 3
-    test[-1] = 0
+    test[-1] = 0 if clients > 1 else test[-1]
     rules = RULES.get(method, PROTOTYPE_RULES)
     sends = method not in ("local", "fixed_etf")
     config = {

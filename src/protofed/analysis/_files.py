@@ -9,7 +9,6 @@ from typing import Any
 
 from protofed.errors import CheckpointError
 
-
 _RECORD = ("participants", "losses", "bytes", "parameters", "seconds", "refused", "diagnostics")
 
 

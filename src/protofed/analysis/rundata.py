@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis._files import read_federation, read_object, read_rounds, read_toml
+from protofed.analysis._labels import tell_apart
 from protofed.analysis.summary import summarise
 from protofed.errors import CheckpointError
 
@@ -155,7 +155,8 @@ def load_runs(paths: Sequence[Path]) -> list[RunData]:
         if not found:
             raise CheckpointError(f"{path}: no run here: expected config.toml and rounds.jsonl, or comparison.json")
         runs.update((run.directory.resolve(), run) for run in found)
-    return _told_apart(list(runs.values()))
+    labels = tell_apart([run.label for run in runs.values()], [run.config for run in runs.values()])
+    return [replace(run, label=label) for run, label in zip(runs.values(), labels, strict=True)]
 
 
 def prototypes(run: RunData) -> dict[str, Tensor]:
@@ -209,28 +210,3 @@ def _comparison(path: Path) -> Iterator[RunData]:
 def _short(method: str) -> str:
     """Return the class of a user's own method ``package.module:Class``, and any other name as it is."""
     return method.rpartition(":")[2]
-
-
-def _told_apart(runs: list[RunData]) -> list[RunData]:
-    """Extend labels where runs of one label differ in more than their seed, lest they be averaged."""
-    labels: dict[Path, str] = {}
-    for label, group in by_label(runs).items():
-        options = [_options(run.config) for run in group]
-        names = sorted({n for o in options for n in o if any(o.get(n) != other.get(n) for other in options)})
-        # Different recipes differ in many options: their names say enough, unless one was run with overrides.
-        kinds = len({json.dumps(o, sort_keys=True, default=str) for o in options})
-        if len({o.get("recipe") for o in options}) == kinds:
-            names = [n for n in names if n == "recipe"]
-        for run, option in zip(group, options, strict=True):
-            values = [str(option.get(n)) if n == "recipe" else f"{n}={option.get(n)}" for n in names]
-            labels[run.directory] = ", ".join([label, *values])
-    return [replace(run, label=labels[run.directory]) for run in runs]
-
-
-def _options(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a configuration flat, without what has no influence on the outcome beyond chance."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if prefix or name not in ("seed", "execution", "checkpoint", "compare"):
-            flat |= _options(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat

@@ -65,15 +65,17 @@ def align(
         u_j ← (u_j + v_j) / ‖u_j + v_j‖                Eq. 13, 14
 
     and stop once ``mean_j ‖F_j‖``, rounded to ``decimals``, equals its predecessor ``patience`` times in a row; the
-    first value compared is that of iteration 10. ``η`` is multiplied by ``decay`` after iterations 0, ``decay_every``,
-    2·``decay_every``, ... (the paper's text would start after ``decay_every``; its code starts at 0).
+    first value compared is that of iteration 10. ``η`` is multiplied by ``decay`` after iterations 0,
+    ``decay_every``, 2·``decay_every``, ... (the paper's text can be read as starting after ``decay_every``; the
+    authors' code starts at 0). With its defaults the rule stops well before the optimum is reached: the mean force
+    hardly depends on the last few degrees. A larger ``patience`` gets closer.
 
     Each iteration costs two ``K×K×d`` matrix products and holds ``O(K² + K·d)`` numbers, in float64 whatever the
     input's dtype: near convergence the stop rule compares digits that float32 does not have.
 
-    Zero prototypes (no direction of their own) and prototypes less than 0.001 rad from an earlier one (no force would
-    part equal ones) start from a direction drawn from a fixed seed: any for the former, about 0.01 rad away for the
-    latter. All other directions start exactly where the paper's do.
+    Zero prototypes (no direction of their own) and prototypes less than 0.001 rad from an earlier one (no force
+    would part equal ones) start from a direction drawn from a fixed seed: any for the former, about 0.01 rad away
+    for the latter. All other directions start exactly where the paper's do.
 
     Args:
         prototypes: ``(K, d)`` finite vectors of any norm; ``K > d`` is fine.

@@ -16,7 +16,7 @@ from torch import Tensor
 from protofed.errors import ConfigError
 from protofed.prototypes.alignment import NUDGE
 from protofed.prototypes.geometry import (
-    class_means,
+    labelled_means,
     pairwise_distances,
     require_labels,
     require_vectors,
@@ -104,8 +104,8 @@ def prototype_network(
 def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100.0) -> float:
     """Return FedTGP's margin ``δ = min(max_c gap_c, τ)`` of one round's uploads.
 
-    ``Q_c`` is the plain mean of class c's uploads and ``gap_c = min_{c'≠c} ‖Q_c − Q_c'‖`` over reported classes. One
-    scalar for all classes; classes nobody reports do not take part.
+    ``Q_c`` is the plain mean of class c's uploads and ``gap_c = min_{c'≠c} ‖Q_c − Q_c'‖`` over reported classes.
+    One scalar for all classes; classes nobody reports do not take part.
 
     Args:
         prototypes: ``(n, d)`` uploaded prototypes of all clients.
@@ -126,7 +126,7 @@ def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100
     _require_uploads(prototypes, labels, K)
     if cap < 0:
         raise ConfigError(f"adaptive_margin: cap must not be negative, got {cap}")
-    Q, counts = class_means(working(prototypes), labels, K)
+    Q, counts = labelled_means(working(prototypes), labels, K)
     Q = Q[counts > 0]
     if len(Q) < 2:
         return float(cap)
@@ -322,8 +322,8 @@ def hinge_prototypes(
 ) -> HingePrototypes:
     """Minimise the hinge variant of the contrastive objective over free vectors ``g``, from the class means.
 
-    This is the reading of FedTGP told in a public explanation of it (squared attraction, squared hinge per pair); it
-    is not the authors' loss and is offered as a variant only. Margins come from :func:`pair_margins`.
+    This is how a public explanation of FedTGP tells its loss (squared attraction, squared hinge per pair); it is
+    not the authors' loss and is offered as a variant only. Margins come from :func:`pair_margins`.
 
     Deterministic and without a step size: each iteration minimises a quadratic that lies above the objective and
     touches it at the present ``g`` (each ``max(0, m − ‖z‖)`` is at most ``‖z − z'‖``, ``z'`` the present difference
@@ -356,7 +356,7 @@ def hinge_prototypes(
             f"got {margin}, {iterations}, {tolerance}"
         )
     c = prototypes.detach().double()
-    means, counts = class_means(c, labels, K)
+    means, counts = labelled_means(c, labels, K)
     present = counts > 0
     centre = means[present].mean(0)  # distances from a Gram matrix are accurate around the origin
     Q, n = means[present] - centre, counts[present].double()

@@ -44,7 +44,7 @@ def working(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def class_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
+def labelled_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
     """Return the plain mean of the rows of each class and how many rows there were.
 
     Args:

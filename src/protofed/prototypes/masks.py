@@ -1,9 +1,9 @@
 """Class-wise prototype sparsification: which dimensions each class keeps, derived alike by server and clients.
 
 Lee and Choi, *TinyProto: Communication-Efficient Federated Learning with Sparse Prototypes in Resource-Constrained
-Environments*, Sec. 4.1 (Definitions 1 and 2). The paper asks for masks with exactly ``s`` ones whose pairwise Hamming
-distances are as large as possible. Two bounds say how large that can be: the mean distance is largest when all
-dimensions are used equally often, and no minimum can exceed that mean.
+Environments*, Sec. 4.1 (Definitions 1 and 2). The paper asks for masks with exactly ``s`` ones whose pairwise
+Hamming distances are as large as possible. Two bounds say how large that can be: the mean distance is largest when
+all dimensions are used equally often, and no minimum can exceed that mean.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from protofed.errors import ConfigError
 
 MAX_ATTEMPTS = 8000
 MAX_WORK = 4_000_000
-"""The search for a larger minimum distance may try ``min(MAX_ATTEMPTS, MAX_WORK // K)`` exchanges: about a second at
-most, but counted, not timed, so that every machine stops at the same one."""
+"""The search for a larger minimum distance may try ``min(MAX_ATTEMPTS, MAX_WORK // K)`` exchanges: about a second
+at most, but counted, not timed, so that every machine stops at the same one."""
 
 TRIES = 8
 """Candidates per exchange."""
@@ -36,11 +36,12 @@ Words = npt.NDArray[np.uint64]
 def class_masks(K: int, d: int, s: int, seed: int = 0) -> Tensor:
     """Return the CPS masks ``m_j`` of K classes.
 
-    While ``K·s <= d`` supports are disjoint. Otherwise each dimension serves ``⌊Ks/d⌋`` or ``⌈Ks/d⌉`` classes, which
-    maximises the mean pairwise Hamming distance, and exchanges between classes raise the minimum one.
+    While ``K·s <= d`` supports are disjoint. Otherwise each dimension serves ``⌊Ks/d⌋`` or ``⌈Ks/d⌉`` classes,
+    which maximises the mean pairwise Hamming distance, and exchanges between classes raise the minimum one.
 
-    Only 64-bit integer arithmetic decides, so the masks depend on the four arguments and on nothing else: not on the
-    machine, the process, or the versions of torch and numpy. They need never be sent.
+    Only 64-bit integer arithmetic decides, so the masks depend on the four arguments and on nothing else: not on
+    the machine, the process, or the versions of torch and numpy. They need never be sent. The last few are kept in
+    memory.
 
     Args:
         K: Number of classes.
@@ -199,8 +200,8 @@ def _deal(K: int, d: int, s: int, stream: _Stream) -> Bits:
 def _spread_overlaps(masks: Bits, stream: _Stream) -> None:
     """Even out the pairwise overlaps in place, largest first, leaving row and column sums as they are.
 
-    The sum of all overlaps is fixed by the column sums, so lowering ``Σ max(0, overlap − mean)³`` by exchanges moves
-    the largest overlap towards the mean.
+    The sum of all overlaps is fixed by the column sums, so lowering ``Σ max(0, overlap − mean)³`` by exchanges
+    moves the largest overlap towards the mean.
     """
     K = len(masks)
     columns = np.ascontiguousarray(masks.T)

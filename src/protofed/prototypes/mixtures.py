@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ CANDIDATES = 3
 """Points tried for each further starting mean (greedy k-means++)."""
 
 BLOCK_EDGES = (8, 32, 64, 128, 256)
-""":func:`fuse` compares so many dimensions first: most pairs prove far apart before it has looked at all of them."""
+""":func:`fuse` compares so many dimensions first: most pairs prove far apart before it has looked at all."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,8 +57,8 @@ def fit_mixture(
 ) -> Mixture:
     """Fit a Gaussian mixture to the features of one class by expectation-maximisation (GFPL Eq. 5-6).
 
-    Starts from greedy k-means++ means; computed in float64. There are never more components than distinct samples, so
-    one sample, or many equal ones, give a single component at the variance floor.
+    Starts from greedy k-means++ means; computed in float64. There are never more components than distinct samples,
+    so one sample, or many equal ones, give a single component at the variance floor.
 
     Args:
         features: ``(n, d)``, at least one row.
@@ -273,9 +274,9 @@ def pairwise_bhattacharyya(
 def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1.0) -> Mixture:
     """Fuse the components that all clients report for one class (GFPL Algorithm 1).
 
-    A cluster grows from a seed by components whose Bhattacharyya distance to *all* its members is below ``S_C``; then
-    each cluster becomes one component with the same total weight, mean and covariance (lines 14-16). Two points the
-    algorithm leaves open:
+    A cluster grows from a seed by components whose Bhattacharyya distance to *all* its members is below ``S_C``;
+    then each cluster becomes one component of the same total weight, mean and (diagonal) covariance (lines 14-16).
+    Two points the algorithm leaves open:
 
     * Line 6 collects a set of components that are near all present members, and line 9 adds the whole set without
       comparing its components with one another. Here they join one at a time, nearest to the seed first, and each
@@ -341,7 +342,7 @@ def _components(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _batches(x: Tensor, labels: Tensor, K: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield classes of similar size together: their indices (B,), features (B, n, d) padded by 0, and valid (B, n)."""
+    """Yield classes of similar size together: indices (B,), features (B, n, d) padded by 0, valid (B, n)."""
     counts = torch.bincount(labels, minlength=K).cpu()
     by_class = labels.argsort(stable=True)
     starts = counts.cumsum(0) - counts
@@ -400,7 +401,7 @@ def _start(x: Tensor, valid: Tensor, draws: Tensor) -> Tensor:
 
     A class with fewer distinct samples than places leaves the remaining places empty.
     """
-    B, n, d = x.shape
+    B, n = valid.shape
     batch = torch.arange(B, device=x.device)
     nearest = valid.new_full((B, n), torch.inf)
     owner = torch.zeros((B, n), dtype=torch.int64, device=x.device)
@@ -438,9 +439,9 @@ def _log_joint(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> 
 def _clusters(means: Floats, variances: Floats, threshold: float) -> npt.NDArray[np.int64]:
     """Return each component's cluster (lines 3-12), numbered by seed; components come in canonical order.
 
-    Two facts spare most of the ``O(m²·d)`` comparisons. Every dimension adds something non-negative to D_B, so a pair
-    is settled once a few dimensions exceed the threshold. And pairs in one neighbourhood are mostly settled by the
-    upper bound of :class:`_UpperBound`, a matrix product.
+    Two facts spare most of the ``O(m²·d)`` comparisons. Every dimension adds something non-negative to D_B, so a
+    pair is settled once a few dimensions exceed the threshold. And pairs in one neighbourhood are mostly settled by
+    the upper bound of :class:`_UpperBound`, a matrix product.
     """
     compare = _Comparison(means, variances)
     cluster = np.full(len(means), -1, dtype=np.int64)
@@ -469,12 +470,12 @@ def _clusters(means: Floats, variances: Floats, threshold: float) -> npt.NDArray
 class _UpperBound:
     """An upper bound on D_B between every two components near a common seed; ``[i]`` is the row of the i-th.
 
-    With ``x = ln(σ_a/σ_b)`` the average variance is ``σ_a σ_b cosh x``, and as ``cosh x >= 1``, ``ln cosh x <= x²/2``::
+    With ``x = ln(σ_a/σ_b)`` the average variance is ``σ_a σ_b cosh x``; ``cosh x >= 1`` and ``ln cosh x <= x²/2``::
 
         D_B = 1/8 Σ Δμ²/(σ_a σ_b cosh x) + 1/2 Σ ln cosh x  <=  1/8 Σ Δμ²/(σ_a σ_b) + 1/4 Σ x²
 
-    whose right-hand side is a sum of products of a factor of a and one of b. Being near one seed, the components have
-    small x, where the bound is tight; expressed relative to the seed, all factors are of order 1.
+    whose right-hand side is a sum of products of a factor of a and one of b. Being near one seed, the components
+    have small x, where the bound is tight; expressed relative to the seed, all factors are of order 1.
     """
 
     ROWS = 512  # computed together, when one of them is asked for
@@ -508,7 +509,7 @@ class _Comparison:
         telling = np.argsort(-(means.var(0) / variances.mean(0)), kind="stable")
         edges = [0, *(edge for edge in BLOCK_EDGES if edge < len(telling)), len(telling)]
         self.blocks = []
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in pairwise(edges):
             block = telling[low:high]
             mean, variance = np.ascontiguousarray(means[:, block]), np.ascontiguousarray(variances[:, block])
             self.blocks.append((mean, variance, 0.5 * np.log(variance).sum(1)))

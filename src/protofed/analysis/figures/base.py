@@ -107,11 +107,16 @@ def counting_axis(ax: Axes, what: str = "Round") -> None:
     ax.set_xlabel(what)
 
 
-def name_ticks(ax: _AxesBase, axis: str, names: Sequence[str], limit: int, offset: float = 0.0) -> None:
-    """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one."""
+def name_ticks(
+    ax: _AxesBase, axis: str, names: Sequence[str], limit: int, offset: float = 0.0, letters: int = 18
+) -> None:
+    """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one.
+
+    Names are cut to a number of ``letters``.
+    """
     step = math.ceil(len(names) / limit) if names else 1
     places = range(0, len(names), step)
-    texts = [_shortened(names[i]) for i in places]
+    texts = [_shortened(names[i], letters) for i in places]
     ticks = [i + offset for i in places]
     if axis == "y":
         ax.set_yticks(ticks, texts)
@@ -210,5 +215,5 @@ def _rendered(fig: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _shortened(name: str, length: int = 18) -> str:
+def _shortened(name: str, length: int) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"

@@ -67,7 +67,9 @@ def draw_split(
     M, K = len(client_names), len(class_names)
     if table.shape != (M, K) or not table.size:
         raise DataError(f"counts have shape {table.shape}, but there are {M} clients and {K} classes")
-    width = float(np.clip(2.6 + 0.4 * K, WIDTH, 9.0))
+    # A model with its options has a long name: an inch for every 16 letters.
+    side = min(32, max(map(len, architectures), default=0)) / 16 if architectures else 0.0
+    width = float(np.clip(1.9 + side + 0.4 * K, WIDTH, 9.0))
     fig, ax = canvas(width, float(np.clip(1.2 + 0.24 * M, 2.4, 11.0)))
     # Counts under a skewed split span orders of magnitude: a square root keeps the small ones visible.
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(table.max())))
@@ -85,8 +87,8 @@ def draw_split(
     name_ticks(ax, "y", client_names, 44, 0.5)
     if architectures is not None:
         right = ax.secondary_yaxis("right")
-        name_ticks(right, "y", architectures, 44, 0.5)
-        right.tick_params(length=0, labelcolor="#5B6570")
+        name_ticks(right, "y", architectures, 44, 0.5, letters=32)
+        right.tick_params(length=0, labelcolor="#5B6570", labelsize=7.5)
         right.spines[:].set_visible(False)
     ax.invert_yaxis()
     ax.grid(False)

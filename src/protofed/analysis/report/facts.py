@@ -64,7 +64,7 @@ def about(run: RunData) -> str:
     return f"{summary}. {method.reference}".strip().removesuffix(".") + "."
 
 
-def models(run: RunData) -> str:
+def architectures(run: RunData) -> str:
     """Return the clients' architectures in a few words."""
     found = list(dict.fromkeys(str(c["architecture"]) for c in run.clients))
     return f"all {found[0]}" if len(found) == 1 else f"{len(found)} architectures"
@@ -98,7 +98,7 @@ def cards(run: RunData) -> list[Card]:
             f"{duration(seconds['total'] / max(1, len(run.rounds)))} per round"
             + (f", {size(memory)} of memory" if memory else ""),
         ),
-        Card("Clients", number(len(run.clients)), f"{models(run)}, {plural(len(run.class_names), 'class')}"),
+        Card("Clients", number(len(run.clients)), f"{architectures(run)}, {plural(len(run.class_names), 'class')}"),
     ]
 
 

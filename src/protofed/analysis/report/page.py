@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protofed.analysis.report import facts, tables
+from protofed.analysis.report import comparison, facts, tables
 from protofed.analysis.rundata import RunData, by_label, load_runs
 from protofed.analysis.style import rule_title
 from protofed.errors import DataError
@@ -49,6 +49,7 @@ def render(runs: Sequence[RunData]) -> str:
         groups=by_label(runs),
         plot=Plots().draw,
         tables=tables,
+        comparison=comparison,
         facts=facts,
         rule_title=rule_title,
         single=len(runs) == 1,

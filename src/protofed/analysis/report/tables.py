@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from protofed.analysis.report.facts import bytes_per_round, rule_text
-from protofed.analysis.rundata import RULE_ORDER, RunData, by_label, main_rule, settled
-from protofed.analysis.style import LineStyle, duration, mean_std, method_styles, number, percent, rule_title, size
+from protofed.analysis.rundata import RunData, main_rule, settled
+from protofed.analysis.style import LineStyle, duration, mean_std, number, percent, rule_title, size
 
 
 class Cell(NamedTuple):
@@ -41,45 +41,6 @@ class Table:
     def add(self, *cells: str | Cell) -> None:
         """Append a row."""
         self.rows.append([cell if isinstance(cell, Cell) else Cell(cell) for cell in cells])
-
-
-def comparison(runs: Sequence[RunData]) -> Table:
-    """Return one row per method by its main rule: accuracy, traffic, time; mean ± std over seeds."""
-    table = Table(
-        ["Method", "Runs", "Final", "Best", "Mean over clients", "Up / round", "Down / round", "In total", "Time"]
-    )
-    table.groups = [("", 2), ("Test accuracy by the main rule", 3), ("Bytes sent", 3), ("", 1)]
-    styles = method_styles(run.label for run in runs)
-    for label, group in by_label(runs).items():
-        chosen = settled(group)
-        rule = main_rule(r for run in chosen for r in run.rules)
-        finished = sum(run.finished for run in group)
-        waiting = "" if finished == len(group) else f"{len(group) - finished} unfinished"
-        table.add(
-            Cell(label, rule_title(rule).lower(), style=styles[label]),
-            Cell(str(len(chosen)), waiting),
-            *(mean_std(accuracies(chosen, rule, name)) for name in ("final", "best", "client_mean")),
-            *(size(statistics.fmean(bytes_per_round(run, way) for run in chosen)) for way in ("up", "down")),
-            size(statistics.fmean(_sent(run) for run in chosen)),
-            duration(statistics.fmean(run.facts["seconds"]["total"] for run in chosen)),
-        )
-    _emphasise(table, range(2, 5))
-    return table
-
-
-def comparison_rules(runs: Sequence[RunData]) -> Table:
-    """Return one row per method: final and best accuracy by every rule, mean ± std over seeds."""
-    found = {rule for run in runs for rule in run.rules}
-    rules = [r for r in RULE_ORDER if r in found] + sorted(found - set(RULE_ORDER))
-    table = Table(["Method", *(name for _ in rules for name in ("Final", "Best"))])
-    table.groups = [("", 1), *((rule_title(rule), 2) for rule in rules)]
-    styles = method_styles(run.label for run in runs)
-    for label, group in by_label(runs).items():
-        chosen = settled(group)
-        cells = [mean_std(accuracies(chosen, rule, name)) for rule in rules for name in ("final", "best")]
-        table.add(Cell(label, style=styles[label]), *cells)
-    _emphasise(table, range(1, len(table.head)))
-    return table
 
 
 def rules(runs: Sequence[RunData]) -> Table:
@@ -216,25 +177,7 @@ def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
     return [accuracy[name] for accuracy in found if name in accuracy]
 
 
-def _sent(run: RunData) -> int:
-    return int(run.facts["communication"]["bytes_up_total"] + run.facts["communication"]["bytes_down_total"])
-
-
 def _bytes_per_client(run: RunData, way: str) -> float:
     """Return the mean bytes of a client in a round that sent any; everyone who took part counts."""
     sent = [r["bytes"][way] / len(r["participants"]) for r in run.rounds if r["bytes"][way] and r["participants"]]
     return statistics.fmean(sent) if sent else 0.0
-
-
-def _emphasise(table: Table, columns: range) -> None:
-    """Mark the highest value of each column, as papers do; ties are all marked."""
-
-    def value(cell: Cell) -> float:
-        digits = cell.text.split(" ")[0].rstrip("%")
-        return float(digits) if digits != "–" else -1.0
-
-    for column in columns:
-        highest = max((value(row[column]) for row in table.rows), default=-1.0)
-        if len(table.rows) > 1 and highest >= 0:
-            for row in table.rows:
-                row[column] = row[column]._replace(strong=value(row[column]) == highest)

@@ -1,0 +1,41 @@
+"""Names of runs: runs of one label are averaged, so they may differ in nothing but their seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_NOT_THE_METHODS = ("seed", "execution", "checkpoint", "compare")
+
+
+def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return ``labels`` extended by the options in which runs of equal label differ, other than their seed.
+
+    Example:
+        >>> tell_apart(["a", "a"], [{"seed": 0, "method": {"lambda": 1}}, {"seed": 1, "method": {"lambda": 5}}])
+        ['a, method.lambda=1', 'a, method.lambda=5']
+    """
+    options = [_flat(c, _NOT_THE_METHODS) for c in configurations]
+    return [
+        _extended(label, o, [p for n, p in zip(labels, options, strict=True) if n == label])
+        for label, o in zip(labels, options, strict=True)
+    ]
+
+
+def _extended(label: str, own: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
+    first = group[0]
+    differing = sorted({n for o in group for n in {**first, **o} if o.get(n) != first.get(n)})
+    # Recipes differ in many options: their names say enough, unless one of them was run with overrides.
+    distinct = [o for i, o in enumerate(group) if o not in group[:i]]
+    if len({str(o.get("recipe")) for o in distinct}) == len(distinct):
+        differing = [n for n in differing if n == "recipe"]
+    values = [str(own.get(n)) if n == "recipe" else f"{n}={own.get(n)}" for n in differing]
+    return ", ".join([label, *values])
+
+
+def _flat(tree: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name not in without:
+            flat |= _flat(value, (), f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofed.errors import ConfigError
+from protofed.prototypes.masks import class_masks, compress, mean_hamming, min_hamming, rebuild
+
+SHAPES = [(10, 500, 50), (10, 500, 51), (10, 500, 450), (3, 2, 1), (7, 5, 5), (1, 4, 2), (60, 64, 20)]
+
+
+def naive_hamming(masks):
+    return [int((masks[j] != masks[k]).sum()) for j in range(len(masks)) for k in range(j + 1, len(masks))]
+
+
+@pytest.mark.parametrize(("K", "d", "s"), SHAPES)
+def test_rows_and_columns_are_balanced(K, d, s):
+    masks = class_masks(K, d, s, seed=1)
+    assert masks.shape == (K, d)
+    assert masks.dtype == torch.bool
+    assert masks.sum(1).eq(s).all()
+    assert set(masks.sum(0).tolist()) <= {K * s // d, -(-K * s // d)}
+
+
+@given(K=st.integers(1, 12), d=st.integers(1, 24), share=st.floats(0, 1), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_balance_holds_everywhere(K, d, share, seed):
+    s = max(1, round(share * d))
+    masks = class_masks(K, d, s, seed)
+    assert masks.sum(1).eq(s).all()
+    assert set(masks.sum(0).tolist()) <= {K * s // d, -(-K * s // d)}
+
+
+def test_supports_are_disjoint_when_they_fit():
+    assert min_hamming(class_masks(10, 100, 10)) == 20
+    assert class_masks(10, 107, 10).sum(0).max() == 1
+
+
+@pytest.mark.parametrize(("K", "d", "s", "share"), [(10, 500, 150, 0.97), (62, 512, 256, 0.94), (100, 500, 50, 0.9)])
+def test_smallest_distance_is_near_the_mean_it_cannot_exceed(K, d, s, share):
+    masks = class_masks(K, d, s)
+    assert share * mean_hamming(masks) <= min_hamming(masks) <= mean_hamming(masks)
+
+
+def test_distances_equal_the_loop():
+    masks = class_masks(9, 20, 7)
+    assert min_hamming(masks) == min(naive_hamming(masks))
+    assert mean_hamming(masks) == pytest.approx(sum(naive_hamming(masks)) / 36)
+    assert min_hamming(masks[:1]) == mean_hamming(masks[:1]) == 0
+
+
+def digest(arguments):
+    return hashlib.sha256(class_masks(*arguments).numpy().tobytes()).hexdigest()
+
+
+CASES = [(10, 500, 50, 0), (20, 64, 30, 5), (100, 128, 20, 2**62)]
+
+
+def test_the_same_in_another_process():
+    program = (
+        "import hashlib; from protofed.prototypes.masks import class_masks\n"
+        f"for a in {CASES[::-1]!r}: print(hashlib.sha256(class_masks(*a).numpy().tobytes()).hexdigest())"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == [digest(case) for case in CASES[::-1]]
+
+
+def test_the_same_in_every_version():
+    """Server and clients may run different versions: changing these digits breaks running federations."""
+    assert [row.nonzero().flatten().tolist() for row in class_masks(4, 9, 3, seed=7)] == EXPECTED
+
+
+EXPECTED = [[0], [0], [0], [0]]
+
+
+def test_the_result_is_the_callers_own():
+    class_masks(4, 9, 3).zero_()
+    assert class_masks(4, 9, 3).sum() == 12
+
+
+@given(K=st.integers(1, 6), d=st.integers(1, 12), share=st.floats(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_compress_and_rebuild_are_inverse(K, d, share):
+    s = max(1, round(share * d))
+    masks = class_masks(K, d, s)
+    values = torch.randn(K, s, generator=torch.Generator().manual_seed(d))
+    prototypes = torch.randn(K, d, generator=torch.Generator().manual_seed(K))
+    assert torch.equal(compress(rebuild(values, masks), masks), values)
+    assert torch.equal(rebuild(compress(prototypes, masks), masks), prototypes * masks)
+
+
+def test_compress_keeps_the_order_of_dimensions():
+    masks = class_masks(5, 12, 4, seed=3)
+    indices = torch.arange(12.0).expand(5, 12)
+    for row, mask in zip(compress(indices, masks), masks, strict=True):
+        assert row.tolist() == mask.nonzero().flatten().tolist()
+
+
+def test_gradients_flow_through_rebuild():
+    masks = class_masks(2, 6, 2)
+    values = torch.ones(2, 2, requires_grad=True)
+    rebuild(values, masks).square().sum().backward()
+    assert torch.equal(values.grad, 2 * torch.ones(2, 2))
+
+
+def test_no_classes():
+    empty = torch.zeros(0, 5, dtype=torch.bool)
+    assert compress(torch.zeros(0, 5), empty).shape == (0, 0)
+    assert rebuild(torch.zeros(0, 0), empty).shape == (0, 5)
+
+
+@pytest.mark.parametrize(("K", "d", "s"), [(3, 5, 0), (3, 5, 6), (0, 5, 1)])
+def test_impossible_sizes(K, d, s):
+    with pytest.raises(ConfigError, match=f"K={K}, d={d}, s={s}"):
+        class_masks(K, d, s)
+
+
+def test_shapes_that_do_not_fit():
+    masks = class_masks(3, 5, 2)
+    with pytest.raises(ConfigError, match="differ"):
+        compress(torch.zeros(3, 4), masks)
+    with pytest.raises(ConfigError, match="keep 3 x 2"):
+        rebuild(torch.zeros(3, 3), masks)
+    with pytest.raises(ConfigError, match="found 1 to 2"):
+        compress(torch.zeros(2, 2), torch.tensor([[True, False], [True, True]]))
+    with pytest.raises(ConfigError, match="bool matrix"):
+        rebuild(torch.zeros(2, 2), torch.ones(2, 2))

@@ -1,0 +1,78 @@
+"""The directions of dependence that docs/architecture.md promises."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import protofed
+
+ROOT = Path(protofed.__file__).parent
+CORE = ("prototypes", "methods", "models", "training", "wire", "federation")
+ALLOWED = {"torch", "numpy", "safetensors"}
+SHARED = {"errors", "options", "registry", "seeding"}
+KNOWS = {
+    "prototypes": set(),
+    "models": set(),
+    "methods": {"prototypes"},
+    "wire": {"methods"},
+    "training": {"methods", "wire"},
+    "federation": {"methods", "wire", "training"},
+    "data": {"training"},
+    "analysis": {"federation", "prototypes", "training"},
+}
+
+
+def imports(package: str) -> dict[str, set[str]]:
+    """Return what each file of a package imports when it runs (type-checking imports left out)."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / package).rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        skipped = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        names = set()
+        for node in ast.walk(tree):
+            if id(node) in skipped:
+                continue
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+        found[str(path.relative_to(ROOT))] = names
+    return found
+
+
+@pytest.mark.parametrize("package", CORE)
+def test_the_core_needs_little(package):
+    allowed = ALLOWED | ({"torchvision"} if package == "models" else set())
+    for path, names in imports(package).items():
+        foreign = {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) - {"protofed"}
+        assert foreign <= allowed, path
+
+
+@pytest.mark.parametrize("package", KNOWS)
+def test_imports_point_one_way(package):
+    for path, names in imports(package).items():
+        rooms = {n.split(".")[1] for n in names if n.startswith("protofed.")} - SHARED - {package}
+        assert rooms <= KNOWS[package], path
+
+
+def test_the_command_line_starts_without_heavy_imports():
+    code = "import protofed.cli, sys; print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_every_public_name_exists():
+    for name in protofed.__all__:
+        assert getattr(protofed, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = protofed.nothing
