@@ -20,9 +20,13 @@ def _methods() -> list[Entry]:
     from protofed.methods import methods
 
     return [
-        Entry(name, f"{m.summary} (exchanges {m.exchanges})", option_rows(m.Options))
+        Entry(name, f"{m.summary} (exchanges {m.exchanges}{_cited(m.reference)})", option_rows(m.Options))
         for name, m in sorted(methods().items())
     ]
+
+
+def _cited(reference: str) -> str:
+    return f"; {reference}" if reference else ""
 
 
 def _models() -> list[Entry]:

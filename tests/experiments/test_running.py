@@ -89,7 +89,7 @@ def test_resume_after_an_interrupt_equals_an_uninterrupted_run(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         protofed.run("quickstart", overrides, out=tmp_path / "cut", progress=StopAfter(2))
     assert not (tmp_path / "cut" / "summary.json").exists()
-    with pytest.raises(ConfigError, match="holds an unfinished run .* pass --resume"):
+    with pytest.raises(ConfigError, match=r"holds an unfinished run .* pass --resume"):
         protofed.run("quickstart", overrides, out=tmp_path / "cut")
     resumed = protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
     assert resumed.summary["accuracy"] == whole.summary["accuracy"]
@@ -103,7 +103,7 @@ def test_another_configuration_is_refused_not_overwritten(tmp_path):
     overrides = {**SMALL, "method.name": "local", "rounds": 1}
     protofed.run("quickstart", overrides, out=tmp_path / "run")
     before = (tmp_path / "run" / "summary.json").read_bytes()
-    with pytest.raises(ConfigError, match="another configuration .training.lr is 0.05 there and 0.5 here"):
+    with pytest.raises(ConfigError, match=r"another configuration .training.lr is 0.05 there and 0.5 here"):
         protofed.run("quickstart", {**overrides, "training.lr": 0.5}, out=tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match="finished run of this configuration"):
         protofed.run("quickstart", overrides, out=tmp_path / "run")
@@ -120,7 +120,7 @@ def test_a_truncated_checkpoint_is_one_line(tmp_path):
         protofed.run("quickstart", overrides, out=tmp_path / "cut", progress=StopAfter(2))
     path = next((tmp_path / "cut" / "checkpoint").rglob("client-01.safetensors"))
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="client-01.safetensors: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"client-01.safetensors: cannot be read"):
         protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support import experiment, ordinary
 
 from protofed.errors import CheckpointError
 from protofed.experiments.assemble import assemble
 from protofed.federation import load_checkpoint, save_checkpoint
 from protofed.federation.files import read_json, write_bytes
+from support import experiment, ordinary
 
 
 @pytest.fixture

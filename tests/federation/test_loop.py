@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import client, degenerate, experiment, federated, ordinary
 
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.federation import Accuracy
 from protofed.methods.fedproto import FedProto
+from support import client, degenerate, experiment, federated, ordinary
 
 
 def test_a_refused_upload_is_named_and_the_round_goes_on_without_it(monkeypatch):

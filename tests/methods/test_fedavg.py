@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import client, experiment, federated, ordinary
 
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
+from support import client, experiment, federated, ordinary
 
 
 def one_round(**overrides):
@@ -62,6 +62,6 @@ def test_different_architectures_are_refused_by_name():
 
 def test_different_dimensions_are_refused_by_name():
     data = federated(client("ann", [0, 1]), client("bob", [0, 1], d=9))
-    with pytest.raises(ConfigError, match="fedproto exchanges features .* ann has d=5 and bob has d=9"):
+    with pytest.raises(ConfigError, match=r"fedproto exchanges features .* ann has d=5 and bob has d=9"):
         assemble(experiment("fedproto"), data)
     assemble(experiment("local"), data)

@@ -10,10 +10,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from support import FEATURES, K, client, experiment, federated
 
 from protofed.experiments.assemble import assemble
 from protofed.seeding import generator
+from support import FEATURES, K, client, experiment, federated
 
 D, LR, BATCH, LAMBDA, SEED = 5, 0.1, 4, 1.5, 3
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofed.errors import ConfigError
-from protofed.prototypes.masks import class_masks, compress, mean_hamming, min_hamming, rebuild
+from protofed.prototypes.masks import _Stream, class_masks, compress, mean_hamming, min_hamming, rebuild
 
 SHAPES = [(10, 500, 50), (10, 500, 51), (10, 500, 450), (3, 2, 1), (7, 5, 5), (1, 4, 2), (60, 64, 20)]
 
@@ -42,7 +42,9 @@ def test_supports_are_disjoint_when_they_fit():
     assert class_masks(10, 107, 10).sum(0).max() == 1
 
 
-@pytest.mark.parametrize(("K", "d", "s", "share"), [(10, 500, 150, 0.97), (62, 512, 256, 0.94), (100, 500, 50, 0.9)])
+@pytest.mark.parametrize(
+    ("K", "d", "s", "share"), [(10, 500, 150, 0.97), (62, 512, 256, 0.94), (100, 500, 50, 0.9)]
+)
 def test_smallest_distance_is_near_the_mean_it_cannot_exceed(K, d, s, share):
     masks = class_masks(K, d, s)
     assert share * mean_hamming(masks) <= min_hamming(masks) <= mean_hamming(masks)
@@ -73,10 +75,16 @@ def test_the_same_in_another_process():
 
 def test_the_same_in_every_version():
     """Server and clients may run different versions: changing these digits breaks running federations."""
-    assert [row.nonzero().flatten().tolist() for row in class_masks(4, 9, 3, seed=7)] == EXPECTED
+    kept = [row.nonzero().flatten().tolist() for row in class_masks(4, 9, 3, seed=7)]
+    assert kept == [[2, 4, 5], [0, 3, 6], [1, 7, 8], [0, 1, 4]]
+    assert digest((60, 64, 20, 0)).startswith("efed4ad005be3c71")
 
 
-EXPECTED = [[0], [0], [0], [0]]
+def test_stream_is_splitmix64():
+    """The values published with the generator for this seed."""
+    stream = _Stream(1234567)
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [*stream.words(2).tolist(), *stream.words(1).tolist()] == expected
 
 
 def test_the_result_is_the_callers_own():

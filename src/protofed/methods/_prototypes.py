@@ -5,16 +5,17 @@ The methods differ in what the server makes of the uploads, and in how vectors a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from protofed.methods.contract import Batch, Local, Method, Task, Tensors, Upload
+from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Task, Tensors, Upload
 from protofed.methods.schema import Payload, Schema, prototype_schema
 from protofed.options import option
-from protofed.prototypes.inference import nearest, squared_pull
+from protofed.prototypes.geometry import summary
+from protofed.prototypes.inference import most_likely, nearest, squared_pull
 from protofed.prototypes.means import RunningMean, class_means, class_sums, scatter_rows
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class PrototypeMethod(Method):
     prototype, a class never reported has none. Client state: ``prototypes`` and ``present`` of its own.
     """
 
-    exchanges = "prototypes"
+    exchanges: Exchange = "prototypes"
     same_feature_dim = True
     Options = PrototypeOptions
 
@@ -53,12 +54,12 @@ class PrototypeMethod(Method):
         self.schema = prototype_schema(task.num_classes, "d", {"d": task.feature_dim})
 
     @property
-    def upload_schema(self) -> Schema:
+    def upload_schema(self) -> Schema | None:
         """``k`` local prototypes and their classes."""
         return self.schema
 
     @property
-    def broadcast_schema(self) -> Schema:
+    def broadcast_schema(self) -> Schema | None:
         """``k`` global prototypes and their classes."""
         return self.schema
 
@@ -68,6 +69,11 @@ class PrototypeMethod(Method):
     def statistics_from(self) -> Literal["after", "during"]:
         """Local prototypes are means over the training data."""
         return self.options.prototypes
+
+    @property
+    def gamma(self) -> float:
+        """Factor on the global prototypes before they are used."""
+        return float(self.options.gamma)
 
     def no_prototypes(self) -> Tensors:
         """Return a table in which no class has a prototype."""
@@ -86,7 +92,7 @@ class PrototypeMethod(Method):
         if message is None:
             return self.no_prototypes()
         table, present = scatter_rows(message["prototypes"], message["classes"], self.task.num_classes)
-        return {"prototypes": self.options.gamma * table, "present": present}
+        return {"prototypes": self.gamma * table, "present": present}
 
     def loss(self, model: Any, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """``CE + λ·MSE(f(x), γ·C_y)`` (FedProto Eq. 7, ProtoNorm Eq. 15)."""
@@ -114,9 +120,10 @@ class PrototypeMethod(Method):
         """Head, own prototypes, global prototypes over all or over own classes."""
         return ("head", "local", "global", "global_own")
 
-    def predict(self, output: Output, received: Tensors, state: Tensors) -> Tensors:
+    def predict(self, model: Any, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Nearest prototypes; the head decides while there is none."""
-        head = output.logits.argmax(-1)
+        output = model(batch.x)
+        head = most_likely(output.logits)
         own, known = state["present"], received["present"]
 
         def by(table: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
@@ -142,17 +149,48 @@ class PrototypeMethod(Method):
             return None
         return {"classes": classes, "prototypes": server["prototypes"][classes]}
 
-    def plain_mean(self, uploads: Iterable[Upload]) -> RunningMean:
-        """Return the unweighted mean over the clients ``𝒩_j`` that report class ``j``."""
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Update the global prototypes; add the geometry of the result to the diagnostics."""
+        norms = _Norms()
+        state, diagnostics = self.update(server, norms.watch(uploads), round)
+        geometry = summary(state["prototypes"], state["present"])
+        local = {"local_norm_mean": norms.mean()} if norms.rows else {}
+        return Aggregate(state, {**diagnostics, **geometry, **local})
+
+    def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Return the server's state after ``round``: what a prototype method has to say for itself."""
+        raise NotImplementedError
+
+    def mean_of(self, uploads: Iterable[Upload]) -> RunningMean:
+        """Return the mean over the clients ``𝒩_j`` that report class ``j``, weighted by ``counts`` if sent."""
         mean = RunningMean(self.task.num_classes, self.task.feature_dim)
         for upload in uploads:
-            mean.add(upload.payload["classes"], upload.payload["prototypes"])
+            mean.add(upload.payload["classes"], upload.payload["prototypes"], upload.payload.get("counts"))
         return mean
 
     def merge(self, server: Tensors, new: torch.Tensor, known: torch.Tensor) -> Tensors:
         """Return the server state with the known rows of ``new``; other classes keep theirs."""
         new = new.to(server["prototypes"].dtype)
         return {
+            **server,
             "prototypes": torch.where(known.unsqueeze(-1), new, server["prototypes"]),
             "present": server["present"] | known,
         }
+
+
+class _Norms:
+    """Mean length of the prototypes in a stream of uploads."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.rows = 0
+
+    def watch(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
+        for upload in uploads:
+            prototypes = upload.payload["prototypes"]
+            self.total += float(prototypes.norm(dim=-1).sum())
+            self.rows += len(prototypes)
+            yield upload
+
+    def mean(self) -> float:
+        return self.total / self.rows

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from protofed.methods.schema import Payload, Schema
 from protofed.options import NoOptions
+from protofed.prototypes.inference import most_likely
 from protofed.seeding import generator
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Method:
     name: ClassVar[str]
     summary: ClassVar[str]
     reference: ClassVar[str] = ""
-    exchanges: ClassVar[Exchange] = "nothing"
+    exchanges: Exchange = "nothing"
     Options: ClassVar[type] = NoOptions
     same_architecture: ClassVar[bool] = False
     same_feature_dim: ClassVar[bool] = False
@@ -254,9 +255,12 @@ class Method:
         """Inference rules that :meth:`predict` reports."""
         return ("head",)
 
-    def predict(self, output: Output, received: Tensors, state: Tensors) -> Tensors:
-        """Return, per rule, ``(B,)`` int64 predicted classes."""
-        return {"head": output.logits.argmax(-1)}
+    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Return, per rule, ``(B,)`` int64 predicted classes, -1 where the model's output is not finite.
+
+        Called in eval mode without gradients. All rules should share one forward pass.
+        """
+        return {"head": most_likely(model(batch.x).logits)}
 
     # The server.
 

@@ -15,7 +15,6 @@ from protofed.methods._prototypes import PrototypeMethod, PrototypeOptions
 from protofed.methods.contract import Aggregate, Local, Tensors, Upload
 from protofed.methods.schema import Field, Payload, Schema, prototype_schema
 from protofed.options import option
-from protofed.prototypes.means import RunningMean
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,9 @@ class FedProto(PrototypeMethod):
             payload["counts"] = statistics["counts"][payload["classes"]].long()
         return payload
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j``."""
-        mean = RunningMean(self.task.num_classes, self.task.feature_dim)
-        for upload in uploads:
-            classes, prototypes, counts = (upload.payload.get(k) for k in ("classes", "prototypes", "counts"))
-            assert classes is not None
-            assert prototypes is not None
-            mean.add(classes, prototypes, counts)
+        mean = self.mean_of(uploads)
         prototypes, known = mean.mean()
         if self.options.aggregation == "paper":
             prototypes = prototypes / mean.reporters.clamp(min=1).unsqueeze(-1)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Method, Tensors
+from protofed.methods.contract import Batch, Method, Tensors
 from protofed.options import option
+from protofed.prototypes.inference import most_likely
 
 if TYPE_CHECKING:
-    from protofed.models import Output
+    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class LocalTraining(Method):
         """Remember which classes the client holds."""
         return {"own": counts > 0}
 
-    def predict(self, output: Output, received: Tensors, state: Tensors) -> Tensors:
+    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Argmax of the head, over all classes or the client's own."""
-        logits = output.logits
+        logits = model(batch.x).logits
         if self.options.predict_over == "own":
-            logits = torch.where(state["own"] | ~state["own"].any(), logits, -torch.inf)
-        return {"head": logits.argmax(-1)}
+            logits = logits.masked_fill(~state["own"] & state["own"].any(), torch.finfo(logits.dtype).min)
+        return {"head": most_likely(logits)}

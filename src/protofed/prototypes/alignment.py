@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofed import seeding
 from protofed.errors import ConfigError
-from protofed.prototypes.geometry import require_vectors, unit_vectors, working
+from protofed.prototypes.geometry import exact, require_vectors, unit_vectors, working
 
 CHECK_FROM = 10
 """First iteration (counted from 0) whose mean force the stop rule looks at."""
@@ -111,7 +111,7 @@ def align(
             "align: expected decay_every >= 1, patience >= 1, max_iterations >= 0; "
             f"got {decay_every}, {patience}, {max_iterations}"
         )
-    u = distinct_directions(prototypes.detach().double())
+    u = distinct_directions(exact(prototypes))
     v = torch.zeros_like(u)
     F = torch.empty_like(u)
     W = u.new_empty(len(u), len(u))
@@ -136,7 +136,7 @@ def align(
             unchanged = unchanged + 1 if same else 0
             if unchanged == patience:
                 break
-    return Alignment(u.to(prototypes.dtype), len(mean_forces), energy(u), mean_forces, distances)
+    return Alignment(u.to(prototypes), len(mean_forces), energy(u), mean_forces, distances)
 
 
 def energy(directions: Tensor) -> float:
@@ -153,7 +153,7 @@ def energy(directions: Tensor) -> float:
         -0.693147
     """
     require_vectors("directions", directions)
-    squared = _squared_distances(directions.double())
+    squared = _squared_distances(exact(directions))
     squared.fill_diagonal_(1.0)
     # Each pair occurs twice in the matrix, and log 1/x = −½ log x².
     return -0.25 * float(squared.log_().sum())

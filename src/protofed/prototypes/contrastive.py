@@ -16,6 +16,7 @@ from torch import Tensor
 from protofed.errors import ConfigError
 from protofed.prototypes.alignment import NUDGE
 from protofed.prototypes.geometry import (
+    exact,
     labelled_means,
     pairwise_distances,
     require_labels,
@@ -355,7 +356,8 @@ def hinge_prototypes(
             "hinge_prototypes: margin, iterations and tolerance must not be negative; "
             f"got {margin}, {iterations}, {tolerance}"
         )
-    c = prototypes.detach().double()
+    c = exact(prototypes)
+    labels = labels.to(c.device)
     means, counts = labelled_means(c, labels, K)
     present = counts > 0
     centre = means[present].mean(0)  # distances from a Gram matrix are accurate around the origin
@@ -384,7 +386,7 @@ def hinge_prototypes(
             break
     result = torch.zeros_like(means)
     result[present] = g + centre
-    return HingePrototypes(result.to(prototypes.dtype), present, losses)
+    return HingePrototypes(result.to(prototypes), present.to(prototypes.device), losses)
 
 
 def _gram_distances(g: Tensor) -> Tensor:

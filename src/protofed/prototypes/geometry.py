@@ -44,6 +44,11 @@ def working(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def exact(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` detached and in float64, on its device or, where that has no float64 (MPS), on the CPU."""
+    return tensor.detach().to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
+
+
 def labelled_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
     """Return the plain mean of the rows of each class and how many rows there were.
 
@@ -146,7 +151,7 @@ def summary(prototypes: Tensor, present: Tensor | None = None) -> dict[str, floa
     """
     kept = prototypes.detach() if present is None else prototypes.detach()[present]
     require_vectors("prototypes", kept)
-    kept = kept.double()
+    kept = exact(kept)
     first, second = torch.triu_indices(len(kept), len(kept), offset=1, device=kept.device)
     distances = pairwise_distances(kept)
     angles = torch.rad2deg(torch.arccos(pairwise_cosines(kept)))

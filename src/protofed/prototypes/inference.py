@@ -32,8 +32,18 @@ def nearest(features: Tensor, prototypes: Tensor, allowed: Tensor) -> Tensor:
         allowed: ``(K,)`` bool, classes that may be answered.
 
     Returns:
-        ``(B,)`` int64; the smallest class wins a tie. Meaningless where no class is allowed.
+        ``(B,)`` int64; the smallest class wins a tie. -1 where a feature is not finite; meaningless where no class
+        is allowed.
     """
     # Direct differences: the quadratic expansion loses the small differences between distant prototypes.
     distances = torch.cdist(features, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
-    return distances.masked_fill(~allowed, torch.inf).argmin(-1)
+    closest = distances.masked_fill(~allowed, torch.inf).argmin(-1)
+    return torch.where(features.isfinite().all(-1), closest, -1)
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """Return ``(B,)`` the class of the largest of ``(B, K)`` logits, or -1 where a logit is not finite.
+
+    NaN has an argmax too; a diverged model must not be credited with it.
+    """
+    return torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1)

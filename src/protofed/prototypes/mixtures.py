@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError
-from protofed.prototypes.geometry import require_labels, require_vectors, working
+from protofed.prototypes.geometry import exact, require_labels, require_vectors, working
 
 CHUNK = 2**24
 """Classes are fitted together while their padded features stay below this many numbers (128 MiB)."""
@@ -26,10 +25,11 @@ CHUNK = 2**24
 CANDIDATES = 3
 """Points tried for each further starting mean (greedy k-means++)."""
 
-BLOCK_EDGES = (8, 32, 64, 128, 256)
-""":func:`fuse` compares so many dimensions first: most pairs prove far apart before it has looked at all."""
+ROWS = 512
+"""Components whose distances to all others :func:`fuse` bounds at once."""
 
 Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
 
 
 class Mixture(NamedTuple):
@@ -136,7 +136,8 @@ def fit_mixtures(
             f"got {components}, {iterations}, {variance_floor}, {tolerance}"
         )
     d = features.shape[1]
-    x = features.detach().double()
+    x = exact(features)
+    labels = labels.to(x.device)
     draws = torch.rand(K, components, CANDIDATES, generator=generator, dtype=torch.float64).to(x.device)
     weights, means, variances = x.new_zeros(K, components), *(x.new_zeros(K, components, d) for _ in range(2))
     for classes, batch, valid in _batches(x, labels, K):
@@ -147,8 +148,7 @@ def fit_mixtures(
         weights[classes] = fitted[0]
         means[classes] = torch.where(used, fitted[1] + centre, 0.0)
         variances[classes] = torch.where(used, fitted[2], 0.0)
-    out = features.dtype
-    return Mixture(weights.to(out), means.to(out), variances.sqrt().to(out))
+    return Mixture(*(part.to(features) for part in (weights, means, variances.sqrt())))
 
 
 def log_likelihood(mixture: Mixture, features: Tensor) -> Tensor:
@@ -166,9 +166,9 @@ def log_likelihood(mixture: Mixture, features: Tensor) -> Tensor:
     """
     weights, means, variances = _components(mixture)
     centre = means.mean(0)
-    x = features.double() - centre
+    x = exact(features) - centre
     joint = _log_joint(x.unsqueeze(0), (weights / weights.sum())[None], (means - centre)[None], variances[None])
-    return joint[0].logsumexp(1).to(working(features).dtype)
+    return joint[0].logsumexp(1).to(working(features))
 
 
 def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
@@ -193,14 +193,14 @@ def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
                 [ 2., -1.]])
     """
     weights, means, stds = mixture
-    totals = weights.double().cumsum(-1)
+    totals = weights.detach().cpu().double().cumsum(-1)
     if r < 0 or not weights.shape[-1] or bool((weights < 0).any()) or not bool((totals[..., -1] > 0).all()):
         raise ConfigError("sample: needs r >= 0 and, in each mixture, non-negative weights that are not all 0")
     shape = (*weights.shape[:-1], r)
     shares = (totals / totals[..., -1:]).contiguous()
-    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(weights.device)
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
     # First place whose cumulative share exceeds u: never one of weight 0.
-    chosen = torch.searchsorted(shares, uniform, right=True)
+    chosen = torch.searchsorted(shares, uniform, right=True).to(means.device)
     index = chosen.unsqueeze(-1).expand(*shape, means.shape[-1])
     noise = torch.randn(index.shape, generator=generator, dtype=working(means).dtype).to(means)
     return means.gather(-2, index) + stds.gather(-2, index) * noise
@@ -338,7 +338,7 @@ def _components(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor]:
     if weights.dim() != 1 or not bool((weights > 0).any()):
         raise ConfigError("mixture: expected a single mixture with a component of positive weight")
     used = weights > 0
-    return weights[used].double(), means[used].double(), stds[used].double().square()
+    return exact(weights[used]), exact(means[used]), exact(stds[used]).square()
 
 
 def _batches(x: Tensor, labels: Tensor, K: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -436,109 +436,107 @@ def _log_joint(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> 
     return constant.unsqueeze(1) - 0.5 * quadratic
 
 
-def _clusters(means: Floats, variances: Floats, threshold: float) -> npt.NDArray[np.int64]:
+def _clusters(means: Floats, variances: Floats, threshold: float) -> Indices:
     """Return each component's cluster (lines 3-12), numbered by seed; components come in canonical order.
 
-    Two facts spare most of the ``O(m²·d)`` comparisons. Every dimension adds something non-negative to D_B, so a
-    pair is settled once a few dimensions exceed the threshold. And pairs in one neighbourhood are mostly settled by
-    the upper bound of :class:`_UpperBound`, a matrix product.
+    Bounds on D_B, a matrix product for many pairs at once, settle most of them; only the others are computed.
     """
-    compare = _Comparison(means, variances)
     cluster = np.full(len(means), -1, dtype=np.int64)
+    precision = 1 / variances
+    lower = _Bound(
+        means, variances, (precision * means).mean(0) / precision.mean(0), 1 / precision.mean(0), "lower"
+    )
     clusters = 0
-    for seed in range(len(means)):
-        if cluster[seed] >= 0:
-            continue
-        cluster[seed] = clusters
-        free = seed + 1 + np.flatnonzero(cluster[seed + 1 :] < 0)
-        near, distance = compare.below(seed, free, threshold)
-        near = near[np.argsort(distance, kind="stable")]  # nearest to the seed first
-        bound = _UpperBound(seed, near, means, variances)
-        candidate = np.ones(len(near), dtype=np.bool_)
-        for position, member in enumerate(near):
-            if not candidate[position]:
+    while len(free := np.flatnonzero(cluster < 0)):
+        seeds = free[:ROWS]
+        outside = lower.rows(seeds, first=seeds[0]) >= threshold
+        for row, seed in zip(outside, seeds, strict=True):
+            if cluster[seed] >= 0:
                 continue
-            cluster[member] = clusters
-            doubtful = position + 1 + np.flatnonzero((candidate & (bound[position] >= threshold))[position + 1 :])
-            if len(doubtful):
-                candidate[doubtful] = False
-                candidate[doubtful[compare.places_below(member, near[doubtful], threshold)[0]]] = True
-        clusters += 1
+            cluster[seed] = clusters
+            near = seeds[0] + np.flatnonzero(~row)
+            near = near[cluster[near] < 0]
+            distance = _distances(seed, near, means, variances)
+            near, distance = near[distance < threshold], distance[distance < threshold]
+            near = near[np.argsort(distance, kind="stable")]  # nearest to the seed first
+            cluster[_compatible(near, means, variances, means[seed], variances[seed], threshold)] = clusters
+            clusters += 1
     return cluster
 
 
-class _UpperBound:
-    """An upper bound on D_B between every two components near a common seed; ``[i]`` is the row of the i-th.
+def _compatible(
+    near: Indices, means: Floats, variances: Floats, seed_mean: Floats, seed_variance: Floats, threshold: float
+) -> Indices:
+    """Return the members of the cluster: those of ``near``, in order, that are below the threshold to all before."""
+    upper = _Bound(means[near], variances[near], seed_mean, seed_variance, "upper")
+    candidate = np.ones(len(near), dtype=np.bool_)
+    doubt = np.zeros((0, 0), dtype=np.bool_)
+    for position, member in enumerate(near):
+        if position % ROWS == 0:
+            doubt = ~(upper.rows(np.arange(position, min(position + ROWS, len(near))), first=position) < threshold)
+        if not candidate[position]:
+            continue
+        start = position - position % ROWS
+        doubtful = start + np.flatnonzero(doubt[position - start] & candidate[start:])
+        doubtful = doubtful[doubtful > position]
+        if len(doubtful):
+            candidate[doubtful] = _distances(member, near[doubtful], means, variances) < threshold
+    return near[candidate]
 
-    With ``x = ln(σ_a/σ_b)`` the average variance is ``σ_a σ_b cosh x``; ``cosh x >= 1`` and ``ln cosh x <= x²/2``::
 
-        D_B = 1/8 Σ Δμ²/(σ_a σ_b cosh x) + 1/2 Σ ln cosh x  <=  1/8 Σ Δμ²/(σ_a σ_b) + 1/4 Σ x²
+def _distances(one: int, many: Indices, means: Floats, variances: Floats) -> Floats:
+    """Return D_B from one component to many, as :func:`bhattacharyya`."""
+    double = variances[many] + variances[one]  # 2σ̄²
+    apart = means[many] - means[one]
+    quadratic = np.divide(np.square(apart, out=apart), double, out=apart).sum(1) / 4
+    double *= 0.5 / np.sqrt(variances[one])
+    double /= np.sqrt(variances[many])
+    result: Floats = quadratic + np.maximum(np.log(double, out=double).sum(1) / 2, 0.0)
+    return result
 
-    whose right-hand side is a sum of products of a factor of a and one of b. Being near one seed, the components
-    have small x, where the bound is tight; expressed relative to the seed, all factors are of order 1.
+
+class _Bound:
+    """A lower or an upper bound on D_B between all pairs of components, by matrix products.
+
+    With ``x = ln(σ_a/σ_b)`` the average variance is ``σ_a σ_b cosh x``, so that ::
+
+        D_B = 1/8 Σ_l Δμ_l²/(σ_al σ_bl) · sech x_l + 1/4 Σ_l x_l² · (ln cosh x_l)/(x_l²/2)
+
+    where both last factors fall with |x| from 1 at x = 0. Replaced by 1 they give an upper bound; by their values
+    at the largest |x| that dimension l has among the components, a lower bound. Either is a sum of products of a
+    factor of a and one of b. Both are tight when the components' widths are alike.
     """
 
-    ROWS = 512  # computed together, when one of them is asked for
+    def __init__(self, means: Floats, variances: Floats, centre: Floats, scale: Floats, side: str) -> None:
+        with np.errstate(over="ignore"):
+            # Factors relative to a typical component are of order 1, and little is lost to rounding.
+            m = (means - centre) / np.sqrt(scale)
+            x = 0.5 * np.log(variances / scale)
+            r = np.exp(-x)
+            far, near = np.ones(means.shape[1]), np.ones(means.shape[1])
+            if side == "lower":
+                widest = np.ptp(x, axis=0)
+                far = 1 / np.cosh(widest)
+                log_cosh = widest + np.log1p(np.exp(-2 * widest)) - math.log(2)
+                near = np.divide(2 * log_cosh, widest**2, out=near, where=widest > 1e-3)
+                near = np.minimum(near, 1.0)
+            # 1/8 (m_a − m_b)² r_a r_b + 1/4 (x_a − x_b)², squares expanded
+            self.left = np.concatenate([m**2 * r, r, m * r, x], axis=1)
+            self.right = np.concatenate([far * r / 8, far * m**2 * r / 8, -far * m * r / 4, -near * x / 2], axis=1)
+            self.squares = (near * x**2).sum(1) / 4
+        # Rounding of a sum of products is within its length times eps of the factors' norms.
+        sign = 1.0 if side == "upper" else -1.0
+        self.slack = sign * 4 * self.left.shape[1] * np.finfo(np.float64).eps
+        self.left_norms = np.linalg.norm(self.left, axis=1)
+        self.right_norms = np.linalg.norm(self.right, axis=1)
 
-    def __init__(self, seed: int, near: npt.NDArray[np.int64], means: Floats, variances: Floats) -> None:
-        m = (means[near] - means[seed]) / np.sqrt(variances[seed])
-        x = 0.5 * np.log(variances[near] / variances[seed])
-        r = np.exp(np.clip(-x, -50.0, 50.0))  # clipped far outside any pair within reach
-        # 1/8 (m_a − m_b)² r_a r_b + 1/4 (x_a − x_b)², squares expanded
-        self.left = np.concatenate([m**2 * r, r, m * r, x], axis=1)
-        self.right = np.concatenate([r / 8, m**2 * r / 8, -m * r / 4, -x / 2], axis=1)
-        self.norms = 0.25 * (x**2).sum(1) + 1e-9  # and a little for rounding
-        self.start = -self.ROWS
-        self.block = np.zeros((0, len(near)))
-
-    def __getitem__(self, row: int) -> Floats:
-        if row >= self.start + self.ROWS:
-            self.start = row - row % self.ROWS
-            rows = slice(self.start, self.start + self.ROWS)
-            self.block = self.left[rows] @ self.right.T
-            self.block += self.norms[rows, None] + self.norms
-        result: Floats = self.block[row - self.start]
+    def rows(self, rows: Indices, first: int) -> Floats:
+        """Return the bounds between the given components and all from ``first`` on; NaN or infinite if unknown."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            bound = self.left[rows] @ self.right[first:].T
+            bound += self.squares[rows, None]
+            bound += self.squares[first:]
+            # One rank more: the allowance for rounding.
+            bound += (self.slack * self.left_norms[rows])[:, None] * self.right_norms[first:]
+        result: Floats = bound
         return result
-
-
-class _Comparison:
-    """Bhattacharyya distances from one component to many, given up as soon as they exceed a threshold."""
-
-    def __init__(self, means: Floats, variances: Floats) -> None:
-        # Dimensions in which components differ most come first.
-        telling = np.argsort(-(means.var(0) / variances.mean(0)), kind="stable")
-        edges = [0, *(edge for edge in BLOCK_EDGES if edge < len(telling)), len(telling)]
-        self.blocks = []
-        for low, high in pairwise(edges):
-            block = telling[low:high]
-            mean, variance = np.ascontiguousarray(means[:, block]), np.ascontiguousarray(variances[:, block])
-            self.blocks.append((mean, variance, 0.5 * np.log(variance).sum(1)))
-
-    def below(
-        self, one: int, many: npt.NDArray[np.int64], threshold: float
-    ) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Return those of ``many`` nearer to ``one`` than the threshold, in their order, and their distances."""
-        places, distance = self.places_below(one, many, threshold)
-        return many[places], distance
-
-    def places_below(
-        self, one: int, many: npt.NDArray[np.int64], threshold: float
-    ) -> tuple[npt.NDArray[np.int64], Floats]:
-        """As :meth:`below`, but return positions in ``many``."""
-        places = np.arange(len(many))
-        distance = np.zeros(len(many))
-        for mean, variance, log_volume in self.blocks:
-            if not len(many):
-                break
-            double = variance[many]
-            double += variance[one]  # 2σ̄²
-            apart = mean[many]
-            apart -= mean[one]
-            apart *= apart
-            apart /= double
-            double *= 0.5
-            unlike = np.log(double, out=double).sum(1) - log_volume[many] - log_volume[one]
-            distance += 0.25 * apart.sum(1) + 0.5 * np.maximum(unlike, 0.0)
-            near = distance < threshold
-            places, many, distance = places[near], many[near], distance[near]
-        return places, distance

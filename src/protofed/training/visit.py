@@ -107,7 +107,7 @@ class Visitor:
         """Score a client's test (and validation) samples by every rule of the method.
 
         The client first receives ``message`` and keeps what it received, unless ``deliver`` is False: then it is
-        scored with what it has. A sample whose features or logits are not finite counts as wrong.
+        scored with what it has.
         """
         local = self._receive(client, message, round, deliver=deliver)
         correct, samples = self._score(client, local, client.test)
@@ -203,10 +203,9 @@ class Visitor:
         device = samples.y.device
         correct = {rule: torch.zeros((), dtype=torch.int64, device=device) for rule in self.method.rules}
         for batch in batches(samples, client.model):
-            output = client.model(batch.x)
-            finite = output.features.isfinite().all(-1) & output.logits.isfinite().all(-1)
-            for rule, predicted in self.method.predict(output, local.received, local.state).items():
-                correct[rule] += ((predicted == batch.y) & finite).sum()
+            predicted = self.method.predict(client.model, batch, local.received, local.state)
+            for rule, classes in predicted.items():
+                correct[rule] += (classes == batch.y).sum()
         return {rule: int(count) for rule, count in correct.items()}, len(samples)
 
 

@@ -1,0 +1,158 @@
+"""How the server's work on prototypes grows: ``python benchmarks/prototypes.py``.
+
+Wall time on this machine, the best of a few repetitions; run it while nothing else is busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from protofed.prototypes import masks
+from protofed.prototypes.alignment import align
+from protofed.prototypes.contrastive import adaptive_margin, hinge_prototypes, prototype_network, train_prototypes
+from protofed.prototypes.etf import simplex_etf
+from protofed.prototypes.geometry import summary
+from protofed.prototypes.mixtures import fit_mixtures, fuse
+
+Row = tuple[str, str, str, str]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def best(work: Callable[[], object], repetitions: int = 3) -> float:
+    """Return the shortest of a few runs, in seconds."""
+    times = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def shown(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+
+
+def alignment() -> Iterator[Row]:
+    iterations = 20
+    for K, d in ((10, 512), (100, 512), (1000, 512), (200, 2048)):
+        p = torch.randn(K, d, generator=generator())
+        seconds = best(lambda p=p: align(p, max_iterations=iterations)) / iterations
+        yield "ProtoNorm alignment, per iteration", f"K={K}, d={d}", shown(seconds), "<= 20 ms at K=1000"
+
+
+def uploads(clients: int, K: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = generator()
+    centres = 3 * torch.randn(K, d, generator=g)
+    return centres.repeat(clients, 1) + torch.randn(clients * K, d, generator=g), torch.arange(K).repeat(clients)
+
+
+def contrastive() -> Iterator[Row]:
+    for clients, K, d in ((20, 10, 512), (100, 10, 512), (20, 100, 512)):
+        p, labels = uploads(clients, K, d)
+        start = prototype_network(K, d, generator=generator())
+        margin = adaptive_margin(p, labels, K)
+        epochs = 100 if len(p) <= 200 else 10  # longer ones are told per 100 epochs
+
+        def work(p=p, labels=labels, start=start, margin=margin, epochs=epochs) -> object:
+            return train_prototypes(start, p, labels, margin=margin, epochs=epochs, generator=generator())
+
+        size = f"{clients} clients x K={K}, d={d}"
+        yield "FedTGP server round, 100 epochs", size, shown(100 / epochs * best(work)), "<= 1 s for 20 x 10"
+    for clients, K in ((20, 10), (20, 100)):
+        p, labels = uploads(clients, K, 512)
+        seconds = best(lambda p=p, labels=labels, K=K: hinge_prototypes(p, labels, K, margin=1.0))
+        yield "FedTGP, hinge variant", f"{clients} clients x K={K}, d=512", shown(seconds), ""
+
+
+def fitted(clients: int, samples: int, d: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return components as clients report them for one class: mixtures fitted to samples of shifted features."""
+    g = generator()
+    labels = torch.arange(clients).repeat_interleave(samples)
+    shift = 0.3 * torch.randn(clients, d, generator=g)
+    centres = 2 * torch.randn(4, d, generator=g)
+    modes = torch.randint(0, 4, (len(labels),), generator=g)
+    x = centres[modes] + shift[labels] + torch.randn(len(labels), d, generator=g)
+    found = fit_mixtures(x, labels, clients, generator=g)
+    return found.weights.flatten(), found.means.flatten(0, 1), found.stds.flatten(0, 1).clamp(min=1e-3).square()
+
+
+def alike(m: int, d: int, spread: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return components around four centres, whose distances within a group are about spread²·d/4."""
+    g = generator()
+    means = 3 * torch.randn(4, d, generator=g).repeat(m // 4, 1) + spread * torch.randn(m, d, generator=g)
+    return torch.rand(m, generator=g), means, torch.ones(m, d)
+
+
+def mixtures() -> Iterator[Row]:
+    for clients, d in ((100, 512), (1000, 128), (1000, 512)):
+        reported = fitted(clients, 100, d)
+        clusters = len(fuse(*reported).weights)
+        size = f"{clients} clients x 4, d={d}, fitted to 100 samples: {clusters} clusters"
+        yield "GFPL fusion of one class", size, shown(best(lambda r=reported: fuse(*r))), "<= 2 s"
+    for name, spread in (("all well within reach", 0.03), ("all just within reach", 0.08), ("all just out", 0.1)):
+        made = alike(4000, 512, spread)
+        size = f"4000 in four groups, d=512, {name}: {len(fuse(*made).weights)} clusters"
+        yield "GFPL fusion of one class", size, shown(best(lambda made=made: fuse(*made), 2)), "<= 2 s"
+    g = generator()
+    x, labels = torch.randn(2000, 512, generator=g), torch.arange(2000) % 10
+    seconds = best(lambda: fit_mixtures(x, labels, 10, generator=g))
+    yield "GFPL mixtures of one client", "2,000 samples, K=10, d=512", shown(seconds), ""
+
+
+def sparsification() -> Iterator[Row]:
+    for K, d, s in ((10, 500, 50), (100, 500, 50), (1000, 2048, 205)):
+
+        def work(K=K, d=d, s=s) -> torch.Tensor:
+            masks._class_masks.cache_clear()
+            return masks.class_masks(K, d, s)
+
+        found = work()
+        least, mean = masks.min_hamming(found), masks.mean_hamming(found)
+        size = f"K={K}, d={d}, s={s}: Hamming distance min {least}, mean {mean:.1f}"
+        yield "TinyProto masks", size, shown(best(work)), "<= 2 s"
+
+
+def the_rest() -> Iterator[Row]:
+    yield "simplex ETF", "K=100, d=512", shown(best(lambda: simplex_etf(100, 512))), ""
+    p = torch.randn(1000, 512, generator=generator())
+    yield "geometry summary", "K=1000, d=512", shown(best(lambda: summary(p))), ""
+
+
+PARTS = {
+    "alignment": alignment,
+    "contrastive": contrastive,
+    "mixtures": mixtures,
+    "masks": sparsification,
+    "rest": the_rest,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"any of: {', '.join(PARTS)}; all if none")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+    torch.set_num_threads(options.threads)
+    table = Table(title=f"torch {torch.__version__}, {options.threads} threads, {os.cpu_count()} processors")
+    for heading in ("Work", "Size", "Time", "Goal"):
+        table.add_column(heading, justify="right" if heading == "Time" else "left")
+    for part in options.parts or PARTS:
+        for row in PARTS[part]():
+            table.add_row(*row)
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

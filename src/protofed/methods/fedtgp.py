@@ -1,0 +1,111 @@
+"""FedTGP: the server trains global prototypes with an adaptive margin instead of averaging.
+
+Zhang, Liu, Hua and Cao, "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
+Data and Model Heterogeneity in Federated Learning", AAAI 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protofed.methods import register
+from protofed.methods._prototypes import PrototypeMethod, PrototypeOptions
+from protofed.methods.contract import Aggregate, Tensors, Upload
+from protofed.options import option
+from protofed.prototypes.contrastive import (
+    PrototypeNetwork,
+    adaptive_margin,
+    hinge_prototypes,
+    prototype_network,
+    train_prototypes,
+)
+from protofed.seeding import generator
+
+
+@dataclass(frozen=True)
+class FedTGPOptions(PrototypeOptions):
+    """Hyperparameters; the paper's λ and S are those of its scripts."""
+
+    lambda_: float = option(10.0, "weight λ of the prototype term")
+    loss: Literal["softmax", "hinge"] = option(
+        "softmax",
+        "server objective: adaptive-margin contrastive learning, or squared attraction and pairwise hinge",
+    )
+    server_epochs: int = option(100, "epochs S over the uploaded prototypes per round (softmax)")
+    server_lr: float = option(0.01, "learning rate of the server's SGD (softmax)")
+    server_batch_size: int = option(32, "uploads per server step (softmax)")
+    margin_cap: float = option(100.0, "cap τ of the adaptive margin (softmax)")
+    margin: float = option(1.0, "scale of all pairwise margins, in average distances between classes (hinge)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.server_epochs < 0 or not self.server_lr > 0 or self.server_batch_size < 1:
+            raise ValueError(
+                "needs server_epochs >= 0, server_lr > 0 and server_batch_size >= 1, not "
+                f"{self.server_epochs}, {self.server_lr} and {self.server_batch_size}"
+            )
+        if not self.margin_cap >= 0 or not self.margin >= 0:
+            raise ValueError(f"margin_cap and margin must be at least 0, not {self.margin_cap} and {self.margin}")
+
+
+@register
+class FedTGP(PrototypeMethod):
+    """FedProto's client; the server keeps trainable prototypes ``P_j = F(e_j)`` across rounds."""
+
+    name = "fedtgp"
+    summary = "global prototypes trained on the server with an adaptive margin"
+    reference = "Zhang et al., AAAI 2024, arXiv 2401.03230"
+    sums_only = False  # training needs every single upload
+    Options = FedTGPOptions
+
+    def server_state(self) -> Tensors:
+        """Start with a random prototype network (softmax)."""
+        state = super().server_state()
+        if self.options.loss == "softmax":
+            start = prototype_network(
+                self.task.num_classes,
+                self.task.feature_dim,
+                generator=generator(self.task.seed, "prototype network"),
+                dtype=self.task.dtype,
+            )
+            state |= {f"network.{name}": tensor for name, tensor in start._asdict().items()}
+        return state
+
+    def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Train on all uploads; classes nobody reports keep their last global prototype."""
+        payloads = [upload.payload for upload in uploads if len(upload.payload["classes"])]
+        if not payloads:
+            return Aggregate(server, {})
+        prototypes = torch.cat([p["prototypes"] for p in payloads]).to(self.task.dtype)
+        labels = torch.cat([p["classes"] for p in payloads])
+        if self.options.loss == "hinge":
+            found = hinge_prototypes(prototypes, labels, self.task.num_classes, margin=self.options.margin)
+            diagnostics = {"hinge_loss_first": found.losses[0], "hinge_loss_last": found.losses[-1]}
+            return Aggregate(self.merge(server, found.prototypes, found.present), diagnostics)
+        return self._contrast(server, prototypes, labels, round)
+
+    def _contrast(self, server: Tensors, prototypes: Tensor, labels: Tensor, round: int) -> Aggregate:
+        """Adaptive-margin contrastive learning: margin δ once per round, then S epochs of SGD."""
+        margin = adaptive_margin(prototypes, labels, self.task.num_classes, cap=self.options.margin_cap)
+        trained = train_prototypes(
+            PrototypeNetwork(*(server[f"network.{name}"] for name in PrototypeNetwork._fields)),
+            prototypes,
+            labels,
+            margin=margin,
+            epochs=self.options.server_epochs,
+            lr=self.options.server_lr,
+            batch_size=self.options.server_batch_size,
+            generator=generator(self.task.seed, "server training", round),
+        )
+        reported = torch.zeros(self.task.num_classes, dtype=torch.bool)
+        reported[labels] = True
+        network = {f"network.{name}": tensor for name, tensor in trained.network._asdict().items()}
+        diagnostics: dict[str, float] = {"acl_margin": margin}
+        if len(trained.losses):
+            diagnostics |= {"acl_loss_first": float(trained.losses[0]), "acl_loss_last": float(trained.losses[-1])}
+        return Aggregate(self.merge({**server, **network}, trained.prototypes, reported), diagnostics)

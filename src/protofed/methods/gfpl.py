@@ -1,0 +1,255 @@
+"""GFPL: Gaussian mixtures as prototypes, pseudo-features drawn from them, and a second, fixed classifier.
+
+"Generative Federated Prototype Learning" (2025). Equation and algorithm numbers are the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofed.errors import ConfigError
+from protofed.methods import register
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Update, Upload
+from protofed.methods.schema import Field, Payload, Schema
+from protofed.options import option
+from protofed.prototypes.etf import simplex_etf
+from protofed.prototypes.inference import most_likely
+from protofed.prototypes.mixtures import Mixture, fit_mixtures, fuse, sample
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+VARIANCE_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class GFPLOptions:
+    """Hyperparameters; the defaults are those of the paper's Table 3."""
+
+    lambda_: float = option(2.0, "weight λ of the dot regression (Eq. 13)")
+    dcs: bool = option(True, "dual-classifier structure: a fixed ETF beside the learned head (Sec. 4.1)")
+    pfg: bool = option(True, "pseudo-feature generation: mixtures are exchanged and heads retrained (Sec. 4.2)")
+    components: int = option(4, "components n of a class's mixture")
+    samples: int = option(16, "pseudo-features r per class")
+    start: int = option(10, "first round t₁ with retraining")
+    interval: int = option(10, "rounds S_T from one retraining to the next")
+    threshold: float = option(
+        1.0, "S_C: components closer than this Bhattacharyya distance are fused (Algorithm 1)"
+    )
+    weight_by_counts: bool = option(False, "multiply mixture weights by n_ij before fusion")
+    retrain_epochs: int = option(1, "passes over the pseudo-features")
+    momentum: float = option(0.5, "momentum of the SGD that retrains")
+
+    def __post_init__(self) -> None:
+        for name in ("components", "samples", "start", "interval", "retrain_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not self.lambda_ >= 0 or not self.threshold > 0:
+            raise ValueError(f"needs lambda >= 0 and threshold > 0, not {self.lambda_} and {self.threshold}")
+
+
+@register
+class GFPL(Method):
+    """Algorithm 2.
+
+    A retraining in round t (``t ≥ t₁``, ``t mod S_T = 0``) is one exchange: mixtures go up at the end of round
+    ``t − 1`` and come down, fused, at the start of round t, whose local epochs are followed by the retraining. No
+    other round communicates. Server state: for every component of every class its ``classes``, ``weights``,
+    ``means`` and ``stds``.
+    """
+
+    name = "gfpl"
+    summary = "Gaussian mixtures per class, pseudo-features that rebalance the heads, a fixed ETF classifier"
+    reference = "Generative Federated Prototype Learning, 2025"
+    exchanges = "prototypes"
+    same_feature_dim = True
+    sums_only = False  # fusion compares single components
+    Options = GFPLOptions
+
+    def check(self) -> None:
+        """The ETF needs as many dimensions as classes."""
+        if self.options.dcs and self.task.num_classes > self.task.feature_dim:
+            raise ConfigError(
+                f"gfpl: its ETF needs d >= K, but d = {self.task.feature_dim} and K = {self.task.num_classes}: "
+                "raise model.d or set method.dcs=false"
+            )
+
+    # When, and what crosses the network.
+
+    def retrains(self, round: int) -> bool:
+        """Whether clients retrain in ``round``."""
+        return bool(self.options.pfg) and round >= self.options.start and round % self.options.interval == 0
+
+    def communicates(self, round: int) -> bool:
+        """Whether mixtures go up: in the round before a retraining."""
+        return self.retrains(round + 1)
+
+    def _schema(self, limit: int) -> Schema:
+        fields = {
+            "classes": Field(("c",), "label", parameter=False, unique=False),
+            "weights": Field(("c",), minimum=0.0),
+            "means": Field(("c", "d")),
+            "stds": Field(("c", "d"), minimum=0.0),
+        }
+        if self.options.weight_by_counts:
+            fields["counts"] = Field(("c",), "count", parameter=False)
+        return Schema(fields, self.task.num_classes, {"d": self.task.feature_dim}, {"c": limit})
+
+    @property
+    def upload_schema(self) -> Schema | None:
+        """Up to n components per class."""
+        return self._schema(self.task.num_classes * self.options.components) if self.options.pfg else None
+
+    @property
+    def broadcast_schema(self) -> Schema | None:
+        """All fused components; their number depends on the clients."""
+        return self._schema(2**20) if self.options.pfg else None
+
+    # The client.
+
+    @cached_property
+    def etf(self) -> Tensor:
+        """``(K, d)``: the fixed classifier, one class per row (Eq. 9-10)."""
+        d, K = self.task.feature_dim, self.task.num_classes
+        return simplex_etf(K, d, self.task.seed, dtype=self.task.dtype).T.contiguous()
+
+    def extend(self, model: SplitModel) -> None:
+        """Add the learned projection l (DCS)."""
+        if self.options.dcs:
+            model.extras["projection"] = nn.Linear(model.feature_dim, model.feature_dim)
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Unpack the fused mixtures, and hold the ETF ready."""
+        received = dict(message) if message is not None else {}
+        return {**received, "etf": self.etf} if self.options.dcs else received
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        """Local training; in a retraining round, projection and head again on pseudo-features."""
+        local = Phase((Update(self.loss),))
+        if not self.retrains(round):
+            return (local,)
+        retrain = Update(self.retrain_loss, _not_extractor, {"momentum": self.options.momentum})
+        return (local, Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
+
+    def project(self, model: SplitModel, features: Tensor) -> Tensor:
+        """``h = l(f)/‖l(f)‖`` (Eq. 11)."""
+        return F.normalize(model.extras["projection"](features), dim=-1)
+
+    def dual_loss(self, model: SplitModel, features: Tensor, logits: Tensor, batch: Batch, etf: Any) -> Tensors:
+        """``λ·½(h·z_y − 1)² + CE(g(f), y)`` (Eq. 12-13)."""
+        terms = {"cross_entropy": batch.cross_entropy(logits)}
+        if self.options.dcs:
+            cosine = (self.project(model, features) * etf[batch.y]).sum(-1)
+            terms["dot_regression"] = self.options.lambda_ * batch.mean((cosine - 1).square() / 2)
+        return terms
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Eq. 13 on the client's samples."""
+        output = model(batch.x)
+        return self.dual_loss(model, output.features, output.logits, batch, received.get("etf"))
+
+    def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Eq. 14: the same on pseudo-features, through the heads only."""
+        terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received.get("etf"))
+        return {f"retrain_{name}": term for name, term in terms.items()}
+
+    def pseudo_features(self, local: Local) -> tuple[Tensor, Tensor]:
+        """Draw r features per class from the global mixtures (Eq. 4), all classes alike."""
+        d = self.task.feature_dim
+        like = next(local.model.parameters())
+        x, y = [torch.zeros(0, d).to(like)], [torch.zeros(0, dtype=torch.int64, device=like.device)]
+        mixtures = by_class(local.received) if "means" in local.received else {}
+        for label, mixture in mixtures.items():
+            drawn = sample(mixture, self.options.samples, local.generator(f"pseudo-features {label}"))
+            x.append(drawn.to(like))
+            y.append(torch.full((len(drawn),), label, device=like.device))
+        return torch.cat(x), torch.cat(y)
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Fit a mixture to the features of each class present (Eq. 5-6)."""
+        features, labels = local.features()
+        K, n = self.task.num_classes, self.options.components
+        weights, means, stds = fit_mixtures(
+            features, labels, K, n, generator=local.generator("mixtures"), variance_floor=VARIANCE_FLOOR
+        )
+        classes, places = (weights > 0).nonzero(as_tuple=True)
+        payload = {
+            "classes": classes,
+            "weights": weights[classes, places],
+            "means": means[classes, places],
+            "stds": stds[classes, places],
+        }
+        if self.options.weight_by_counts:
+            payload["counts"] = local.counts[classes]
+        return payload
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The learned head, and the ETF."""
+        return ("head", "etf") if self.options.dcs else ("head",)
+
+    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """``argmax`` of the head, and of ``h·z_j``."""
+        output = model(batch.x)
+        predicted = {"head": most_likely(output.logits)}
+        if self.options.dcs:
+            predicted["etf"] = most_likely(self.project(model, output.features) @ received["etf"].T)
+        return predicted
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start without mixtures."""
+        d = self.task.feature_dim
+        return {
+            "classes": torch.zeros(0, dtype=torch.int64),
+            "weights": torch.zeros(0, dtype=self.task.dtype),
+            "means": torch.zeros(0, d, dtype=self.task.dtype),
+            "stds": torch.zeros(0, d, dtype=self.task.dtype),
+        }
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Send the fused mixtures to a retraining round."""
+        return dict(server) if self.retrains(round) and len(server["classes"]) else None
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Fuse the components of each class (Algorithm 1); a class nobody reports keeps its mixture."""
+        payloads = [upload.payload for upload in uploads if len(upload.payload["classes"])]
+        if not payloads:
+            return Aggregate(server, {})
+        reported = {name: torch.cat([p[name] for p in payloads]) for name in payloads[0]}
+        if self.options.weight_by_counts:
+            reported["weights"] = reported["weights"] * reported["counts"]
+        fused = {label: Mixture(*parts) for label, parts in by_class(server).items()}
+        for label, mixture in by_class(reported).items():
+            fused[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), self.options.threshold)
+        rows = [(label, *fused[label]) for label in sorted(fused)]
+        state = {
+            "classes": torch.cat([torch.full((len(w),), label) for label, w, _, _ in rows]),
+            "weights": torch.cat([w for _, w, _, _ in rows]),
+            "means": torch.cat([m for _, _, m, _ in rows]),
+            "stds": torch.cat([s for _, _, _, s in rows]),
+        }
+        counts = {"components_before": len(reported["classes"]), "components_after": len(state["classes"])}
+        return Aggregate(state, counts)
+
+
+def by_class(components: Tensors) -> dict[int, Mixture]:
+    """Return the mixture of each class in a flat list of components."""
+    classes = components["classes"]
+    return {
+        int(label): Mixture(*(components[name][classes == label] for name in ("weights", "means", "stds")))
+        for label in classes.unique()
+    }
+
+
+def _not_extractor(name: str) -> bool:
+    """Select projection and head."""
+    return not name.startswith("extractor.")

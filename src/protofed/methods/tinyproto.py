@@ -1,0 +1,183 @@
+"""TinyProto: each class sends only its own few dimensions, scaled by sample counts that are never sent.
+
+Lee and Choi, "TinyProto: Communication-Efficient Federated Learning with Sparse Prototypes in
+Resource-Constrained Environments" (2025). It wraps a prototype method: TinyProto-FP on FedProto, TinyProto-FT on
+FedTGP, and here also on ProtoNorm. Definition and equation numbers are the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from protofed.errors import ConfigError
+from protofed.methods import get, register
+from protofed.methods._prototypes import PrototypeMethod
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Upload
+from protofed.methods.schema import Payload, Schema, prototype_schema
+from protofed.options import build_options, option
+from protofed.prototypes.masks import class_masks, compress, rebuild
+from protofed.prototypes.means import RunningMean
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+
+@dataclass(frozen=True)
+class TinyProtoOptions:
+    """Hyperparameters; the paper keeps s = 50 of d = 500 with λ = 1."""
+
+    base: Literal["fedproto", "fedtgp", "protonorm"] = option("fedproto", "method that is made sparse")
+    lambda_: float | None = option(None, "weight λ of the base's prototype term (none = the base's default)")
+    gamma: float | None = option(None, "upscaling γ of the base (none = the base's default)")
+    base_options: dict[str, Any] = option({}, "further options of the base, by name")
+    cps: bool = option(True, "class-wise prototype sparsification (Definitions 1 and 2)")
+    s: int = option(0, "dimensions kept per class (0 = a tenth of d)")
+    scaling: bool = option(True, "clients send n_ij·c_ij and never n_ij; the server multiplies by μ")
+    reduction: Literal["sum", "mean"] = option(
+        "sum", "over the clients of a class: sum (the authors' code), or mean (Eq. 10-11 to the letter)"
+    )
+    mu: float = option(0.0, "scale μ; 1.5e-4 for CIFAR-10, 1.5e-3 for CIFAR-100 in the paper (0 = from rho)")
+    rho: float = option(0.675, "scale-free μ: ρ = μ·(mean number of training samples per class)")
+
+    def __post_init__(self) -> None:
+        if self.s < 0:
+            raise ValueError(f"s must be at least 1 (or 0 for a tenth of d), not {self.s}")
+        if not self.mu >= 0 or not self.rho > 0:
+            raise ValueError(f"needs mu >= 0 and rho > 0, not {self.mu} and {self.rho}")
+
+
+@register
+class TinyProto(Method):
+    """Packs what its base method sends, and unpacks it on the other side."""
+
+    name = "tinyproto"
+    summary = "sparse class means on FedProto, FedTGP or ProtoNorm: a tenth of the traffic"
+    reference = "Lee and Choi, 2025, arXiv 2507.04327"
+    exchanges = "prototypes"
+    same_feature_dim = True
+    Options = TinyProtoOptions
+
+    def __init__(self, options: TinyProtoOptions, task: Task) -> None:
+        self.s = options.s or max(1, round(task.feature_dim / 10))
+        super().__init__(options, task)
+        kind = get(options.base)
+        given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
+        base = kind(build_options(kind.Options, {**given, **options.base_options}, "method.base_options"), task)
+        assert isinstance(base, PrototypeMethod)
+        self.base = base
+        self.masks = class_masks(task.num_classes, task.feature_dim, self.s, task.seed) if options.cps else None
+        symbol, width = ("s", self.s) if options.cps else ("d", task.feature_dim)
+        self.schema = prototype_schema(task.num_classes, symbol, {symbol: width})
+
+    def check(self) -> None:
+        """Refuse to keep more dimensions than there are."""
+        if self.options.cps and self.s > self.task.feature_dim:
+            raise ConfigError(f"method.s must be at most d = {self.task.feature_dim}, not {self.s}")
+
+    @property
+    def mu(self) -> float:
+        """Scale μ, given or from ρ."""
+        return float(self.options.mu or self.options.rho / max(self.task.class_size, 1.0))
+
+    # Packing.
+
+    def pack(self, payload: Payload) -> Payload:
+        """Keep the entries ``ĉ`` of each class's mask (Definition 2)."""
+        if self.masks is None:
+            return payload
+        masks = self.masks[payload["classes"].cpu()]
+        return {**payload, "prototypes": compress(payload["prototypes"], masks)}
+
+    def unpack(self, payload: Payload) -> Payload:
+        """Put them back in their places, zeros elsewhere (Definition 1)."""
+        if self.masks is None:
+            return payload
+        masks = self.masks[payload["classes"].cpu()]
+        return {**payload, "prototypes": rebuild(payload["prototypes"], masks)}
+
+    @property
+    def upload_schema(self) -> Schema:
+        """``k`` prototypes of ``s`` entries."""
+        return self.schema
+
+    @property
+    def broadcast_schema(self) -> Schema:
+        """The same."""
+        return self.schema
+
+    # The client: the base's, towards zero-filled prototypes.
+
+    @property
+    def statistics_from(self) -> Literal["after", "during"]:
+        """As the base."""
+        return self.base.statistics_from
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """As the base."""
+        return self.base.client_state(counts)
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Rebuild the global prototypes (Definition 1); the base does the rest."""
+        return self.base.receive(local, None if message is None else self.unpack(message))
+
+    def loss(self, model: Any, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """As the base."""
+        return self.base.loss(model, batch, received, state)
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """As the base."""
+        return self.base.statistics(output, batch)
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``n_ij·ĉ_ij`` (Eq. 9); the client's own prototypes stay dense."""
+        payload = self.base.upload(local, statistics)
+        if self.options.scaling:
+            counts = statistics["counts"][payload["classes"]].unsqueeze(-1)
+            payload = {**payload, "prototypes": counts * payload["prototypes"]}
+        return self.pack({name: payload[name] for name in self.schema.fields})
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """As the base."""
+        return self.base.rules
+
+    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """As the base."""
+        return self.base.predict(model, batch, received, state)
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """As the base."""
+        return self.base.server_state()
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Send the kept entries of the base's global prototypes."""
+        payload = self.base.broadcast(server, round, client)
+        return None if payload is None else self.pack(payload)
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Rebuild the uploads, scale them by μ, and let the base make global prototypes of them."""
+        dense = self._rebuilt(uploads)
+        return self.base.aggregate(server, self._pooled(dense) if self.base.sums_only else dense, round)
+
+    def _rebuilt(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
+        scale = self.mu if self.options.scaling else 1.0
+        for upload in uploads:
+            payload = self.unpack(upload.payload)
+            yield Upload(upload.client, {**payload, "prototypes": scale * payload["prototypes"]})
+
+    def _pooled(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
+        """Reduce the clients to one upload: Eq. 10-11, or their sum instead of their mean."""
+        mean = RunningMean(self.task.num_classes, self.task.feature_dim)
+        for upload in uploads:
+            mean.add(upload.payload["classes"], upload.payload["prototypes"])
+        summed = self.options.scaling and self.options.reduction == "sum"
+        pooled = mean.sums if summed else mean.mean()[0]
+        classes = (mean.weights > 0).nonzero().squeeze(-1)
+        if len(classes):
+            yield Upload("all clients", {"classes": classes, "prototypes": pooled[classes].to(self.task.dtype)})

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from protofed.errors import ConfigError
+from protofed.prototypes.contrastive import (
+    acl_loss,
+    adaptive_margin,
+    hinge_loss,
+    hinge_prototypes,
+    pair_margins,
+    prototype_network,
+    train_prototypes,
+)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def uploads(n: int = 11, K: int = 4, d: int = 3, seed: int = 0):
+    g = generator(seed)
+    labels = torch.randint(0, K, (n,), generator=g)
+    centres = 3 * torch.randn(K, d, generator=g, dtype=torch.float64)
+    return centres[labels] + torch.randn(n, d, generator=g, dtype=torch.float64), labels
+
+
+def naive_margin(prototypes, labels, cap):
+    Q = {
+        int(y): sum(p for p, label in zip(prototypes, labels, strict=True) if label == y) / int((labels == y).sum())
+        for y in labels
+    }
+    gaps = [min(math.dist(Q[c], Q[other]) for other in Q if other != c) for c in Q]
+    return min(max(gaps), cap)
+
+
+def naive_loss(prototypes, labels, P, margin):
+    total = 0.0
+    for p, y in zip(prototypes, labels.tolist(), strict=True):
+        own = math.exp(-(math.dist(p, P[y]) + margin))
+        others = sum(math.exp(-math.dist(p, P[c])) for c in range(len(P)) if c != y)
+        total -= math.log(own / (own + others))
+    return total / len(prototypes)
+
+
+@pytest.mark.parametrize("cap", [100.0, 1.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_margin_equals_the_loop(seed, cap):
+    prototypes, labels = uploads(seed=seed)
+    assert adaptive_margin(prototypes, labels, 7, cap) == pytest.approx(naive_margin(prototypes, labels, cap))
+
+
+def test_margin_of_a_single_class_is_the_cap():
+    assert adaptive_margin(torch.randn(3, 2), torch.tensor([1, 1, 1]), 4, cap=9.0) == 9.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_equals_the_loop(seed):
+    prototypes, labels = uploads(seed=seed)
+    P = torch.randn(4, 3, generator=generator(9), dtype=torch.float64)
+    assert float(acl_loss(prototypes, labels, P, 0.7)) == pytest.approx(naive_loss(prototypes, labels, P, 0.7))
+
+
+def test_loss_gradient_equals_finite_differences():
+    prototypes, labels = uploads(n=5)
+    P = torch.randn(4, 3, generator=generator(1), dtype=torch.float64, requires_grad=True)
+    inputs = (prototypes.requires_grad_(), P)
+    assert torch.autograd.gradcheck(lambda p, g: acl_loss(p, labels, g, 1.3), inputs)
+
+
+def test_coinciding_prototypes_have_a_finite_gradient():
+    P = torch.tensor([[1.0, 2.0], [1.0, 2.0], [4.0, 6.0]], requires_grad=True)
+    loss = acl_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([0]), P, margin=0.0)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(math.log(2 + math.exp(-5)), abs=1e-5)
+    assert P.grad.isfinite().all()
+    assert P.grad[:2].eq(0).all()
+    assert P.grad[2].norm() > 0
+
+
+class Network(nn.Module):
+    """The server's network as FedTGP describes it."""
+
+    def __init__(self, state):
+        super().__init__()
+        K, d = state.embedding.shape
+        self.embedding, self.first, self.second = nn.Embedding(K, d), nn.Linear(d, d), nn.Linear(d, d)
+        self.double()
+        for parameter, value in zip(self.parameters(), state, strict=True):
+            parameter.data.copy_(value)
+
+    def forward(self):
+        return self.second(F.relu(self.first(self.embedding.weight)))
+
+
+@pytest.mark.parametrize(("n", "K", "d", "batch_size"), [(11, 4, 3, 4), (30, 5, 16, 32), (7, 1, 2, 1)])
+def test_training_equals_autograd_and_torch_sgd(n, K, d, batch_size):
+    prototypes, labels = uploads(n, K, d)
+    start = prototype_network(K, d, generator=generator(2), dtype=torch.float64)
+    before = [parameter.clone() for parameter in start]
+    trained = train_prototypes(
+        start, prototypes, labels, margin=1.5, epochs=6, lr=0.05, batch_size=batch_size, generator=generator(3)
+    )
+
+    network, g = Network(start), generator(3)
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.05)
+    losses = []
+    for _ in range(6):
+        total = 0.0
+        for batch in torch.randperm(n, generator=g).split(batch_size):
+            loss = acl_loss(prototypes[batch], labels[batch], network(), 1.5)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total += float(loss.detach()) * len(batch)
+        losses.append(total / n)
+
+    torch.testing.assert_close(trained.losses, torch.tensor(losses, dtype=torch.float64))
+    for parameter, expected in zip(trained.network, network.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected.data, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(trained.prototypes, network().detach())
+    assert all(torch.equal(old, parameter) for old, parameter in zip(before, start, strict=True))
+
+
+def test_training_separates_the_classes():
+    prototypes, labels = uploads(60, 5, 8, seed=4)
+    start = prototype_network(5, 8, generator=generator(), dtype=torch.float64)
+    delta = adaptive_margin(prototypes, labels, 5)
+    trained = train_prototypes(start, prototypes, labels, margin=delta, lr=0.05, generator=generator(1))
+    assert trained.losses[-1] < 0.5 * trained.losses[0]
+    nearest = torch.cdist(prototypes, trained.prototypes).argmin(1)
+    assert (nearest == labels).double().mean() > 0.9
+
+
+def test_training_continues_where_it_stopped():
+    prototypes, labels = uploads()
+    start = prototype_network(4, 3, generator=generator(), dtype=torch.float64)
+    g = generator(1)
+    half = train_prototypes(start, prototypes, labels, margin=1.0, epochs=2, generator=g)
+    rest = train_prototypes(half.network, prototypes, labels, margin=1.0, epochs=3, generator=g)
+    whole = train_prototypes(start, prototypes, labels, margin=1.0, epochs=5, generator=generator(1))
+    assert torch.equal(whole.prototypes, rest.prototypes)
+    assert torch.equal(whole.losses, torch.cat([half.losses, rest.losses]))
+
+
+def test_no_epochs_leave_the_network_as_it_is():
+    start = prototype_network(3, 2, generator=generator())
+    trained = train_prototypes(
+        start, torch.ones(1, 2), torch.tensor([0]), margin=1.0, epochs=0, generator=generator()
+    )
+    assert torch.equal(trained.prototypes, start.prototypes())
+    assert trained.losses.shape == (0,)
+
+
+def test_initial_parameters_are_torchs():
+    state = prototype_network(200, 100, generator=generator())
+    assert abs(float(state.embedding.std()) - 1) < 0.02
+    for parameter in state[1:]:
+        assert 0.09 < float(parameter.abs().max()) <= 0.1
+        assert float(parameter.std()) == pytest.approx(0.1 / math.sqrt(3), rel=0.15)
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 8), same=st.booleans(), classes=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_degenerate_uploads_stay_finite(seed, n, same, classes):
+    prototypes = torch.randn(n, 2, generator=generator(seed)) * (0 if same else 1)
+    labels = torch.arange(n) % classes
+    margin = adaptive_margin(prototypes, labels, 5)
+    start = prototype_network(5, 2, generator=generator(seed))
+    trained = train_prototypes(
+        start, prototypes, labels, margin=margin, epochs=3, batch_size=2, generator=generator()
+    )
+    assert trained.prototypes.isfinite().all()
+    assert trained.losses.isfinite().all()
+    found = hinge_prototypes(prototypes, labels, 5, iterations=30)
+    assert found.prototypes.isfinite().all()
+    assert found.present.tolist() == [bool((labels == c).any()) for c in range(5)]
+
+
+# --- the hinge variant --------------------------------------------------------------------------------------
+
+
+def naive_hinge(prototypes, labels, g, m):
+    total = sum(math.dist(g[y], p) ** 2 for p, y in zip(prototypes, labels.tolist(), strict=True))
+    for j in range(len(g)):
+        for k in range(len(g)):
+            if j != k:
+                total += max(0.0, float(m[j, k]) - math.dist(g[j], g[k])) ** 2
+    return total
+
+
+def test_hinge_loss_equals_the_loop():
+    prototypes, labels = uploads()
+    g = torch.randn(4, 3, generator=generator(5), dtype=torch.float64)
+    m = pair_margins(g, 1.4)
+    assert float(hinge_loss(prototypes, labels, g, m)) == pytest.approx(naive_hinge(prototypes, labels, g, m))
+
+
+def test_margins_are_larger_for_closer_pairs_and_scale_with_the_features():
+    means = torch.tensor([[0.0], [1.0], [4.0], [9.0]])
+    m = pair_margins(means, 1.0)
+    distances = torch.cdist(means, means)
+    pairs = [(j, k) for j in range(4) for k in range(j)]
+    by_distance = sorted(pairs, key=lambda pair: float(distances[pair]))
+    ordered = [float(m[pair]) for pair in by_distance]
+    assert ordered == sorted(ordered, reverse=True)
+    torch.testing.assert_close(pair_margins(7 * means, 3.0), 21 * m)
+    average = sum(float(distances[pair]) for pair in pairs) / len(pairs)
+    assert all((float(m[pair]) > distances[pair]) == (distances[pair] < average) for pair in pairs)
+
+
+@pytest.mark.parametrize("margin", [0.5, 1.0, 2.0])
+def test_hinge_minimum_beats_gradient_descent(margin):
+    prototypes, labels = uploads(20, 4, 3, seed=6)
+    found = hinge_prototypes(prototypes, labels, 4, margin=margin, iterations=3000, tolerance=0.0)
+    assert all(later <= earlier + 1e-9 for earlier, later in zip(found.losses, found.losses[1:], strict=False))
+
+    means = torch.stack([prototypes[labels == c].mean(0) for c in range(4)])
+    m = pair_margins(means, margin)
+    g = means.clone().requires_grad_()
+    optimiser = torch.optim.SGD([g], lr=0.01)
+    for _ in range(3000):
+        optimiser.zero_grad()
+        hinge_loss(prototypes, labels, g, m).backward()
+        optimiser.step()
+    best = naive_hinge(prototypes, labels, g.detach(), m)
+    assert found.losses[-1] == pytest.approx(naive_hinge(prototypes, labels, found.prototypes, m))
+    assert found.losses[-1] <= best * (1 + 1e-6)
+
+
+def test_hinge_without_margin_returns_the_means():
+    prototypes, labels = uploads()
+    found = hinge_prototypes(prototypes, labels, 6, margin=0.0)
+    for c in range(6):
+        expected = prototypes[labels == c].mean(0) if (labels == c).any() else torch.zeros(3, dtype=torch.float64)
+        torch.testing.assert_close(found.prototypes[c], expected)
+
+
+def test_hinge_parts_coinciding_means():
+    prototypes = torch.tensor([[1.0, 0.0], [1.0, 0.0], [3.0, 0.0]])
+    found = hinge_prototypes(prototypes, torch.arange(3), 3)
+    assert torch.equal(found.prototypes, hinge_prototypes(prototypes, torch.arange(3), 3).prototypes)
+    assert math.dist(found.prototypes[0], found.prototypes[1]) > 1
+
+
+# --- bad arguments ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prototypes", "labels", "message"),
+    [
+        (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), "no uploads"),
+        (torch.tensor([[torch.nan, 0.0]]), torch.tensor([0]), "1 of 1 rows hold NaN"),
+        (torch.zeros(1, 2), torch.tensor([3]), r"found 3\.\.3, classes are 0\.\.2"),
+        (torch.zeros(2, 2), torch.tensor([0]), "expected 2 integers"),
+        (torch.zeros(1, 2), torch.tensor([0.5]), "expected 1 integers"),
+    ],
+)
+def test_bad_uploads(prototypes, labels, message):
+    start = prototype_network(3, 2, generator=generator())
+    with pytest.raises(ConfigError, match=message):
+        adaptive_margin(prototypes, labels, 3)
+    with pytest.raises(ConfigError, match=message):
+        hinge_prototypes(prototypes, labels, 3)
+    with pytest.raises(ConfigError, match=message):
+        train_prototypes(start, prototypes, labels, margin=1.0, generator=generator())
+
+
+def test_bad_options():
+    one, label = torch.ones(1, 2), torch.tensor([0])
+    start = prototype_network(3, 2, generator=generator())
+    with pytest.raises(ConfigError, match="d=2, got uploads of dimension 3"):
+        train_prototypes(start, torch.ones(1, 3), label, margin=1.0, generator=generator())
+    with pytest.raises(ConfigError, match="batch_size >= 1"):
+        train_prototypes(start, one, label, margin=1.0, batch_size=0, generator=generator())
+    with pytest.raises(ConfigError, match="cap must not be negative"):
+        adaptive_margin(one, label, 3, cap=-1.0)
+    with pytest.raises(ConfigError, match="must not be negative"):
+        hinge_prototypes(one, label, 3, margin=-1.0)
+    with pytest.raises(ConfigError, match="got K=0"):
+        prototype_network(0, 2, generator=generator())

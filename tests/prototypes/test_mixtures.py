@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.mixture import GaussianMixture
+
+from protofed.errors import ConfigError
+from protofed.prototypes import mixtures
+from protofed.prototypes.mixtures import (
+    Mixture,
+    bhattacharyya,
+    fit_mixture,
+    fit_mixtures,
+    fuse,
+    log_likelihood,
+    pairwise_bhattacharyya,
+    sample,
+    stack,
+)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def clusters(n: int = 240, d: int = 5, seed: int = 0) -> torch.Tensor:
+    """Samples of four well-separated Gaussians of different widths."""
+    g = generator(seed)
+    centres = 8 * torch.randn(4, d, generator=g, dtype=torch.float64)
+    widths = 0.3 + torch.rand(4, d, generator=g, dtype=torch.float64)
+    which = torch.arange(n) % 4
+    return centres[which] + widths[which] * torch.randn(n, d, generator=g, dtype=torch.float64)
+
+
+def mixture(c: int = 3, d: int = 2, seed: int = 0) -> Mixture:
+    g = generator(seed)
+    weights = torch.rand(c, generator=g, dtype=torch.float64)
+    means = torch.randn(c, d, generator=g, dtype=torch.float64)
+    return Mixture(weights / weights.sum(), means, 0.5 + torch.rand(c, d, generator=g, dtype=torch.float64))
+
+
+# --- fitting ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fit_is_as_good_as_sklearns(seed):
+    x = clusters(seed=seed)
+    fitted = fit_mixture(x, 4, generator=generator(seed), tolerance=1e-6)
+    peer = GaussianMixture(4, covariance_type="diag", n_init=3, random_state=seed, tol=1e-6).fit(x.numpy())
+    assert float(log_likelihood(fitted, x).mean()) >= peer.score(x.numpy()) - 1e-3
+    assert float(fitted.weights.sum()) == pytest.approx(1)
+
+
+def test_em_steps_equal_sklearns_from_the_same_start():
+    """Given our result as its start, sklearn finds nothing to improve: it is a fixed point of Eq. 5-6."""
+    x = clusters(120, 3)
+    x[::7] += 2.0  # overlap, so that responsibilities are soft
+    fitted = fit_mixture(x, 4, generator=generator(1), iterations=500, tolerance=1e-12)
+    peer = GaussianMixture(
+        len(fitted.weights),
+        covariance_type="diag",
+        weights_init=fitted.weights.numpy(),
+        means_init=fitted.means.numpy(),
+        precisions_init=fitted.stds.numpy() ** -2,
+        reg_covar=0,
+        max_iter=5,
+        tol=1e-9,
+    ).fit(x.numpy())
+    np.testing.assert_allclose(peer.means_, fitted.means, atol=1e-4)
+    np.testing.assert_allclose(peer.weights_, fitted.weights, atol=1e-4)
+    np.testing.assert_allclose(peer.covariances_, fitted.stds**2, rtol=1e-3)
+
+
+def test_one_component_is_the_sample_moments():
+    x = clusters(50, 3)
+    fitted = fit_mixture(x, 1, generator=generator())
+    torch.testing.assert_close(fitted.means[0], x.mean(0))
+    torch.testing.assert_close(fitted.stds[0], x.std(0, correction=0))
+
+
+def test_log_likelihood_equals_sklearns_and_the_formula():
+    made, x = mixture(), clusters(20, 2)
+    peer = GaussianMixture(3, covariance_type="diag")
+    peer.weights_, peer.means_ = made.weights.numpy(), made.means.numpy()
+    peer.covariances_ = made.stds.numpy() ** 2
+    peer.precisions_cholesky_ = 1 / made.stds.numpy()
+    np.testing.assert_allclose(log_likelihood(made, x), peer.score_samples(x.numpy()), rtol=1e-10)
+
+    unscaled = Mixture(7 * made.weights, made.means, made.stds)
+    torch.testing.assert_close(log_likelihood(unscaled, x), log_likelihood(made, x))
+    density = sum(
+        w * torch.distributions.Normal(mu, s).log_prob(x[0]).sum().exp() for w, mu, s in zip(*made, strict=True)
+    )
+    assert float(log_likelihood(made, x)[0]) == pytest.approx(math.log(density), rel=1e-9)
+
+
+def test_all_classes_at_once_equal_one_at_a_time(monkeypatch):
+    x = clusters(97, 4)
+    labels = torch.arange(97) % 3
+    labels[:40] = 4  # class sizes 40, 19, 19, 19 and none
+    monkeypatch.setattr(mixtures, "CHUNK", 19 * 4 * 2)  # several batches
+    batch = fit_mixtures(x, labels, 6, 3, generator=generator(8))
+    draws = torch.rand(6, 3, mixtures.CANDIDATES, generator=generator(8), dtype=torch.float64)
+    for c in (0, 1, 2, 4):
+        monkeypatch.setattr(mixtures.torch, "rand", lambda *_, c=c, **__: draws[c : c + 1])
+        single = fit_mixture(x[labels == c], 3, generator=generator())
+        monkeypatch.undo()
+        used = batch.weights[c] > 0
+        for field, expected in zip(batch, single, strict=True):
+            torch.testing.assert_close(field[c][used], expected)
+    for c in (3, 5):
+        assert all(field[c].eq(0).all() for field in batch)
+
+
+@pytest.mark.parametrize(("n", "distinct"), [(1, 1), (2, 2), (3, 3), (9, 1), (9, 2)])
+def test_never_more_components_than_distinct_samples(n, distinct):
+    values = torch.tensor([[0.0, 0.0], [4.0, 1.0], [-3.0, 9.0]])
+    fitted = fit_mixture(values[torch.arange(n) % distinct], 4, generator=generator(), variance_floor=1e-4)
+    assert len(fitted.weights) == distinct
+    torch.testing.assert_close(fitted.stds, torch.full((distinct, 2), 1e-2))
+    means = fitted.means[fitted.means[:, 0].argsort()]
+    torch.testing.assert_close(means, values[:distinct][values[:distinct, 0].argsort()])
+
+
+def test_more_components_than_needed_do_no_harm():
+    x = clusters(12, 2)
+    fitted = fit_mixture(x, 30, generator=generator())
+    assert len(fitted.weights) <= 12
+    assert log_likelihood(fitted, x).isfinite().all()
+
+
+@given(
+    n=st.integers(1, 12),
+    d=st.integers(1, 4),
+    components=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([0.0, 1e-8, 1.0, 1e4]),
+    offset=st.sampled_from([0.0, 1e3]),
+    repeats=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_degenerate_features_stay_finite(n, d, components, seed, scale, offset, repeats):
+    x = offset + scale * torch.randn(n, d, generator=generator(seed))
+    if repeats:
+        x[: n // 2] = x[-1]
+    fitted = fit_mixture(x, components, generator=generator(seed))
+    assert 1 <= len(fitted.weights) <= min(n, components)
+    assert all(field.isfinite().all() for field in fitted)
+    assert (fitted.stds > 9e-4).all()
+    assert float(fitted.weights.sum()) == pytest.approx(1, abs=1e-5)
+    assert log_likelihood(fitted, x).isfinite().all()
+    assert sample(fitted, 3, generator()).isfinite().all()
+
+
+# --- sampling -----------------------------------------------------------------------------------------------
+
+
+def test_samples_have_the_mixtures_moments():
+    made = mixture(3, 2, seed=4)
+    x = sample(made, 200_000, generator(1))
+    w = made.weights.unsqueeze(1)
+    mean = (w * made.means).sum(0)
+    variance = (w * (made.stds**2 + (made.means - mean) ** 2)).sum(0)
+    torch.testing.assert_close(x.mean(0), mean, rtol=0, atol=0.02)
+    torch.testing.assert_close(x.var(0), variance, rtol=0.03, atol=0)
+
+
+def test_sampling_a_batch_skips_unused_places():
+    far = Mixture(torch.tensor([2.0, 0.0]), torch.tensor([[5.0], [1e9]]), torch.full((2, 1), 1e-3))
+    late = Mixture(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([[1e9], [1e9], [-5.0]]), torch.full((3, 1), 1e-3))
+    x = sample(stack([far, late]), 50, generator())
+    assert x.shape == (2, 50, 1)
+    assert (x[0] - 5).abs().max() < 0.1
+    assert (x[1] + 5).abs().max() < 0.1
+    assert torch.equal(x, sample(stack([far, late]), 50, generator()))
+
+
+# --- Bhattacharyya distance ---------------------------------------------------------------------------------
+
+
+def test_distance_equals_equations_7_and_8():
+    a, b = mixture(1, 4, seed=1), mixture(1, 4, seed=2)
+    mean_a, var_a, mean_b, var_b = a.means[0], a.stds[0] ** 2, b.means[0], b.stds[0] ** 2
+    one_by_one = sum(  # Eq. 7 per dimension
+        0.25 * (m1 - m2) ** 2 / (v1 + v2) + 0.5 * math.log((v1 + v2) / (2 * math.sqrt(v1 * v2)))
+        for m1, v1, m2, v2 in zip(mean_a.tolist(), var_a.tolist(), mean_b.tolist(), var_b.tolist(), strict=True)
+    )
+    first, second, difference = torch.diag(var_a), torch.diag(var_b), mean_a - mean_b
+    average = (first + second) / 2  # Eq. 8 with full matrices
+    matrices = difference @ torch.linalg.inv(average) @ difference / 8 + 0.5 * torch.log(
+        torch.det(average) / torch.sqrt(torch.det(first) * torch.det(second))
+    )
+    found = float(bhattacharyya(mean_a, var_a, mean_b, var_b))
+    assert found == pytest.approx(one_by_one)
+    assert found == pytest.approx(float(matrices))
+    assert found == pytest.approx(float(bhattacharyya(mean_b, var_b, mean_a, var_a)))
+
+
+def test_pairwise_distances_equal_the_loop(monkeypatch):
+    monkeypatch.setattr(mixtures, "CHUNK", 40)  # several blocks of rows
+    a, b = mixture(5, 3, seed=1), mixture(4, 3, seed=2)
+    found = pairwise_bhattacharyya(a.means, a.stds**2, b.means, b.stds**2)
+    for j in range(5):
+        for k in range(4):
+            expected = bhattacharyya(a.means[j], a.stds[j] ** 2, b.means[k], b.stds[k] ** 2)
+            torch.testing.assert_close(found[j, k], expected)
+    own = pairwise_bhattacharyya(a.means, a.stds**2)
+    torch.testing.assert_close(own, own.T)
+    assert own.diagonal().abs().max() < 1e-12
+
+
+# --- fusion -------------------------------------------------------------------------------------------------
+
+
+def components(m: int, d: int, spread: float, seed: int = 0):
+    g = generator(seed)
+    base = 3 * torch.randn(3, d, generator=g, dtype=torch.float64)
+    means = base[torch.arange(m) % 3] + spread * torch.randn(m, d, generator=g, dtype=torch.float64)
+    return (
+        torch.rand(m, generator=g, dtype=torch.float64) + 0.1,
+        means,
+        0.5 + torch.rand(m, d, generator=g).double(),
+    )
+
+
+def naive_fuse(weights, means, variances, threshold):
+    """Algorithm 1 with bare loops, heaviest seed first, nearest candidates first, strict about all members."""
+    unused = sorted(range(len(weights)), key=lambda i: -float(weights[i]))
+    fused = []
+
+    def distance(i, j):
+        return float(bhattacharyya(means[i], variances[i], means[j], variances[j]))
+
+    while unused:
+        seed = unused.pop(0)
+        members = [seed]
+        for p in sorted(unused, key=lambda i: distance(seed, i)):
+            if all(distance(p, member) < threshold for member in members):
+                members.append(p)
+                unused.remove(p)
+        w = sum(weights[j] for j in members)
+        mean = sum(weights[j] * means[j] for j in members) / w
+        variance = sum(weights[j] * (variances[j] + (means[j] - mean) ** 2) for j in members) / w
+        fused.append((w, mean, variance.sqrt()))
+    return Mixture(*(torch.stack(part) for part in zip(*fused, strict=True)))
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.3, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize(("m", "d"), [(40, 2), (30, 20), (24, 150)])
+def test_fusion_equals_the_loop(m, d, spread):
+    given_components = components(m, d, spread * (4 / d) ** 0.5)
+    expected = naive_fuse(*given_components, 1.0)
+    found = fuse(*given_components)
+    for field, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(field, reference, rtol=1e-9, atol=1e-12)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    m=st.integers(1, 25),
+    d=st.integers(1, 40),
+    offset=st.sampled_from([0.0, 1e4]),
+    widths=st.sampled_from([0.0, 0.1, 3.0, 1e3]),
+)
+@settings(max_examples=100, deadline=None)
+def test_bounds_are_bounds(seed, m, d, offset, widths):
+    _, means, variances = components(m, d, 0.5, seed)
+    means, variances = (means + offset).numpy(), (variances**widths).clamp(1e-12, 1e12).numpy()
+    exact = pairwise_bhattacharyya(torch.from_numpy(means), torch.from_numpy(variances)).numpy()
+    everyone = np.arange(m)
+    for side in ("lower", "upper"):
+        bound = mixtures._Bound(means, variances, means[0], variances[0], side).rows(everyone, first=0)
+        beyond = exact < bound if side == "lower" else exact > bound
+        assert not (beyond & (abs(exact - bound) > 1e-12 * abs(exact))).any()
+        if widths == 0.0:  # equal widths: both are tight
+            np.testing.assert_allclose(bound, exact, rtol=1e-6, atol=1e-3 if offset else 1e-9)
+
+
+@given(seed=st.integers(0, 1000), repeats=st.booleans(), ties=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_fusion_ignores_the_order_of_arrival(seed, repeats, ties):
+    weights, means, variances = components(24, 3, 0.7, seed)
+    if ties:
+        weights = torch.ones_like(weights)
+    if repeats:
+        means[::3], variances[::3] = means[0], variances[0]
+    order = torch.randperm(24, generator=generator(seed))
+    for first, second in zip(
+        fuse(weights, means, variances), fuse(weights[order], means[order], variances[order]), strict=True
+    ):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("threshold", [0.1, 1.0, 10.0, math.inf])
+def test_fusion_preserves_weight_and_moments(threshold):
+    weights, means, variances = components(30, 4, 0.8)
+    fused = fuse(weights, means, variances, threshold)
+
+    def moments(w, mu, var):
+        share = (w / w.sum()).unsqueeze(1)
+        mean = (share * mu).sum(0)
+        return w.sum(), mean, (share * (var + (mu - mean) ** 2)).sum(0)
+
+    before, after = moments(weights, means, variances), moments(fused.weights, fused.means, fused.stds**2)
+    for first, second in zip(before, after, strict=True):
+        torch.testing.assert_close(first, second)
+    assert (threshold == math.inf) == (len(fused.weights) == 1)
+
+
+def test_fusion_is_strict_about_all_members():
+    """0 and 2 are near 1 but not near each other: they never share a cluster, whoever is the seed."""
+    means = torch.tensor([[0.0], [2.0], [4.0]])
+    apart = bhattacharyya(means[0], torch.ones(1), means[1], torch.ones(1))
+    assert float(apart) == pytest.approx(0.5)
+    for heaviest in range(3):
+        weights = torch.ones(3)
+        weights[heaviest] = 2.0
+        assert len(fuse(weights, means, torch.ones(3, 1)).weights) == 2
+
+
+def test_fusion_of_equal_components():
+    fused = fuse(torch.full((5,), 0.2), torch.ones(5, 3), torch.full((5, 3), 4.0))
+    torch.testing.assert_close(fused.weights, torch.tensor([1.0]))
+    torch.testing.assert_close(fused.means, torch.ones(1, 3))
+    torch.testing.assert_close(fused.stds, torch.full((1, 3), 2.0))
+
+
+def test_fusion_leaves_out_unused_places():
+    fused = fuse(torch.tensor([0.0, 1.0]), torch.tensor([[9.0], [1.0]]), torch.ones(2, 1))
+    assert fused.means.tolist() == [[1.0]]
+
+
+# --- bad arguments ------------------------------------------------------------------------------------------
+
+
+def test_bad_features():
+    with pytest.raises(ConfigError, match="1 of 2 rows hold NaN"):
+        fit_mixture(torch.tensor([[0.0], [torch.nan]]), generator=generator())
+    with pytest.raises(ConfigError, match="nothing to fit"):
+        fit_mixture(torch.zeros(0, 2), generator=generator())
+    with pytest.raises(ConfigError, match="components >= 1"):
+        fit_mixture(torch.zeros(1, 2), 0, generator=generator())
+
+
+@pytest.mark.parametrize(
+    ("weights", "means", "variances", "message"),
+    [
+        (torch.ones(2), torch.ones(3, 1), torch.ones(3, 1), "do not fit"),
+        (torch.tensor([1.0, -1.0]), torch.ones(2, 1), torch.ones(2, 1), "not negative"),
+        (torch.zeros(2), torch.ones(2, 1), torch.ones(2, 1), "at least positive"),
+        (torch.ones(2), torch.ones(2, 1), torch.zeros(2, 1), "positive variances"),
+        (torch.ones(1), torch.tensor([[torch.inf]]), torch.ones(1, 1), "hold NaN or infinite"),
+    ],
+)
+def test_bad_components(weights, means, variances, message):
+    with pytest.raises(ConfigError, match=message):
+        fuse(weights, means, variances)
+
+
+def test_bad_mixtures():
+    unused = Mixture(torch.zeros(2), torch.zeros(2, 3), torch.zeros(2, 3))
+    with pytest.raises(ConfigError, match="not all 0"):
+        sample(unused, 1, generator())
+    with pytest.raises(ConfigError, match="positive weight"):
+        log_likelihood(unused, torch.zeros(1, 3))
+    with pytest.raises(ConfigError, match="at least one"):
+        stack([])
