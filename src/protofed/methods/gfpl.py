@@ -91,21 +91,23 @@ class GFPL(Method):
         """Whether mixtures go up: in the round before a retraining."""
         return self.retrains(round + 1)
 
-    def _schema(self, limit: int) -> Schema:
+    def _schema(self, limit: int, **more: Field) -> Schema:
         fields = {
             "classes": Field(("c",), "label", parameter=False, unique=False),
             "weights": Field(("c",), minimum=0.0),
             "means": Field(("c", "d")),
             "stds": Field(("c", "d"), minimum=0.0),
+            **more,
         }
-        if self.options.weight_by_counts:
-            fields["counts"] = Field(("c",), "count", parameter=False)
         return Schema(fields, self.task.num_classes, {"d": self.task.feature_dim}, {"c": limit})
 
     @property
     def upload_schema(self) -> Schema | None:
         """Up to n components per class."""
-        return self._schema(self.task.num_classes * self.options.components) if self.options.pfg else None
+        if not self.options.pfg:
+            return None
+        more = {"counts": Field(("c",), "count", parameter=False)} if self.options.weight_by_counts else {}
+        return self._schema(self.task.num_classes * self.options.components, **more)
 
     @property
     def broadcast_schema(self) -> Schema | None:

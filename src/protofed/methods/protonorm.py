@@ -71,14 +71,15 @@ class ProtoNorm(PrototypeMethod):
                 lr=self.options.step,
                 max_iterations=self.options.max_iterations,
                 patience=self.options.patience,
-                track_distances=True,
+                track_distances=round == 1,  # Fig. 4 shows the first round
             )
             table[present] = aligned.directions
             diagnostics = {
                 "alignment_iterations": aligned.iterations,
                 "alignment_energy": aligned.energy,
-                "alignment_distances": [list(range_) for range_ in aligned.distances],
             }
+            if aligned.distances:
+                diagnostics["alignment_distances"] = [list(extent) for extent in aligned.distances]
         else:
             table[present] = unit_vectors(table[present])
         return Aggregate({**state, "prototypes": table}, diagnostics)

@@ -467,7 +467,7 @@ def _clusters(means: Floats, variances: Floats, threshold: float) -> Indices:
 def _compatible(
     near: Indices, means: Floats, variances: Floats, seed_mean: Floats, seed_variance: Floats, threshold: float
 ) -> Indices:
-    """Return the members of the cluster: those of ``near``, in order, that are below the threshold to all before."""
+    """Return the members of the cluster: those of ``near``, in order, that are close to all before."""
     upper = _Bound(means[near], variances[near], seed_mean, seed_variance, "upper")
     candidate = np.ones(len(near), dtype=np.bool_)
     doubt = np.zeros((0, 0), dtype=np.bool_)
