@@ -65,6 +65,7 @@ def check(broken):
     [
         ({"prototypes": torch.full((3, D), torch.nan)}, "prototypes: contains NaN"),
         ({"prototypes": torch.full((3, D), torch.inf)}, "prototypes: contains infinite values"),
+        ({"prototypes": torch.full((3, D), -1e10)}, "prototypes: magnitudes may be at most 1e.09, found 1e.10"),
         ({"prototypes": torch.zeros(3, D + 1)}, "prototypes: d must be 3"),
         ({"prototypes": torch.zeros(2, D)}, "prototypes: k must be 3"),
         ({"prototypes": torch.zeros(3, D, dtype=torch.int64)}, "prototypes: must be real, not int64"),

@@ -24,6 +24,7 @@ class Field:
         parameter: Whether the papers count it as a communicated parameter (labels and counts they do not).
         unique: For labels: each class at most once, ascending.
         minimum: Smallest value allowed, or None.
+        limit: Largest magnitude allowed: one diverged client must not push numbers through everybody's float range.
     """
 
     shape: tuple[int | str, ...]
@@ -31,6 +32,7 @@ class Field:
     parameter: bool = True
     unique: bool = True
     minimum: float | None = None
+    limit: float = 1e9
 
 
 @dataclass(frozen=True)

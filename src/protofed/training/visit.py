@@ -6,7 +6,7 @@ The same functions serve the simulation and a networked node: messages come in a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
@@ -154,11 +154,10 @@ class Visitor:
             order = torch.randperm(
                 len(y), generator=generator(self.seed, "shuffle", local.round, client.name, number, epoch)
             ).to(y.device)
-            for chosen_rows in order.split(client.plan.batch_size):
-                if len(chosen_rows) < 2 and model.needs_two_samples:
+            for rows in batch_rows(order, client.plan.batch_size, even=model.needs_two_samples):
+                if len(rows) < 2 and model.needs_two_samples:
                     continue  # batch statistics of a single sample do not exist
-                inputs = x[chosen_rows] if phase.source else _inputs(x[chosen_rows], model)
-                batch = Batch(inputs, y[chosen_rows])
+                batch = Batch(x[rows] if phase.source else _inputs(x[rows], model), y[rows])
                 if during:
                     self._step_and_collect(local, batch, steps, losses, statistics)
                 else:
@@ -207,6 +206,15 @@ class Visitor:
             for rule, classes in predicted.items():
                 correct[rule] += (classes == batch.y).sum()
         return {rule: int(count) for rule, count in correct.items()}, len(samples)
+
+
+def batch_rows(order: Tensor, size: int, *, even: bool) -> Sequence[Tensor]:
+    """Divide the ``(n,)`` shuffled rows of an epoch into ``⌈n/B⌉`` batches.
+
+    All but the last have ``B`` rows; with ``even`` they differ by one row at most. Deep networks with BatchNorm
+    need that: the variance of a last batch of two or three samples can be so small that one step ruins the model.
+    """
+    return order.tensor_split(-(-len(order) // size)) if even and len(order) else order.split(size)
 
 
 def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BATCH) -> Iterator[Batch]:

@@ -49,6 +49,8 @@ def check_values(payload: Payload, schema: Schema) -> None:
         elif not torch.isfinite(tensor).all():
             kind = "NaN" if torch.isnan(tensor).any() else "infinite values"
             raise PayloadError(f"{name}: contains {kind}")
+        elif tensor.numel() and (largest := float(tensor.abs().max())) > field.limit:
+            raise PayloadError(f"{name}: magnitudes may be at most {field.limit:g}, found {largest:g}")
         if field.minimum is not None and tensor.numel() and tensor.min() < field.minimum:
             raise PayloadError(f"{name}: values must be at least {field.minimum}, found {tensor.min():g}")
 

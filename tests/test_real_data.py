@@ -1,0 +1,56 @@
+"""Runs on real images, small: from files through training to a report."""
+
+from __future__ import annotations
+
+import pytest
+
+import json
+
+import conftest
+import protofed
+
+FAST = {"execution.device": "cpu", "execution.threads": 1}
+
+
+@pytest.fixture
+def mnist7k():
+    return conftest.real_data("fed-mnist7k")
+
+
+def test_the_federation_folder_learns_in_two_rounds(mnist7k, tmp_path):
+    overrides = {**FAST, "method.name": "fedproto", "data.path": str(mnist7k), "rounds": 2, "model.d": 64}
+    run = protofed.run("fed-mnist7k", overrides, out=tmp_path / "run")
+    assert run.summary["clients"] == 20
+    # Two-sided: most clients hold two or three classes, so guessing well is easy and 1.0 would be a leak.
+    assert 0.6 < run.summary["accuracy"]["head"]["final"] < 0.99
+    assert run.summary["communication"]["parameters_down_per_round"] == 20 * 10 * 64
+
+
+def test_mixed_torchvision_models_on_cifar10(tmp_path):
+    root = conftest.real_data("cifar10").parent
+    overrides = {
+        **FAST,
+        "data.source": "cifar10",
+        "data.data_dir": str(root),
+        "data.samples": 120,
+        "data.clients": 4,
+        "partition.alpha": 1.0,
+        "model.name": "light4",
+        "method.name": "fedproto",
+        "rounds": 1,
+    }
+    run = protofed.run("mnist-dirichlet", overrides, out=tmp_path / "run")
+    up = sum(
+        sum(1 for n in c["train"] if n)
+        for c in json.loads((tmp_path / "run/federation.json").read_text())["clients"]
+    )
+    assert run.summary["communication"]["parameters_up_per_round"] == up * 512
+    assert run.summary["refused"] == 0
+    assert run.summary["accuracy"]["local"]["final"] > 0
+
+
+def test_mnist_by_name(tmp_path):
+    root = conftest.real_data("mnist").parent
+    overrides = {**FAST, "data.data_dir": str(root), "data.samples": 600, "data.clients": 4, "rounds": 2}
+    run = protofed.run("mnist-dirichlet", overrides, out=tmp_path / "run")
+    assert 0.3 < run.summary["accuracy"]["head"]["final"] <= 1.0
