@@ -42,8 +42,8 @@ def protofed(
 
 def test_run_prints_one_table_and_where_the_report_is(tmp_path):
     result = protofed("run", "quickstart", "method.name=fedproto", *SMALL, "--out", "run", cwd=tmp_path)
-    assert re.search(r"fedproto +[\d.]+ / [\d.]+", result.stdout)
-    for heading in ("head", "local = nearest own prototype", "global_own", "up", "seconds"):
+    assert re.search(r"fedproto +final +[\d.]+", result.stdout)
+    for heading in ("head", "local = nearest own prototype", "own = the same", "up", "time"):
         assert heading in result.stdout
     assert "2/2" in result.stdout
     assert "Report: run/report.html" in result.stdout
@@ -53,7 +53,7 @@ def test_run_prints_one_table_and_where_the_report_is(tmp_path):
 def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path):
     result = protofed("run", *SMALL, "--quiet", cwd=tmp_path)
     for method in ("local", "fedavg", "fedproto"):
-        assert re.search(rf"{method} +\d", result.stdout)
+        assert re.search(rf"{method} +final +\d", result.stdout)
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
     again = protofed("run", *SMALL, "--quiet", cwd=tmp_path)
     assert "runs/quickstart-2/report.html" in again.stdout
@@ -64,7 +64,7 @@ def test_compare_several_seeds(tmp_path):
         "compare", "quickstart", *SMALL, "--methods", "local,fedproto", "--seeds", "0,1", "--out", "c", cwd=tmp_path
     )
     assert "mean ± std over 2 seeds" in result.stdout
-    assert re.search(r"local +[\d.]+ ± [\d.]+ / ", result.stdout)
+    assert re.search(r"local +final +[\d.]+±[\d.]+", result.stdout)
     report = protofed("report", "c", "--out", "again.html", cwd=tmp_path)
     assert "again.html" in report.stdout
     assert (tmp_path / "again.html").read_text() == (tmp_path / "c" / "report.html").read_text()

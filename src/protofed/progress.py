@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from protofed.analysis.rundata import main_rule
 from protofed.analysis.style import percent, size
 from protofed.experiments import Progress, Run
 
@@ -21,17 +22,21 @@ class BarProgress(Progress):
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
         self.tasks: dict[str, TaskID] = {}
+        self.notes: dict[str, str] = {}
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Show a bar."""
         self.tasks[label] = self.bars.add_task(label, total=rounds, completed=done, note=f"in {directory}")
+        self.notes[label] = "not evaluated"
 
     def round(self, label: str, record: Mapping[str, Any]) -> None:
         """Advance it."""
-        sent = record["bytes"]["up"] + record["bytes"]["down"]
-        parts = [f"{rule} {percent(a['weighted'])}" for rule, a in record.get("accuracy", {}).items()]
-        note = "  ".join([*parts, f"{size(sent)} a round"])
-        self.bars.update(self.tasks[label], advance=1, note=note)
+        sent = size(record["bytes"]["up"] + record["bytes"]["down"])
+        accuracy = record.get("accuracy")
+        if accuracy:
+            rule = main_rule(list(accuracy))
+            self.notes[label] = f"{rule} {percent(accuracy[rule]['weighted'])}"
+        self.bars.update(self.tasks[label], advance=1, note=f"{self.notes[label]}, {sent} a round")
 
     def finished(self, label: str, run: Run) -> None:
         """Leave the bar as it is."""
@@ -44,11 +49,10 @@ def progress_bar(console: Console, *, quiet: bool) -> Iterator[Progress]:
         yield Progress()
         return
     columns = (
-        TextColumn("{task.description:<10}"),
-        BarColumn(bar_width=24),
+        TextColumn("{task.description:<9}"),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("[dim]{task.fields[note]}[/]"),
     )
     with Bars(*columns, console=console) as bars:

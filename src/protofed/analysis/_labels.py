@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_NOT_THE_METHODS = ("seed", "execution", "checkpoint", "compare")
+NOT_THE_METHODS = ("seed", "execution", "checkpoint", "compare")
 
 
 def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -15,7 +15,7 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
         >>> tell_apart(["a", "a"], [{"seed": 0, "method": {"lambda": 1}}, {"seed": 1, "method": {"lambda": 5}}])
         ['a, method.lambda=1', 'a, method.lambda=5']
     """
-    options = [_flat(c, _NOT_THE_METHODS) for c in configurations]
+    options = [flat(c, NOT_THE_METHODS) for c in configurations]
     return [
         _extended(label, o, [p for n, p in zip(labels, options, strict=True) if n == label])
         for label, o in zip(labels, options, strict=True)
@@ -33,9 +33,15 @@ def _extended(label: str, own: Mapping[str, Any], group: Sequence[Mapping[str, A
     return ", ".join([label, *values])
 
 
-def _flat(tree: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
+    """Return dotted name → value, without some of the names of the top level.
+
+    Example:
+        >>> flat({"seed": 0, "method": {"name": "gfpl", "lambda": 2.0}}, without=["seed"])
+        {'method.name': 'gfpl', 'method.lambda': 2.0}
+    """
+    found: dict[str, Any] = {}
     for name, value in tree.items():
         if name not in without:
-            flat |= _flat(value, (), f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
+            found |= flat(value, (), f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found

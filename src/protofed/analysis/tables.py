@@ -26,28 +26,30 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
         "head": "head = the classifier",
         "local": "local = nearest own prototype",
         "global": "global = nearest global prototype",
-        "global_own": "global_own = the same among the client's own classes",
+        "global_own": "own = the same among the client's own classes",
+        "etf": "etf = the fixed classifier",
     }
     legend = "; ".join(explained[rule] for rule in rules if rule in explained)
     table = Table(
-        title=f"Test accuracy in %: final / best of {rounds} rounds{over}",
+        title=f"Test accuracy in %, {rounds} rounds{over}",
         caption=f"{legend}. Weighted by test samples; best is chosen on test data, hence optimistic.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
+        padding=0,
     )
     table.add_column("method", no_wrap=True)
-    for heading in (*rules, "up", "down", "seconds"):
-        table.add_column(heading, justify="right")
+    table.add_column("round", no_wrap=True)
+    for heading in (*("own" if rule == "global_own" else rule for rule in rules), "up", "down", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, group in summaries.items():
-        cells = [_accuracy(group, rule) for rule in rules]
         traffic = [
             size(statistics.fmean(s["communication"][f"bytes_{way}_total"] for s in group))
             for way in ("up", "down")
         ]
-        seconds = statistics.fmean(s["seconds"]["total"] for s in group)
-        table.add_row(name, *cells, *traffic, f"{seconds:.1f}")
+        seconds = f"{statistics.fmean(s['seconds']['total'] for s in group):.0f} s"
+        table.add_row(name, "final", *(_accuracy(group, rule, "final") for rule in rules), *traffic, seconds)
+        table.add_row("", "best", *(_accuracy(group, rule, "best") for rule in rules))
     return table
 
 
@@ -56,9 +58,7 @@ def _rules(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     return list(dict.fromkeys(r for group in summaries.values() for s in group for r in s["accuracy"]))
 
 
-def _accuracy(group: Sequence[Mapping[str, Any]], rule: str) -> str:
-    """Return ``final / best`` in percent, or a dash where the method has no such rule."""
-    values = [s["accuracy"][rule] for s in group if rule in s["accuracy"]]
-    if not values:
-        return "–"
-    return " / ".join(mean_std([v[figure] for v in values]).removesuffix("%") for figure in ("final", "best"))
+def _accuracy(group: Sequence[Mapping[str, Any]], rule: str, figure: str) -> str:
+    """Return a percentage, or a dash where the method has no such rule."""
+    values = [s["accuracy"][rule][figure] for s in group if rule in s["accuracy"]]
+    return mean_std(values).replace("%", "").replace(" ± ", "±")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import (
@@ -18,6 +17,7 @@ from protofed.analysis.figures.base import (
     percent_axis,
     series,
 )
+from protofed.analysis.figures.lines import Curve, band, recorded, scalars
 from protofed.analysis.rundata import RunData, by_label, settled
 from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, rule_title, size
 from protofed.errors import DataError
@@ -26,17 +26,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Curve = Mapping[int, float]
-"""Round → value."""
-
-
 @figure("accuracy_rounds")
 def accuracy_rounds(runs: list[RunData], rule: str | None = None) -> Figure:
     """Test accuracy against rounds; several seeds give a mean and a band of ± one standard deviation."""
     fig, ax = canvas()
     shown: list[float] = []
     for s in series(runs, rule):
-        shown += _band(ax, [_percent(run.accuracy(s.rule)) for run in s.runs], s.style.line(), s.label)
+        shown += band(ax, [_percent(run.accuracy(s.rule)) for run in s.runs], s.style.line(), s.label)
     percent_axis(ax, shown)
     counting_axis(ax)
     legend_below(fig, [ax])
@@ -56,7 +52,7 @@ def accuracy_rules(runs: list[RunData]) -> Figure:
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         for rule in group[0].rules:
             curves = [_percent(run.accuracy(rule)) for run in group if rule in run.rules]
-            shown += _band(ax, curves, {"color": colours[rule], "marker": "o"}, rule_title(rule), ring=True)
+            shown += band(ax, curves, {"color": colours[rule], "marker": "o"}, rule_title(rule), ring=True)
         _title(ax, label, len(groups))
         counting_axis(ax)
     for ax in axes:
@@ -111,8 +107,8 @@ def losses(runs: list[RunData]) -> Figure:
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         own = [t for t in parts if any(t in r["losses"] for r in group[0].rounds)]
         for term in own + ["total"] * (len(own) > 1):
-            curves = [_values(run, lambda r, term=term: r["losses"].get(term)) for run in group]
-            _band(ax, curves, styles[term], term.replace("_", " "))
+            curves = [recorded(run, lambda r, term=term: r["losses"].get(term)) for run in group]
+            band(ax, curves, styles[term], term.replace("_", " "))
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
         ax.set_ylabel("Loss per training sample")
         _title(ax, label, len(groups))
@@ -133,8 +129,8 @@ def diagnostics(runs: list[RunData], limit: int = 9) -> Figure:
     fig, axes = _grid(len(names))
     for ax, name in zip(axes, names, strict=True):
         for label, group in groups.items():
-            curves = [_values(run, lambda r, n=name: scalars(r["diagnostics"]).get(n)) for run in group]
-            _band(ax, [c for c in curves if c], styles[label].line(), label)
+            curves = [recorded(run, lambda r, n=name: scalars(r["diagnostics"]).get(n)) for run in group]
+            band(ax, [c for c in curves if c], styles[label].line(), label)
         ax.set_ylabel(name.replace("_", " ").replace(".", ": "))
         counting_axis(ax)
     if len(groups) > 1:
@@ -142,53 +138,8 @@ def diagnostics(runs: list[RunData], limit: int = 9) -> Figure:
     return fig
 
 
-def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out."""
-    found: dict[str, float] = {}
-    for name, value in diagnostics.items():
-        if isinstance(value, Mapping):
-            found |= scalars(value, f"{prefix}{name}.")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[prefix + name] = float(value)
-    return found
-
-
-def _values(run: RunData, of: Any) -> dict[int, float]:
-    """Return round → ``of(record)``, with NaN where it is None; nothing if it is None throughout."""
-    values = {r["round"]: of(r) for r in run.rounds}
-    known = any(v is not None for v in values.values())
-    return {t: float("nan") if v is None else v for t, v in values.items()} if known else {}
-
-
 def _percent(curve: Curve) -> dict[int, float]:
     return {t: 100 * value for t, value in curve.items()}
-
-
-def _band(
-    ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *, ring: bool = False
-) -> list[float]:
-    """Draw mean ± sample standard deviation over the rounds that all curves have; return what must be visible."""
-    import numpy as np
-
-    rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
-    if not rounds:
-        return []
-    values = np.array([[curve[t] for t in rounds] for curve in curves], dtype=float)
-    mean = values.mean(0)
-    ax.plot(rounds, mean, label=label, markevery=_every(len(rounds)), **line)
-    if ring:
-        best = int(mean.argmax())
-        ax.plot(rounds[best], mean[best], "o", ms=9, mfc="none", mec=line["color"], mew=1.3)
-    if len(curves) == 1:
-        return mean.tolist()
-    spread = values.std(0, ddof=1)
-    ax.fill_between(rounds, mean - spread, mean + spread, color=line["color"], alpha=0.16, linewidth=0)
-    return [*(mean - spread).tolist(), *(mean + spread).tolist()]
-
-
-def _every(points: int, most: int = 12) -> int:
-    """Return the step between markers: not so many that they hide the line."""
-    return max(1, points // most)
 
 
 def _grid(count: int) -> tuple[Figure, list[Axes]]:

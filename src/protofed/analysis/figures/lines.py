@@ -1,0 +1,57 @@
+"""Lines of values that were recorded round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from protofed.analysis.rundata import RunData
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Curve = Mapping[int, float]
+"""Round → value."""
+
+
+def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out."""
+    found: dict[str, float] = {}
+    for name, value in diagnostics.items():
+        if isinstance(value, Mapping):
+            found |= scalars(value, f"{prefix}{name}.")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[prefix + name] = float(value)
+    return found
+
+
+def recorded(run: RunData, of: Callable[[dict[str, Any]], float | None]) -> dict[int, float]:
+    """Return round → ``of(record)``, with NaN where it is None; nothing if it is None throughout."""
+    values = {r["round"]: of(r) for r in run.rounds}
+    known = any(v is not None for v in values.values())
+    return {t: float("nan") if v is None else v for t, v in values.items()} if known else {}
+
+
+def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *, ring: bool = False) -> list[float]:
+    """Draw mean ± sample standard deviation over the rounds that all curves have; return what must be visible."""
+    import numpy as np
+
+    rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
+    if not rounds:
+        return []
+    values = np.array([[curve[t] for t in rounds] for curve in curves], dtype=float)
+    mean = values.mean(0)
+    ax.plot(rounds, mean, label=label, markevery=_every(len(rounds)), **line)
+    if ring:
+        best = int(mean.argmax())
+        ax.plot(rounds[best], mean[best], "o", ms=9, mfc="none", mec=line["color"], mew=1.3)
+    if len(curves) == 1:
+        return mean.tolist()
+    spread = values.std(0, ddof=1)
+    ax.fill_between(rounds, mean - spread, mean + spread, color=line["color"], alpha=0.16, linewidth=0)
+    return [*(mean - spread).tolist(), *(mean + spread).tolist()]
+
+
+def _every(points: int, most: int = 12) -> int:
+    """Return the step between markers: not so many that they hide the line."""
+    return max(1, points // most)

@@ -1,0 +1,176 @@
+"""What the numbers of a run do not say: its models, their features, and prototypes as clients use them.
+
+Models are rebuilt from the run's configuration, so its data must be at hand. This is the one file of the analysis
+that needs the rooms above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from protofed.analysis.rundata import RunData
+from protofed.errors import CheckpointError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from protofed.methods import Method
+    from protofed.training import Client
+
+    Table = tuple[Tensor, Tensor]
+    """``(K, d)`` prototypes, and ``(K,)`` bool: which classes have one."""
+
+
+@dataclass(frozen=True)
+class ClientFeatures:
+    """What a client's final model makes of its test samples.
+
+    Attributes:
+        name: The client's name.
+        features: ``(n, d)``, computed in eval mode on the CPU.
+        labels: ``(n,)`` int64.
+    """
+
+    name: str
+    features: Tensor
+    labels: Tensor
+
+
+def restore_features(
+    run: RunData, clients: Sequence[str] | None = None, most: int | None = None, seed: int = 0
+) -> list[ClientFeatures]:
+    """Return the features of test samples, from the models the run ended with.
+
+    Args:
+        run: A finished run.
+        clients: Names; None for all.
+        most: At most so many samples of each client, drawn with ``seed``; None for all.
+        seed: See ``most``.
+
+    Raises:
+        DataError: If the run has left no models, or its data are missing or not those it was run on.
+        CheckpointError: If a model's file is missing or damaged.
+        ConfigError: If the configuration cannot be read by this version.
+    """
+    from protofed.experiments.assemble import assemble
+    from protofed.experiments.config import resolve
+    from protofed.federation.files import read_tensors
+
+    if not (run.directory / "clients").is_dir():
+        raise DataError(f"{run.directory}: no models to take features from: the run has not finished")
+    experiment = resolve(run.config)
+    # On a CPU the picture does not depend on the machine's accelerator.
+    experiment = replace(experiment, execution=replace(experiment.execution, device="cpu", threads=0))
+    federation, federated = assemble(experiment)
+    built = federation.executor.clients
+    now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
+    for client in run.clients:
+        if now.get(client["name"]) != client["test"]:
+            raise DataError(f"{run.directory}: {client['name']} has other test samples now than in the run")
+    found = []
+    for name in clients if clients is not None else list(built):
+        path = run.directory / "clients" / name / "model.safetensors"
+        try:
+            built[name].model.load_state_dict(read_tensors(path))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
+        found.append(_features(built[name], most, seed))
+    return found
+
+
+def _features(client: Client, most: int | None, seed: int) -> ClientFeatures:
+    import torch
+
+    from protofed.seeding import generator
+    from protofed.training import Samples
+    from protofed.training.visit import batches
+
+    samples = client.test
+    if most is not None and len(samples) > most:
+        order = torch.randperm(len(samples), generator=generator(seed, "test features", client.name))
+        rows = order[:most].sort().values
+        samples = Samples(samples.x[rows], samples.y[rows])
+    client.model.eval()
+    with torch.no_grad():
+        parts = [client.model(batch.x).features for batch in batches(samples, client.model)]
+    empty = torch.zeros(0, client.model.feature_dim)
+    return ClientFeatures(client.name, torch.cat(parts) if parts else empty, samples.y)
+
+
+def used(run: RunData, server: Table | None) -> Table | None:
+    """Return the global prototypes as clients use them: what the method makes of the server's broadcast.
+
+    They differ from the ``server``'s by ProtoNorm's γ or TinyProto's masks, and FixedETF has them without any
+    server. Of a user's own method the server's are returned as they are.
+    """
+    import torch
+    from torch import nn
+
+    from protofed.methods import Local
+    from protofed.models import SplitModel
+    from protofed.seeding import seeded
+
+    method = _method(run)
+    if method is None or (server is None and method.exchanges != "nothing"):
+        return server
+    counts = torch.tensor(run.clients[0]["train"])
+    K, d = method.task.num_classes, method.task.feature_dim
+    with seeded(run.seed, "prototypes as used"):
+        model = SplitModel(nn.Identity(), nn.Linear(d, K))
+        method.extend(model)
+    state, message = method.client_state(counts), None
+    nothing = torch.zeros(0, d), torch.zeros(0, dtype=torch.int64)
+    local = Local("", run.last_round + 1, model, counts, state, {}, lambda: nothing, run.seed)
+    if server is not None:
+        tensors = method.server_state() | {"prototypes": server[0], "present": server[1]}
+        message = method.broadcast(tensors, run.last_round + 1)
+    received = method.receive(local, message)
+    if "prototypes" not in received or "present" not in received or not bool(received["present"].any()):
+        return server
+    return received["prototypes"], received["present"]
+
+
+def sent(run: RunData, own: Table) -> Table:
+    """Return a client's prototypes with the entries that TinyProto does not send set to 0; others as they are."""
+    from protofed.methods.tinyproto import TinyProto
+    from protofed.prototypes.means import scatter_rows
+
+    method = _method(run)
+    table, present = own
+    if not isinstance(method, TinyProto) or method.task.feature_dim != table.shape[1]:
+        return own
+    classes = present.nonzero().squeeze(-1)
+    payload = method.unpack(method.pack({"classes": classes, "prototypes": table[classes]}))
+    return scatter_rows(payload["prototypes"], classes, len(table))
+
+
+def _method(run: RunData) -> Method | None:
+    """Return the run's method; None for one that is not built in, or that needs the models as well."""
+    import torch
+
+    from protofed.methods import Task, methods
+    from protofed.options import build_options
+
+    if run.method not in methods():
+        return None
+    kind = methods().get(run.method)
+    if kind.same_architecture or kind.personal_broadcast:
+        return None
+    per_class = [sum(column) for column in zip(*(c["train"] for c in run.clients), strict=True)]
+    held = [n for n in per_class if n]
+    task = Task(
+        num_classes=len(run.class_names),
+        feature_dim=int(run.clients[0]["d"]),
+        rounds=run.planned_rounds,
+        seed=run.seed,
+        class_size=sum(held) / len(held) if held else 0.0,
+        dtype=torch.float64 if run.config.get("execution", {}).get("precision") == "fp64" else torch.float32,
+    )
+    options = {name: value for name, value in run.config["method"].items() if name != "name"}
+    try:
+        return kind(build_options(kind.Options, options, "method"), task)
+    except ConfigError as error:
+        raise DataError(f"{run.directory / 'config.toml'}: {error}") from None
