@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 @figure("accuracy_rounds")
 def accuracy_rounds(runs: list[RunData], rule: str | None = None) -> Figure:
     """Test accuracy against rounds; several seeds give a mean and a band of ± one standard deviation."""
