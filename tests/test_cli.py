@@ -114,7 +114,7 @@ def test_mistakes_are_one_line(arguments, expected, tmp_path):
 
 
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
-    arguments = ["run", "quickstart", "method.name=fedproto", *SMALL, "rounds=200", "--quiet"]
+    arguments = ["run", "quickstart", "method.name=fedproto", *SMALL, "rounds=80", "--quiet"]
     protofed(*arguments, "--out", "whole", cwd=tmp_path)
     process = subprocess.Popen([sys.executable, "-m", "protofed.cli", *arguments, "--out", "cut"], cwd=tmp_path)
     rounds = tmp_path / "cut" / "rounds.jsonl"

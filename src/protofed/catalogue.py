@@ -1,4 +1,4 @@
-"""What can be named in a recipe: the entries of ``protofed list``."""
+"""What can be named in a recipe or drawn from a run: the entries of ``protofed list``."""
 
 from __future__ import annotations
 
@@ -54,17 +54,24 @@ def _recipes() -> list[Entry]:
     return [Entry(name, load_recipe(name).get("summary", ""), []) for name in recipes()]
 
 
+def _figures() -> list[Entry]:
+    from protofed.analysis.figures import figure_rows, figures
+
+    return [Entry(n, (d.__doc__ or "").strip().splitlines()[0], figure_rows(n)) for n, d in sorted(figures.items())]
+
+
 KINDS = {
     "methods": _methods,
     "models": _models,
     "datasets": _datasets,
     "partitions": _partitions,
     "recipes": _recipes,
+    "figures": _figures,
 }
 
 
 def entries(kind: str) -> list[Entry]:
-    """Return the entries of ``methods``, ``models``, ``datasets``, ``partitions`` or ``recipes``.
+    """Return the entries of ``methods``, ``models``, ``datasets``, ``partitions``, ``recipes`` or ``figures``.
 
     Raises:
         ConfigError: For any other kind.

@@ -65,6 +65,7 @@ def compare(
     overrides: Overrides = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas (default: the recipe's).")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each with its share of the cores.")] = 1,
     out: Out = None,
     resume: Resume = False,
     device: Device = "auto",
@@ -84,6 +85,7 @@ def compare(
             out=out,
             resume=resume,
             progress=progress,
+            jobs=jobs,
         )
     _show(result)
 
@@ -126,6 +128,26 @@ def report(
 
     path = write_report(directories, out or directories[0] / "report.html")
     console.print(f"Report: {path}", soft_wrap=True)
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="One of `protofed list figures`.")],
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run or comparison directories.")],
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the figure; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to draw, without suffix (default: the name).")] = None,
+) -> None:
+    """Draw one figure of runs, as PNG and SVG."""
+    from protofed.analysis.figures import draw_figure, figures, save_figure
+    from protofed.analysis.rundata import load_runs
+    from protofed.experiments.config import parse_overrides
+
+    figures.get(name)
+    drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
+    paths = save_figure(drawn, out or Path(name))
+    console.print(f"Drawn: {', '.join(str(path) for path in paths)}", soft_wrap=True)
 
 
 def _show(result: Any) -> None:

@@ -39,7 +39,10 @@ class BarProgress(Progress):
         self.bars.update(self.tasks[label], advance=1, note=f"{self.notes[label]}, {sent} a round")
 
     def finished(self, label: str, run: Run) -> None:
-        """Leave the bar as it is."""
+        """Show a full bar for a run that went on elsewhere, or was there already."""
+        if label not in self.tasks:
+            rounds = run.summary["rounds"]
+            self.started(label, rounds, rounds, run.directory)
 
 
 @contextmanager

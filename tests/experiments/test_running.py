@@ -165,3 +165,12 @@ def test_a_recipe_file_of_ones_own(tmp_path):
     run = protofed.run(tmp_path / "mine.toml", out=tmp_path / "run")
     assert run.summary["recipe"] == "mine"
     assert run.summary["method"] == "fedproto"
+
+
+def test_jobs_in_other_processes_give_the_same(tmp_path):
+    overrides = {**SMALL, "rounds": 2, "execution.threads": 1}
+    one, two = (
+        protofed.compare("quickstart", ["local", "fedproto"], [0], overrides, out=tmp_path / str(jobs), jobs=jobs)
+        for jobs in (1, 2)
+    )
+    assert one.summary == two.summary

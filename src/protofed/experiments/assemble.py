@@ -21,6 +21,7 @@ from protofed.training import Client, ClientData, FederatedData, Samples, Sequen
 from protofed.wire import get_codec
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 
 
 @dataclass(frozen=True)
@@ -206,18 +207,20 @@ def _client(
         raise type(error)(f"{own.name}: {error}") from None
     with seeded(experiment.seed, "extend", scope):
         method.extend(model)
-    device = device_of(experiment)
+    device, layout = device_of(experiment), LAYOUTS[experiment.execution.memory_format]
     state = method.client_state(own.train.counts(federated.num_classes))
 
     def put(samples: Samples) -> Samples:
-        return Samples(samples.x.to(device), samples.y.to(device))
+        x = samples.x.to(device)
+        # Rows taken from a tensor keep its layout, so batches come in the layout of the whole.
+        return Samples(x.to(memory_format=layout) if x.dim() == 4 else x, samples.y.to(device))
 
     return Client(
         own.name,
         put(own.train),
         put(own.test),
         put(own.validation) if own.validation is not None else None,
-        model.to(device=device, dtype=DTYPES[experiment.execution.precision]),
+        model.to(device=device, dtype=DTYPES[experiment.execution.precision]).to(memory_format=layout),
         {name: tensor.to(device) for name, tensor in state.items()},
         plan,
         str(architecture),

@@ -80,6 +80,9 @@ class ExecutionOptions:
     device: Literal["auto", "cpu", "cuda"] = option("auto", "auto takes a GPU if there is one")
     precision: Literal["fp32", "fp64"] = option("fp32", "of models and training")
     threads: int = option(0, "CPU threads (0 = torch's default)")
+    memory_format: Literal["channels_last", "contiguous"] = option(
+        "channels_last", "layout of images and convolutions; channels last is faster on most CPUs and GPUs"
+    )
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,34 @@ Example:
     ['accuracy_bytes', 'accuracy_rounds', 'accuracy_rules']
 """
 
-from protofed.analysis.figures import clients, curves, geometry
+from protofed.analysis.figures import (
+    alignment,
+    clients,
+    curves,
+    embedding,
+    geometry,
+    heatmap,
+    plane,
+    sensitivity,
+)
 from protofed.analysis.figures.base import figure, figures, inline_svg, save_figure
 from protofed.analysis.figures.clients import draw_split
+from protofed.analysis.figures.options import draw_figure, figure_rows
 
-__all__ = ["clients", "curves", "draw_split", "figure", "figures", "geometry", "inline_svg", "save_figure"]
+__all__ = [
+    "alignment",
+    "clients",
+    "curves",
+    "draw_figure",
+    "draw_split",
+    "embedding",
+    "figure",
+    "figure_rows",
+    "figures",
+    "geometry",
+    "heatmap",
+    "inline_svg",
+    "plane",
+    "save_figure",
+    "sensitivity",
+]

@@ -116,7 +116,7 @@ def name_ticks(
     """
     step = math.ceil(len(names) / limit) if names else 1
     places = range(0, len(names), step)
-    texts = [_shortened(names[i], letters) for i in places]
+    texts = [shortened(names[i], letters) for i in places]
     ticks = [i + offset for i in places]
     if axis == "y":
         ax.set_yticks(ticks, texts)
@@ -127,6 +127,16 @@ def name_ticks(
         ax.set_xticks(ticks, texts, rotation=45, ha="right", rotation_mode="anchor")
     else:
         ax.set_xticks(ticks, texts, rotation=90)
+
+
+def titled(runs: Sequence[RunData]) -> dict[str, RunData]:
+    """Return the runs that have finished (all if none has) by a title each, for figures with one panel per run."""
+    titles: dict[str, RunData] = {}
+    for label, group in by_label(runs).items():
+        for run in settled(group):
+            title = f"{label}, seed {run.seed}" if len(group) > 1 else label
+            titles[title if title not in titles else f"{title} ({run.directory.name})"] = run
+    return titles
 
 
 class Series(NamedTuple):
@@ -215,5 +225,6 @@ def _rendered(fig: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _shortened(name: str, length: int) -> str:
+def shortened(name: str, length: int) -> str:
+    """Return ``name`` cut to ``length`` letters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"

@@ -104,7 +104,11 @@ def draw_split(
 
 @figure("client_accuracy")
 def client_accuracy(runs: list[RunData], rule: str | None = None) -> Figure:
-    """Final test accuracy of every client from worst to best: one run by all its rules, or methods by one each."""
+    """Final test accuracy of every client from worst to best: one run by all its rules, or methods by one each.
+
+    Options:
+        rule: inference rule; by default each method's main rule
+    """
     fig, ax = canvas()
     scored = series(runs, rule)
     shown = _one_run(ax, scored[0].runs[0], scored[0].rule) if len(runs) == 1 else _ranks(ax, scored)

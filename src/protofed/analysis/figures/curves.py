@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 @figure("accuracy_rounds")
 def accuracy_rounds(runs: list[RunData], rule: str | None = None) -> Figure:
-    """Test accuracy against rounds; several seeds give a mean and a band of ± one standard deviation."""
+    """Test accuracy against rounds; several seeds give a mean and a band of ± one standard deviation.
+
+    Options:
+        rule: inference rule; by default each method's main rule
+    """
     fig, ax = canvas()
     shown: list[float] = []
     for s in series(runs, rule):
@@ -65,7 +69,11 @@ def accuracy_rules(runs: list[RunData]) -> Figure:
 
 @figure("accuracy_bytes")
 def accuracy_bytes(runs: list[RunData], rule: str | None = None) -> Figure:
-    """Test accuracy against bytes sent so far, up and down (log scale); dashed: methods that send nothing."""
+    """Test accuracy against bytes sent so far, up and down (log scale); dashed: methods that send nothing.
+
+    Options:
+        rule: inference rule; by default each method's main rule
+    """
     import numpy as np
 
     fig, ax = canvas()
@@ -108,7 +116,7 @@ def losses(runs: list[RunData]) -> Figure:
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         own = [t for t in parts if any(t in r["losses"] for r in group[0].rounds)]
         for term in own + ["total"] * (len(own) > 1):
-            curves = [recorded(run, lambda r, term=term: r["losses"].get(term)) for run in group]
+            curves = [recorded(run, "losses", term) for run in group]
             band(ax, curves, styles[term], term.replace("_", " "))
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
         ax.set_ylabel("Loss per training sample")
@@ -121,7 +129,11 @@ def losses(runs: list[RunData]) -> Figure:
 
 @figure("diagnostics")
 def diagnostics(runs: list[RunData], limit: int = 9) -> Figure:
-    """What the methods measured of themselves against rounds: one panel per number, at most ``limit``."""
+    """What the methods measured of themselves against rounds: one panel per number, at most ``limit``.
+
+    Options:
+        limit: at most so many panels
+    """
     styles = method_styles(run.label for run in runs)
     groups = {label: settled(group) for label, group in by_label(runs).items()}
     names = list(dict.fromkeys(n for run in runs for r in run.rounds for n in scalars(r["diagnostics"])))[:limit]
@@ -130,7 +142,7 @@ def diagnostics(runs: list[RunData], limit: int = 9) -> Figure:
     fig, axes = _grid(len(names))
     for ax, name in zip(axes, names, strict=True):
         for label, group in groups.items():
-            curves = [recorded(run, lambda r, n=name: scalars(r["diagnostics"]).get(n)) for run in group]
+            curves = [recorded(run, "diagnostics", name) for run in group]
             band(ax, [c for c in curves if c], styles[label].line(), label)
         ax.set_ylabel(name.replace("_", " ").replace(".", ": "))
         counting_axis(ax)

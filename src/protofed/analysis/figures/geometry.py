@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from protofed.analysis.figures.base import canvas, figure, legend_below, name_ticks, panels
+from protofed.analysis.figures.base import canvas, counting_axis, figure, legend_below, name_ticks, panels
 from protofed.analysis.rundata import RunData, by_label, prototypes, settled
 from protofed.analysis.style import FAINT, method_styles
 from protofed.errors import CheckpointError, DataError
@@ -33,7 +33,11 @@ def global_prototypes(run: RunData) -> tuple[Tensor, Tensor] | None:
 
 @figure("prototype_distances")
 def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine"] = "distance") -> Figure:
-    """Euclidean distance (or cosine) between the global prototypes of every two classes, per method."""
+    """Euclidean distance (or cosine) between the global prototypes of every two classes, per method.
+
+    Options:
+        metric: distance or cosine
+    """
     from protofed.prototypes.geometry import pairwise_cosines, pairwise_distances
 
     found = {label: tables[0] for label, tables in _tables(runs).items()}
@@ -64,8 +68,14 @@ def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine
 
 
 @figure("margins")
-def margins(runs: list[RunData]) -> Figure:
-    """Normalised margin per class: distance to the nearest other global prototype, divided by the largest one."""
+def margins(runs: list[RunData], sort: bool = False) -> Figure:
+    """Normalised margin per class: distance to the nearest other global prototype, divided by the largest one.
+
+    Methods stand side by side; several seeds give a mean and a bar of ± one standard deviation.
+
+    Options:
+        sort: order each method's classes by their margin
+    """
     import torch
 
     from protofed.prototypes.geometry import normalised_margins
@@ -73,14 +83,31 @@ def margins(runs: list[RunData]) -> Figure:
     fig, ax = canvas()
     found = _tables(runs)
     styles = method_styles(run.label for run in runs)
-    for label, tables in found.items():
-        values = [normalised_margins(t, p).masked_fill(~p, float("nan")) for t, p in tables]
-        mean = torch.stack(values).nanmean(0)
-        dots = styles[label].line() | {"linestyle": "none", "markersize": 6.5, "alpha": 0.85}
-        ax.plot(range(len(mean)), mean.numpy(), label=label, **dots)
+    # Few classes leave room to put the methods beside each other.
+    room = 0 if sort or len(runs[0].class_names) > 24 else 0.6
+    for i, (label, tables) in enumerate(found.items()):
+        values = torch.stack([normalised_margins(t, p).masked_fill(~p, float("nan")) for t, p in tables])
+        values = values.sort(1).values if sort else values
+        K = values.shape[1]
+        shift = room * (i / (len(found) - 1) - 0.5) if len(found) > 1 else 0.0
+        look = styles[label].line() | {"markersize": 6.5 if K <= 24 else 4.5, "alpha": 0.9}
+        look |= {"linewidth": 1.0} if sort else {"linestyle": "none"}
+        several = len(tables) > 1
+        spread = values.std(0).nan_to_num(0.0).numpy() if several else None
+        ax.errorbar(
+            [j + shift + sort for j in range(K)],
+            values.nanmean(0).numpy(),
+            spread,
+            label=label,
+            elinewidth=1.0,
+            **look,
+        )
     ax.set_ylim(0, 1.05)
-    name_ticks(ax, "x", runs[0].class_names, 30)
-    ax.set_xlabel("Class")
+    if sort:
+        counting_axis(ax, "Rank of the class, smallest margin to largest")
+    else:
+        name_ticks(ax, "x", runs[0].class_names, 30)
+        ax.set_xlabel("Class")
     ax.set_ylabel("Normalised margin")
     if len(found) > 1:
         legend_below(fig, [ax])

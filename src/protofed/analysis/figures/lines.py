@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.rundata import RunData
@@ -25,9 +25,12 @@ def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float
     return found
 
 
-def recorded(run: RunData, of: Callable[[dict[str, Any]], float | None]) -> dict[int, float]:
-    """Return round → ``of(record)``, with NaN where it is None; nothing if it is None throughout."""
-    values = {r["round"]: of(r) for r in run.rounds}
+def recorded(run: RunData, part: str, name: str) -> dict[int, float]:
+    """Return round → a number among its ``losses`` or ``diagnostics``: NaN where a round lacks it, or nothing.
+
+    Nothing is returned if every round lacks it.
+    """
+    values = {r["round"]: scalars(r[part]).get(name) for r in run.rounds}
     known = any(v is not None for v in values.values())
     return {t: float("nan") if v is None else v for t, v in values.items()} if known else {}
 

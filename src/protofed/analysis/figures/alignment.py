@@ -1,0 +1,76 @@
+"""How ProtoNorm's server spreads the prototypes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+from protofed.analysis.figures.base import counting_axis, figure, legend_below, panels
+from protofed.analysis.figures.lines import band, recorded
+from protofed.analysis.rundata import RunData, by_label, settled
+from protofed.analysis.style import INK, method_styles
+from protofed.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@figure("alignment")
+def alignment(runs: list[RunData]) -> Figure:
+    """Prototype alignment: iterations in each round, and how distances between classes grow in the first one."""
+    styles = method_styles(run.label for run in runs)
+    groups = {label: settled(group) for label, group in by_label(runs).items()}
+    counts = {
+        label: [c for run in group if (c := recorded(run, "diagnostics", "alignment_iterations"))]
+        for label, group in groups.items()
+    }
+    counts = {label: curves for label, curves in counts.items() if curves}
+    if not counts:
+        raise DataError("no alignment to show: only ProtoNorm aligns prototypes, and no round of it is on record")
+    firsts = {label: run for label, group in groups.items() for run in reversed(group) if _distances(run)}
+    fig, axes = panels(2 if firsts else 1, 4.4, 3.3)
+    for label, curves in counts.items():
+        band(axes[0], curves, styles[label].line(), label)
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("Alignment iterations")
+    counting_axis(axes[0])
+    if firsts:
+        for label, run in firsts.items():
+            _spread(axes[1], run, styles[label].line(), label)
+        _bounds(axes[1], sorted({_classes(run) for run in firsts.values()} - {0, 1}))
+    legend_below(fig, axes)
+    return fig
+
+
+def _distances(run: RunData) -> list[list[float]]:
+    """Return smallest, mean and largest distance of each iteration in the first round that has them."""
+    return next((list(d) for r in run.rounds if (d := r["diagnostics"].get("alignment_distances"))), [])
+
+
+def _classes(run: RunData) -> int:
+    """Return how many classes were aligned in that round."""
+    record = next(r for r in run.rounds if r["diagnostics"].get("alignment_distances"))
+    return int(record["diagnostics"].get("classes") or len(run.class_names))
+
+
+def _spread(ax: Axes, run: RunData, line: dict[str, Any], label: str) -> None:
+    """Draw the mean as a line, and smallest and largest as the edges of a band."""
+    low, mean, high = zip(*_distances(run), strict=True)
+    steps = range(len(mean))
+    ax.plot(steps, mean, label=label, markevery=max(1, len(mean) // 10), **line)
+    ax.fill_between(steps, low, high, color=line["color"], alpha=0.13, linewidth=0)
+    for edge in (low, high):
+        ax.plot(steps, edge, color=line["color"], linewidth=0.8)
+
+
+def _bounds(ax: Axes, classes: list[int]) -> None:
+    """Draw what the mean distance of K unit vectors cannot exceed; a regular simplex (d ≥ K−1) has it."""
+    for K, dashes in zip(classes, itertools.cycle(((4, 2), (1.2, 1.4), (6, 1.6, 1.2, 1.6)))):
+        height = math.sqrt(2 * K / (K - 1))
+        label = f"simplex of K={K} classes, √(2K/(K−1)) = {height:.2f}"
+        ax.axhline(height, label=label, color=INK, linestyle=(0, dashes), linewidth=1.1)
+    ax.set_ylim(0, 2.06)
+    ax.set_ylabel("Distance between two classes")
+    counting_axis(ax, "Iterations done in the first round")

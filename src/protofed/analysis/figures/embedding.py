@@ -1,0 +1,167 @@
+"""Test features and prototypes in one picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from protofed.analysis.figures.base import figure, panels, titled
+from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
+from protofed.analysis.figures.geometry import global_prototypes
+from protofed.analysis.rundata import RunData, prototypes
+from protofed.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+
+class Points(NamedTuple):
+    """Rows in the feature space of one run.
+
+    Attributes:
+        at: ``(n, d)``.
+        labels: ``(n,)`` classes.
+        kinds: ``(n,)``: 0 a test sample, 1 a local prototype, 2 a global one.
+    """
+
+    at: NDArray[Any]
+    labels: NDArray[Any]
+    kinds: NDArray[Any]
+
+
+def points(run: RunData, names: list[str], samples: int, seed: int) -> Points:
+    """Return test features of some clients, their local prototypes, and the global prototypes as clients use them.
+
+    Args:
+        run: A finished run.
+        names: The clients.
+        samples: At most so many test samples, the same number of each client.
+        seed: Decides which samples.
+
+    Raises:
+        DataError: If the run has no models, or its clients' features differ in length.
+    """
+    import torch
+
+    from protofed.analysis.restore import restore_features, used
+
+    found = restore_features(run, names, max(1, samples // max(1, len(names))), seed)
+    tensors = prototypes(run)
+    parts: list[tuple[Tensor, Tensor, int]] = [(c.features, c.labels, 0) for c in found]
+    for name in names:
+        table, present = (tensors.get(f"local.{name}.{part}") for part in ("prototypes", "present"))
+        if table is not None and present is not None:
+            classes = present.nonzero().squeeze(-1)
+            parts.append((table[classes], classes, 1))
+    together = used(run, global_prototypes(run))
+    if together is not None:
+        classes = together[1].nonzero().squeeze(-1)
+        parts.append((together[0][classes], classes, 2))
+    widths = {rows.shape[1] for rows, _, _ in parts if len(rows)}
+    if len(widths) > 1:
+        raise DataError(f"{run.directory}: clients differ in d ({', '.join(map(str, sorted(widths)))})")
+    parts = [part for part in parts if len(part[0])]
+    if not any(kind == 0 for _, _, kind in parts):
+        raise DataError(f"{run.directory}: the clients shown have no test samples")
+    at = torch.cat([rows.double() for rows, _, _ in parts])
+    labels = torch.cat([labels for _, labels, _ in parts])
+    kinds = torch.cat([torch.full((len(rows),), kind) for rows, _, kind in parts])
+    # What has diverged has no place in a picture.
+    known = at.isfinite().all(1)
+    if not bool(known[kinds == 0].any()):
+        raise DataError(f"{run.directory}: no test sample has finite features: the models have diverged")
+    return Points(at[known].numpy(), labels[known].numpy(), kinds[known].numpy())
+
+
+def chosen_clients(run: RunData, clients: int, seed: int) -> list[str]:
+    """Return the names of so many clients with test samples, drawn with ``seed``, in their fixed order."""
+    import numpy as np
+
+    tested = [str(c["name"]) for c in run.clients if sum(c["test"])]
+    if clients < 1:
+        raise ConfigError(f"clients must be at least 1, not {clients}")
+    if len(tested) <= clients:
+        return tested
+    order = np.random.default_rng(seed).permutation(len(tested))[:clients]
+    return [tested[i] for i in sorted(order)]
+
+
+def draw_points(ax: Axes, at: NDArray[Any], found: Points, K: int) -> None:
+    """Draw, at ``(n, 2)`` places, test samples small, local prototypes larger, and global ones large, outlined."""
+    # Few points may be larger.
+    larger = 1.4 if (found.kinds == 0).sum() < 600 else 1.0
+    for j, style in enumerate(class_styles(K)):
+        for kind, look in enumerate(KINDS.values()):
+            here = (found.labels == j) & (found.kinds == kind)
+            if here.any():
+                size = look["ms"] * (1.0 if kind else larger)
+                edge = look.get("mec", "none")
+                dots(ax, at[here], style, size=size, alpha=1.0 if kind else 0.55, edge=edge)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "test sample": SAMPLE,
+    "local prototype": LOCAL,
+    "global prototype": GLOBAL,
+}
+
+
+def kinds_shown(found: list[Points]) -> dict[str, dict[str, Any]]:
+    """Return the kinds of points that occur, for a legend."""
+    return {
+        label: look for i, (label, look) in enumerate(KINDS.items()) if any((p.kinds == i).any() for p in found)
+    }
+
+
+@figure("tsne")
+def tsne(runs: list[RunData], clients: int = 5, samples: int = 1000, seed: int = 0) -> Figure:
+    """Test features of some clients with local and global prototypes in one t-SNE embedding per run.
+
+    Options:
+        clients: how many clients, drawn with the seed
+        samples: at most so many test samples of all of them
+        seed: decides on clients, samples and the embedding
+    """
+    shown = {
+        title: (run, points(run, chosen_clients(run, clients, seed), samples, seed))
+        for title, run in titled(runs).items()
+    }
+    single = len(shown) == 1
+    fig, axes = panels(len(shown), *((6.0, 5.0) if single else (4.0, 3.6)))
+    for ax, (title, (run, found)) in zip(axes, shown.items(), strict=True):
+        draw_points(ax, _embedded(run, found.at, seed), found, len(run.class_names))
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.spines[:].set_visible(True)
+        ax.spines[:].set_color("#C9CFD6")
+        ax.margins(0.04)
+        if not single:
+            ax.set_title(title)
+    names = runs[0].class_names
+    classes = sorted({int(j) for _, p in shown.values() for j in p.labels})
+    class_legend(fig, axes[0], names, classes, kinds_shown([p for _, p in shown.values()]))
+    return fig
+
+
+def _embedded(run: RunData, at: NDArray[Any], seed: int) -> NDArray[Any]:
+    """Return ``(n, 2)`` places; the same for the same points."""
+    import numpy as np
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    # To unit size: what matters is which points are near each other, and large γ must not overflow.
+    at = (at - at.mean(0)) / (np.abs(at - at.mean(0)).max() or 1.0)
+    if len(np.unique(at, axis=0)) < 4:
+        raise DataError(f"{run.directory}: fewer than 4 different points to embed")
+    model = TSNE(
+        perplexity=min(30.0, (len(at) - 1) / 3),
+        init="pca" if at.shape[1] > 1 else "random",
+        random_state=seed,
+        learning_rate="auto",
+    )
+    # Several threads add up in an order of their own, and t-SNE magnifies the last digit.
+    with threadpool_limits(1):
+        places: NDArray[Any] = model.fit_transform(at.astype(np.float32))
+    return places

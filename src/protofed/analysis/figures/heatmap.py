@@ -1,0 +1,196 @@
+"""Prototypes as they are: one row per vector, one column per dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from protofed.analysis.figures.base import figure, panels, shortened, titled
+from protofed.analysis.figures.geometry import global_prototypes
+from protofed.analysis.figures.options import place_of
+from protofed.analysis.rundata import RunData, prototypes
+from protofed.analysis.style import BLUE, FAINT
+from protofed.errors import CheckpointError, ConfigError, DataError
+
+ZERO = "#F1F3F5"
+MISSING: dict[str, Any] = {"color": FAINT, "hatch": "/////", "edgecolor": "#C3CAD2", "linewidth": 0}
+"""How a row without a prototype looks."""
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Rows = list[tuple[str, Tensor | None]]
+    """Name of a row, and its vector; None where there is none."""
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """The rows of one panel.
+
+    Attributes:
+        rows: Top to bottom.
+        kind: What a row stands for.
+        last_apart: Whether the last row is set apart.
+    """
+
+    rows: Rows
+    kind: str
+    last_apart: bool = False
+
+
+@figure("prototype_heatmap")
+def prototype_heatmap(
+    runs: list[RunData],
+    which: Literal["global", "class", "client"] = "global",
+    class_: str | int | None = None,
+    client: str | int | None = None,
+    binary: bool = False,
+) -> Figure:
+    """Prototypes entry by entry: of all classes, of one class over the clients, or of one client.
+
+    Global prototypes are shown as clients use them (scaled by γ), local ones as they are sent (TinyProto's masks).
+
+    Options:
+        which: global: one row per class; class: local prototypes of one class; client: those of one client
+        class: name or number of the class to show over the clients
+        client: name or number of the client to show over the classes
+        binary: show which entries are not zero instead of their values
+    """
+    if class_ is not None and client is not None:
+        raise ConfigError("figure prototype_heatmap: choose class or client, not both")
+    which = "class" if class_ is not None else "client" if client is not None else which
+    sheets: dict[str, _Sheet] = {}
+    for title, run in titled(runs).items():
+        sheet = _sheet(run, which, class_, client)
+        if any(row is not None for _, row in sheet.rows):
+            sheets[title] = sheet
+    if not sheets:
+        raise DataError(f"no {'local' if which != 'global' else 'global'} prototypes to show in these runs")
+    most = max(len(sheet.rows) for sheet in sheets.values())
+    fig, axes = panels(len(sheets), 7.6, min(9.0, max(2.0, 1.0 + 0.2 * most)), columns=1)
+    for ax, (title, sheet) in zip(axes, sheets.items(), strict=True):
+        _draw(fig, ax, sheet, binary)
+        ax.set_title(", ".join(part for part in (title if len(sheets) > 1 else "", _subject(sheet)) if part))
+    return fig
+
+
+def _subject(sheet: _Sheet) -> str:
+    return sheet.kind.partition(": ")[2]
+
+
+def _sheet(run: RunData, which: str, class_: str | int | None, client: str | int | None) -> _Sheet:
+    from protofed.analysis.restore import used
+
+    server = global_prototypes(run)
+    if which == "global":
+        table = used(run, server)
+        return _Sheet(_rows(run.class_names, table), "Class")
+    names = [str(c["name"]) for c in run.clients]
+    if which == "client":
+        i = place_of(names, client, "client")
+        return _Sheet(_rows(run.class_names, _own(run, names[i])), f"Class: {names[i]}")
+    j = place_of(run.class_names, class_, "class")
+    rows: Rows = [(name, _row(_own(run, name), j)) for name in names]
+    row = _row(used(run, server), j)
+    label = run.class_names[j]
+    subject = f"Client: class {label.removeprefix('class ')}"
+    return _Sheet([*rows, ("global", row)] if row is not None else rows, subject, row is not None)
+
+
+def _own(run: RunData, client: str) -> tuple[Tensor, Tensor] | None:
+    """Return a client's prototypes as it sends them; None if it has none."""
+    from protofed.analysis.restore import sent
+
+    tensors = prototypes(run)
+    table, present = (tensors.get(f"local.{client}.{name}") for name in ("prototypes", "present"))
+    if table is None or present is None:
+        return None
+    if table.dim() != 2 or len(table) != len(run.class_names) or len(present) != len(table):
+        where = run.directory / "prototypes.safetensors"
+        raise CheckpointError(f"{where}: expected {len(run.class_names)} rows for {client}")
+    return sent(run, (table, present.bool() & table.isfinite().all(1)))
+
+
+def _row(table: tuple[Tensor, Tensor] | None, j: int) -> Tensor | None:
+    return table[0][j] if table is not None and bool(table[1][j]) else None
+
+
+def _rows(names: Sequence[str], table: tuple[Tensor, Tensor] | None) -> Rows:
+    return [(name, _row(table, j)) for j, name in enumerate(names)]
+
+
+def _draw(fig: Figure, ax: Axes, sheet: _Sheet, binary: bool) -> None:
+    import numpy as np
+    from matplotlib.colors import ListedColormap
+
+    names = [name for name, _ in sheet.rows]
+    tops = np.arange(float(len(names)))
+    values = _matrix(sheet.rows)
+    if sheet.last_apart:
+        tops[-1] += 0.6
+        values = np.insert(values, len(names) - 1, np.nan, axis=0)
+    edges = np.unique([tops, tops + 1])
+    look, extend = ({"cmap": ListedColormap([ZERO, BLUE])}, "neither") if binary else _colours(values)
+    shown = np.where(np.isnan(values), np.nan, values != 0) if binary else values
+    mesh = ax.pcolormesh(np.arange(values.shape[1] + 1), edges, shown, rasterized=True, **look)
+    for top, (_, row) in zip(tops, sheet.rows, strict=True):
+        if row is None:
+            ax.barh(top, values.shape[1], 1, align="edge", **MISSING)
+    if len(names) <= 40:
+        ax.hlines(tops[1:], 0, values.shape[1], color="white", linewidth=1.0)
+    step = math.ceil(len(names) / 44)
+    ticks = (tops + 0.5)[::step]
+    ax.set_yticks(ticks, [shortened(name, 18) for name in names[::step]])
+    ax.set_ylim(edges[-1], 0)
+    ax.grid(False)
+    ax.tick_params(axis="y", length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel("Dimension")
+    ax.set_ylabel(sheet.kind.partition(":")[0])
+    if binary:
+        right = ax.secondary_yaxis("right")
+        shares = ["" if row is None else f"{float((row != 0).double().mean()):.0%}" for _, row in sheet.rows]
+        right.set_yticks(ticks, shares[::step])
+        right.tick_params(length=0, labelsize=7.5)
+        right.spines[:].set_visible(False)
+        right.set_ylabel("Entries that are not zero")
+        return
+    bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.015, aspect=max(16, len(names)), extend=extend)
+    bar.set_label("Value")
+    bar.outline.set_visible(False)
+
+
+def _matrix(rows: Rows) -> NDArray[Any]:
+    """Return the rows as one matrix; NaN where there is none, or beyond the end of a shorter one."""
+    import numpy as np
+
+    width = max(len(row) for _, row in rows if row is not None)
+    matrix = np.full((len(rows), width), np.nan)
+    for i, (_, row) in enumerate(rows):
+        if row is not None:
+            matrix[i, : len(row)] = row.double().numpy()
+    return matrix
+
+
+def _colours(values: NDArray[Any]) -> tuple[dict[str, Any], str]:
+    """Return the colours, white at 0, and which ends of the bar are open.
+
+    Few entries are much larger than all others: the largest half percent share the last colour.
+    """
+    import numpy as np
+
+    known = values[np.isfinite(values)]
+    sizes = np.abs(known[known != 0])
+    largest = float(sizes.max()) if len(sizes) else 1.0
+    top = float(np.quantile(sizes, 0.995)) if len(sizes) else 1.0
+    signed = bool((known < 0).any())
+    if largest > 1.05 * top:
+        extend = "both" if signed else "max"
+    else:
+        top, extend = largest, "neither"
+    return {"cmap": "RdBu_r" if signed else "Blues", "vmin": -top if signed else 0, "vmax": top}, extend

@@ -1,0 +1,186 @@
+"""How results depend on one option."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from protofed.analysis._labels import NOT_THE_METHODS, flat, tell_apart
+from protofed.analysis.figures.base import figure, legend_below, name_ticks, panels, percent_axis
+from protofed.analysis.rundata import RunData, main_rule, settled
+from protofed.analysis.style import GREY, method_styles, rule_title, size
+from protofed.errors import DataError, unknown_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SPAN = 30
+"""Values further apart than this factor go on a logarithmic axis."""
+
+BEST: dict[str, Any] = {"linestyle": (0, (1.2, 1.4)), "linewidth": 1.2, "mfc": "white", "mew": 1.1, "ms": 4.5}
+"""How the best round differs from the last one."""
+
+
+class _Point(NamedTuple):
+    """Mean and sample standard deviation over seeds."""
+
+    mean: float
+    spread: float
+
+
+Line = dict[Any, list[RunData]]
+"""Value of the option → runs that differ in their seed alone; None for runs that have no such option."""
+
+
+@figure("sensitivity")
+def sensitivity(runs: list[RunData], option: str | None = None, rule: str | None = None) -> Figure:
+    """Final and best accuracy, and bytes per round, against the value of one option; mean ± std over seeds.
+
+    Runs without that option are dashed lines.
+
+    Options:
+        option: dotted name, e.g. method.gamma; by default the one in which the runs differ
+        rule: inference rule; by default each method's main rule
+    """
+    scored = [run for run in settled(runs) if run.evaluated and (rule is None or rule in run.rules)]
+    if not scored:
+        raise DataError("no accuracy to show: no round has been evaluated" + f" by the rule {rule!r}" * bool(rule))
+    option = _varied(scored, option)
+    lines = _lines(scored, option)
+    axis = _Axis([value for line in lines.values() for value in line if value is not None])
+    styles = method_styles(lines)
+    sends = any(_bytes_per_round(run) for run in scored)
+    fig, axes = panels(1 + sends, 4.4, 3.3)
+    shown: list[float] = []
+    for label, line in lines.items():
+        look = styles[label].line()
+        chosen = rule or main_rule(next(iter(line.values()))[0].rules)
+        for name, own in (("best", look | BEST), ("final", look)):
+            points = {
+                value: _over([100 * run.facts["accuracy"][chosen][name] for run in group])
+                for value, group in line.items()
+                if value is not None or name == "final"
+            }
+            shown += axis.draw(axes[0], points, own, label if name == "final" else "")
+        if sends:
+            sent = {value: _over([_bytes_per_round(run) for run in group]) for value, group in line.items()}
+            axis.draw(axes[1], sent, look)
+    axes[0].plot([], [], color=GREY, marker="o", label="best round on test data", **BEST)
+    percent_axis(axes[0], shown, f"Test accuracy (%){f', {rule_title(rule).lower()}' if rule else ''}")
+    if sends:
+        _bytes_axis(axes[1])
+    for ax in axes:
+        axis.write(ax, option)
+    legend_below(fig, axes)
+    return fig
+
+
+def _varied(runs: Sequence[RunData], wanted: str | None) -> str:
+    """Return the option to show.
+
+    Raises:
+        DataError: If the runs do not differ in it, or differ in several and none is asked for.
+    """
+    found = [flat(run.config, (*NOT_THE_METHODS, "recipe")) for run in runs]
+    names = list(dict.fromkeys(name for options in found for name in options if name != "method.name"))
+    varied = [n for n in names if len({str(options[n]) for options in found if n in options}) > 1]
+    if wanted is None and len(varied) != 1:
+        raise DataError(f"name the option, one of those in which the runs differ: {', '.join(varied) or 'none'}")
+    if wanted is not None and wanted not in names:
+        raise DataError(unknown_name("option of these runs", wanted, varied or names))
+    if wanted is not None and wanted not in varied:
+        value = next(options[wanted] for options in found if wanted in options)
+        raise DataError(f"nothing to compare: {wanted} is {value!r} in all runs")
+    return wanted or varied[0]
+
+
+def _lines(runs: Sequence[RunData], option: str) -> dict[str, Line]:
+    options = [flat(run.config, NOT_THE_METHODS) for run in runs]
+    rest = [{name: value for name, value in own.items() if name != option} for own in options]
+    labels = tell_apart([run.method.rpartition(":")[2] for run in runs], rest)
+    lines: dict[str, Line] = {}
+    for run, label, own in zip(runs, labels, options, strict=True):
+        value = own.get(option)
+        if value is not None and not _is_number(value):
+            value = str(value)
+        lines.setdefault(label, {}).setdefault(value, []).append(run)
+    return lines
+
+
+def _over(values: Sequence[float]) -> _Point:
+    return _Point(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+
+
+def _bytes_per_round(run: RunData) -> float:
+    """Return what all parties send in both directions, on average over all rounds."""
+    return run.sent()[run.last_round] / len(run.rounds)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+class _Axis:
+    """The horizontal axis: numbers, on a linear or logarithmic scale, or one place for each category."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.numeric = all(_is_number(v) for v in values)
+        self.values: list[Any] = sorted(set(values)) if self.numeric else list(dict.fromkeys(map(str, values)))
+        positive = [v for v in self.values if v > 0] if self.numeric else []
+        self.log = len(positive) > 1 and self.values[0] >= 0 and positive[-1] > SPAN * positive[0]
+        self.smallest = positive[0] if positive else 1.0
+
+    def draw(self, ax: Axes, points: Mapping[Any, _Point], look: dict[str, Any], label: str = "") -> list[float]:
+        """Draw one line and return what must be visible; a point without a value becomes a horizontal line."""
+        placed = sorted((self._place(value), p) for value, p in points.items() if value is not None)
+        shown = [p.mean + sign * p.spread for _, p in placed for sign in (-1, 1)]
+        if placed:
+            bars = [p.spread for _, p in placed]
+            ax.errorbar(
+                [x for x, _ in placed],
+                [p.mean for _, p in placed],
+                bars if any(bars) else None,
+                label=label,
+                capsize=2.5,
+                elinewidth=1.0,
+                **look,
+            )
+        if None in points:
+            ax.axhline(points[None].mean, color=look["color"], linestyle="--", label=label and f"{label}, not set")
+            shown.append(points[None].mean)
+        return shown
+
+    def _place(self, value: Any) -> float:
+        return float(value) if self.numeric else float(self.values.index(str(value)))
+
+    def write(self, ax: Axes, option: str) -> None:
+        """Label the axis, with a tick at every value where there is room."""
+        from matplotlib.ticker import NullLocator
+
+        ax.set_xlabel(f"{option} (log scale)" if self.log else option)
+        if not self.numeric:
+            name_ticks(ax, "x", self.values, 20)
+            ax.set_xlim(-0.5, len(self.values) - 0.5)
+            return
+        if self.log and self.values[0] > 0:
+            ax.set_xscale("log")
+        elif self.log:
+            ax.set_xscale("symlog", linthresh=self.smallest, linscale=0.6)
+        if len(self.values) <= 8:
+            ax.set_xticks(self.values, [f"{value:.6g}" for value in self.values])
+            ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _bytes_axis(ax: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    low, high = ax.dataLim.intervaly
+    if low > 0 and high > SPAN * low:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0, 1.08 * high)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", size(value))))
+    ax.set_ylabel("Sent per round, up and down")
