@@ -23,8 +23,10 @@ KNOWS = {
     "training": {"methods", "wire"},
     "federation": {"methods", "wire", "training"},
     "data": {"training"},
-    "analysis": {"federation", "prototypes", "training"},
+    "analysis": {"federation", "prototypes", "training", "methods"},
 }
+# Features of final models are not in a run's files: one file, when asked for them, builds the models again.
+ALSO = {"analysis/restore.py": {"experiments", "models"}}
 
 
 def imports(package: str) -> dict[str, set[str]]:
@@ -62,7 +64,7 @@ def test_the_core_needs_little(package):
 def test_imports_point_one_way(package):
     for path, names in imports(package).items():
         rooms = {n.split(".")[1] for n in names if n.startswith("protofed.")} - SHARED - {package}
-        assert rooms <= KNOWS[package], path
+        assert rooms <= KNOWS[package] | ALSO.get(path, set()), path
 
 
 def test_the_command_line_starts_without_heavy_imports():

@@ -77,7 +77,7 @@ def make_run(
     (directory / "federation.json").write_text(json.dumps(description))
     ease = split.normal(0, 0.08, clients)
     lines = [
-        _round(t, rounds, every, method, rules, names, test.sum(1), ease, rng, sends, validation)
+        _round(t, rounds, every, method, rules, names, test.sum(1), ease, rng, sends, validation, classes)
         for t in range(1, rounds + 1)
     ]
     (directory / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -86,7 +86,7 @@ def make_run(
     return directory
 
 
-def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, validation):
+def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, validation, classes):
     level = LEVEL.get(method, 0.6) * (1 - math.exp(-6 * t / max(rounds, 10))) + 0.12
     bytes_each = {"tinyproto": 9_000, "fedavg": 5_200_000}.get(method, 41_000) * len(names)
     record = {"round": t, "participants": names}
@@ -128,7 +128,14 @@ def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, va
             "alignment": {"energy": float(4 + math.exp(-t / 10)), "steps": [1, 2, 3]},
             "converged": True,
             "margin_min": None if t == 1 else float(0.9 - 0.3 * math.exp(-t / 20)),
+            "alignment_iterations": 120 + int(rng.integers(0, 30)),
+            "classes": float(classes),
         }
+        if t == 1:
+            record["diagnostics"]["alignment_distances"] = [
+                [1.2 - 0.9 * math.exp(-i / 9), 1.5 - 0.6 * math.exp(-i / 4), 1.6 + 0.1 * math.exp(-i / 30)]
+                for i in range(40)
+            ]
     return record
 
 

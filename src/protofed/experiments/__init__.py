@@ -1,7 +1,9 @@
 """Experiments: typed configuration, built-in recipes, runs and comparisons."""
 
+from protofed.experiments.api import compare, run
+from protofed.experiments.comparing import Comparison
 from protofed.experiments.config import Experiment, load_recipe, recipes, resolve
-from protofed.experiments.running import Comparison, Progress, Run, compare, run, run_experiment
+from protofed.experiments.running import Progress, Run, run_experiment
 
 __all__ = [
     "Comparison",

@@ -6,6 +6,7 @@ import functools
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,6 +67,15 @@ def panels(count: int, width: float = WIDTH, height: float = HEIGHT, columns: in
     for unused in axes[count:]:
         unused.remove()
     return fig, axes[:count]
+
+
+def write_title(ax: Axes, text: str) -> None:
+    """Write a panel's title, in several lines where it is longer than the panel is wide."""
+    fig, rows = ax.get_figure(), ax.get_subplotspec()
+    columns = rows.get_gridspec().ncols if rows is not None else 1
+    # In inches: a letter takes about 0.075.
+    letters = int(fig.get_figwidth() / columns / 0.075) if fig is not None else 80
+    ax.set_title(textwrap.fill(text, letters, break_long_words=False))
 
 
 def legend_below(fig: Figure, axes: Sequence[Axes]) -> None:

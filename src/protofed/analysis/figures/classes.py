@@ -62,6 +62,8 @@ def class_legend(fig: Figure, ax: Axes, names: Sequence[str], shown: Sequence[in
     labels = [label for label, _ in entries]
     columns = math.ceil(0.21 * len(entries) / fig.get_figheight())
     fig.set_figwidth(fig.get_figwidth() + columns * (0.45 + 0.066 * max(map(len, labels))))
+    # Axes of fixed proportions would otherwise be moved away from their labels.
+    fig.set_layout_engine("compressed")
     fig.legend(handles, labels, loc="outside right upper", ncols=columns, handlelength=1.2)
 
 

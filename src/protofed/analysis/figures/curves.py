@@ -16,6 +16,7 @@ from protofed.analysis.figures.base import (
     panels,
     percent_axis,
     series,
+    write_title,
 )
 from protofed.analysis.figures.lines import Curve, band, recorded, scalars
 from protofed.analysis.rundata import RunData, by_label, settled
@@ -168,7 +169,7 @@ def _columns(count: int) -> int:
 
 def _title(ax: Axes, label: str, count: int) -> None:
     if count > 1:
-        ax.set_title(label)
+        write_title(ax, label)
 
 
 def _bytes_axis(ax: Axes, low: float, high: float) -> None:

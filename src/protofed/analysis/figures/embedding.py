@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protofed.analysis.figures.base import figure, panels, titled
+from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
 from protofed.analysis.figures.geometry import global_prototypes
 from protofed.analysis.rundata import RunData, prototypes
@@ -129,7 +129,7 @@ def tsne(runs: list[RunData], clients: int = 5, samples: int = 1000, seed: int =
         for title, run in titled(runs).items()
     }
     single = len(shown) == 1
-    fig, axes = panels(len(shown), *((6.0, 5.0) if single else (4.0, 3.6)))
+    fig, axes = panels(len(shown), *((6.0, 5.0) if single else (4.0, 3.6)), columns=2 if len(shown) == 4 else 3)
     for ax, (title, (run, found)) in zip(axes, shown.items(), strict=True):
         draw_points(ax, _embedded(run, found.at, seed), found, len(run.class_names))
         ax.set_xticks([])
@@ -138,7 +138,7 @@ def tsne(runs: list[RunData], clients: int = 5, samples: int = 1000, seed: int =
         ax.spines[:].set_color("#C9CFD6")
         ax.margins(0.04)
         if not single:
-            ax.set_title(title)
+            write_title(ax, title)
     names = runs[0].class_names
     classes = sorted({int(j) for _, p in shown.values() for j in p.labels})
     class_legend(fig, axes[0], names, classes, kinds_shown([p for _, p in shown.values()]))

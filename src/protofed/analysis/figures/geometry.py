@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from protofed.analysis.figures.base import canvas, counting_axis, figure, legend_below, name_ticks, panels
+from protofed.analysis.figures.base import (
+    canvas,
+    counting_axis,
+    figure,
+    legend_below,
+    name_ticks,
+    panels,
+    write_title,
+)
 from protofed.analysis.rundata import RunData, by_label, prototypes, settled
 from protofed.analysis.style import FAINT, method_styles
 from protofed.errors import CheckpointError, DataError
@@ -60,7 +68,7 @@ def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine
         ax.set_xlabel("Class")
         ax.set_ylabel("Class")
         if not single:
-            ax.set_title(label)
+            write_title(ax, label)
         bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02)
         bar.set_label("Cosine" if metric == "cosine" else "Euclidean distance")
         bar.outline.set_visible(False)
@@ -99,7 +107,9 @@ def margins(runs: list[RunData], sort: bool = False) -> Figure:
             values.nanmean(0).numpy(),
             spread,
             label=label,
-            elinewidth=1.0,
+            elinewidth=0.9,
+            capsize=2.2,
+            capthick=0.9,
             **look,
         )
     ax.set_ylim(0, 1.05)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from protofed.analysis.figures.base import figure, panels, shortened, titled
+from protofed.analysis.figures.base import figure, panels, shortened, titled, write_title
 from protofed.analysis.figures.geometry import global_prototypes
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.rundata import RunData, prototypes
@@ -75,7 +75,7 @@ def prototype_heatmap(
     fig, axes = panels(len(sheets), 7.6, min(9.0, max(2.0, 1.0 + 0.2 * most)), columns=1)
     for ax, (title, sheet) in zip(axes, sheets.items(), strict=True):
         _draw(fig, ax, sheet, binary)
-        ax.set_title(", ".join(part for part in (title if len(sheets) > 1 else "", _subject(sheet)) if part))
+        write_title(ax, ", ".join(part for part in (title if len(sheets) > 1 else "", _subject(sheet)) if part))
     return fig
 
 

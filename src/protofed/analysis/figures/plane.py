@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis.figures.base import figure, panels, titled
+from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import class_legend, class_styles
 from protofed.analysis.figures.embedding import Points, draw_points, kinds_shown, points
 from protofed.analysis.figures.options import place_of
@@ -48,12 +48,12 @@ def plane(
         found = points(run, names, samples, seed)
         shown[title] = found if local else Points(*(part[found.kinds != 1] for part in found))
     single = len(shown) == 1
-    fig, axes = panels(len(shown), *((5.2, 5.2) if single else (3.6, 3.6)))
+    fig, axes = panels(len(shown), *((5.2, 5.2) if single else (3.6, 3.6)), columns=2 if len(shown) == 4 else 3)
     K = len(runs[0].class_names)
     for ax, (title, found) in zip(axes, shown.items(), strict=True):
         _draw(ax, found, K, lines=client is not None)
         if client is not None or not single:
-            ax.set_title(title)
+            write_title(ax, title)
     classes = sorted({int(j) for found in shown.values() for j in found.labels})
     class_legend(fig, axes[0], runs[0].class_names, classes, kinds_shown(list(shown.values())))
     return fig
@@ -118,7 +118,7 @@ def _ray(ax: Axes, tip: NDArray[Any], style: LineStyle, low: NDArray[Any], high:
         arrow = {"arrowstyle": "-|>", "color": style.colour, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", end, (0, 0), arrowprops=arrow, zorder=3)
         return
-    if rim > 3:
+    if length < 0.16 * float((high - low).max()):
         ax.plot(*zip((0, 0), rim * tip, strict=True), color=style.colour, linewidth=0.9, linestyle=":", zorder=1.5)
     ax.plot(*zip((0, 0), tip, strict=True), color=style.colour, linewidth=1.6, zorder=3)
 

@@ -55,8 +55,11 @@ def sensitivity(runs: list[RunData], option: str | None = None, rule: str | None
     sends = any(_bytes_per_round(run) for run in scored)
     fig, axes = panels(1 + sends, 4.4, 3.3)
     shown: list[float] = []
+    traffic: list[float] = []
+    beside = [label for label, line in lines.items() if set(line) != {None}]
     for label, line in lines.items():
         look = styles[label].line()
+        shift = 4.5 * (beside.index(label) - (len(beside) - 1) / 2) if label in beside else 0.0
         chosen = rule or main_rule(next(iter(line.values()))[0].rules)
         for name, own in (("best", look | BEST), ("final", look)):
             points = {
@@ -64,14 +67,15 @@ def sensitivity(runs: list[RunData], option: str | None = None, rule: str | None
                 for value, group in line.items()
                 if value is not None or name == "final"
             }
-            shown += axis.draw(axes[0], points, own, label if name == "final" else "")
+            aside = shift + (1.25 if name == "best" else -1.25)
+            shown += axis.draw(axes[0], points, own, aside, label if name == "final" else "")
         if sends:
             sent = {value: _over([_bytes_per_round(run) for run in group]) for value, group in line.items()}
-            axis.draw(axes[1], sent, look)
+            traffic += axis.draw(axes[1], sent, look, shift)
     axes[0].plot([], [], color=GREY, marker="o", label="best round on test data", **BEST)
     percent_axis(axes[0], shown, f"Test accuracy (%){f', {rule_title(rule).lower()}' if rule else ''}")
     if sends:
-        _bytes_axis(axes[1])
+        _bytes_axis(axes[1], traffic)
     for ax in axes:
         axis.write(ax, option)
     legend_below(fig, axes)
@@ -133,23 +137,27 @@ class _Axis:
         self.log = len(positive) > 1 and self.values[0] >= 0 and positive[-1] > SPAN * positive[0]
         self.smallest = positive[0] if positive else 1.0
 
-    def draw(self, ax: Axes, points: Mapping[Any, _Point], look: dict[str, Any], label: str = "") -> list[float]:
-        """Draw one line and return what must be visible; a point without a value becomes a horizontal line."""
+    def draw(
+        self, ax: Axes, points: Mapping[Any, _Point], look: dict[str, Any], aside: float, label: str = ""
+    ) -> list[float]:
+        """Draw one line, some points ``aside`` of the others; return what must be visible.
+
+        A value of None becomes a horizontal line.
+        """
+        from matplotlib.transforms import ScaledTranslation
+
         placed = sorted((self._place(value), p) for value, p in points.items() if value is not None)
         shown = [p.mean + sign * p.spread for _, p in placed for sign in (-1, 1)]
         if placed:
-            bars = [p.spread for _, p in placed]
-            ax.errorbar(
-                [x for x, _ in placed],
-                [p.mean for _, p in placed],
-                bars if any(bars) else None,
-                label=label,
-                capsize=2.5,
-                elinewidth=1.0,
-                **look,
-            )
+            at = ax.transData + ScaledTranslation(aside / 72, 0, ax.figure.dpi_scale_trans)
+            places, means, bars = [x for x, _ in placed], [p.mean for _, p in placed], [p.spread for _, p in placed]
+            ax.plot(places, means, label=label, transform=at, **look)
+            if any(bars):
+                bar: dict[str, Any] = {"elinewidth": 0.9, "capsize": 2.2, "capthick": 0.9}
+                ax.errorbar(places, means, bars, fmt="none", ecolor=look["color"], transform=at, **bar)
         if None in points:
-            ax.axhline(points[None].mean, color=look["color"], linestyle="--", label=label and f"{label}, not set")
+            without = label and f"{label} (without the option)"
+            ax.axhline(points[None].mean, color=look["color"], linestyle="--", linewidth=1.2, label=without)
             shown.append(points[None].mean)
         return shown
 
@@ -165,19 +173,24 @@ class _Axis:
             name_ticks(ax, "x", self.values, 20)
             ax.set_xlim(-0.5, len(self.values) - 0.5)
             return
-        if self.log and self.values[0] > 0:
-            ax.set_xscale("log")
-        elif self.log:
-            ax.set_xscale("symlog", linthresh=self.smallest, linscale=0.6)
+        low, high = self.values[0], self.values[-1]
+        if self.log:
+            room = (high / self.smallest) ** 0.06
+            # Zero has no logarithm: below the smallest other value the scale is linear.
+            ax.set_xscale("symlog", linthresh=self.smallest, linscale=0.5) if low == 0 else ax.set_xscale("log")
+            ax.set_xlim(-0.25 * self.smallest if low == 0 else low / room, high * room)
+        else:
+            room = 0.06 * (high - low) or 1.0
+            ax.set_xlim(low - room, high + room)
         if len(self.values) <= 8:
             ax.set_xticks(self.values, [f"{value:.6g}" for value in self.values])
             ax.xaxis.set_minor_locator(NullLocator())
 
 
-def _bytes_axis(ax: Axes) -> None:
+def _bytes_axis(ax: Axes, shown: Sequence[float]) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    low, high = ax.dataLim.intervaly
+    low, high = min(shown), max(shown)
     if low > 0 and high > SPAN * low:
         ax.set_yscale("log")
     else:

@@ -1,0 +1,112 @@
+"""What users call: run a recipe, or compare methods on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protofed.errors import ConfigError
+from protofed.experiments.comparing import Comparison, Plan
+from protofed.experiments.config import Experiment, Tree, apply_overrides, comparison, load_recipe, resolve
+from protofed.experiments.rundir import RunDirectory, existing_paths, free_path
+from protofed.experiments.running import Progress, Run, run_experiment
+
+Overrides = Mapping[str, Any]
+DEFAULT_RECIPE = "quickstart"
+
+
+def run(
+    recipe: str | Path = DEFAULT_RECIPE,
+    overrides: Overrides | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Run | Comparison:
+    """Run a recipe.
+
+    Args:
+        recipe: A built-in name (``protofed list recipes``) or a TOML file.
+        overrides: Dotted names to values, e.g. ``{"method.name": "fedtgp", "rounds": 40}``.
+        out: Run directory; by default ``runs/RECIPE-METHOD``, numbered where taken.
+        resume: Continue what is there.
+        progress: Is told what happens.
+
+    Returns:
+        A :class:`Comparison` if the recipe lists methods to compare and neither it nor ``overrides`` names one
+        method, otherwise a :class:`Run`.
+
+    Raises:
+        ProtofedError: For anything wrong with the recipe, the data or the directory.
+    """
+    tree = apply_overrides(load_recipe(recipe), overrides or {})
+    if "name" not in tree.get("method", {}) and comparison(tree).methods:
+        return _compare(tree, out, resume, progress)
+    experiment = resolve(tree)
+    method = experiment.method.rpartition(":")[2]
+    directory = _directory(out, f"{experiment.recipe}-{method}", resume, experiment)
+    return run_experiment(experiment, directory, resume=resume, progress=progress)
+
+
+def compare(
+    recipe: str | Path,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    overrides: Overrides | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    jobs: int = 1,
+) -> Comparison:
+    """Run several methods on the same federation, with the same seeds.
+
+    Args:
+        recipe: A built-in name or a TOML file.
+        methods: Names; by default those the recipe compares.
+        seeds: Each method runs once per seed, which decides the split, the initial weights and the order of
+            samples; by default the recipe's.
+        overrides: As for :func:`run`; ``methods.NAME.OPTION`` sets an option of one method.
+        out: Directory; by default ``runs/RECIPE``, numbered where taken.
+        resume: Continue what is there.
+        progress: Is told what happens; with several jobs, of ends only.
+        jobs: Runs at a time, each in a process of its own with its share of the cores. Results equal those of
+            one job up to the rounding that another number of threads brings.
+
+    Raises:
+        ProtofedError: As :func:`run`; everything is checked before the first run starts.
+    """
+    tree = apply_overrides(load_recipe(recipe), overrides or {})
+    chosen: Tree = {"methods": list(methods)} if methods else {}
+    chosen |= {"seeds": list(seeds)} if seeds else {}
+    tree = apply_overrides(tree, {f"compare.{name}": value for name, value in chosen.items()})
+    return _compare(tree, out, resume, progress, jobs)
+
+
+def _compare(
+    tree: Tree, out: str | Path | None, resume: bool, progress: Progress | None, jobs: int = 1
+) -> Comparison:
+    plan = Plan.of(tree)
+    directory = _directory(out, plan.recipe, resume, None)
+    return plan.run(directory, resume=resume, progress=progress or Progress(), jobs=jobs)
+
+
+def _directory(out: str | Path | None, name: str, resume: bool, experiment: Experiment | None) -> Path:
+    """Return the directory asked for, the newest one that can be resumed, or a free one."""
+    if out is not None:
+        return Path(out)
+    base = Path("runs") / name
+    if resume:
+        for path in existing_paths(base):
+            if experiment is None or _resumable(path, experiment):
+                return path
+    return free_path(base)
+
+
+def _resumable(path: Path, experiment: Experiment) -> bool:
+    try:
+        RunDirectory(path).open(experiment, resume=True)
+    except ConfigError:
+        return False
+    return True
