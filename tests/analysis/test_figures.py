@@ -18,7 +18,10 @@ NAMES = [
     "diagnostics",
     "prototype_distances",
     "margins",
+    "prototype_heatmap",
+    "alignment",
 ]
+NEED_MORE = ["tsne", "plane", "sensitivity"]  # models, or several runs: see test_features.py, test_sensitivity.py
 
 
 def drawn(fig):
@@ -29,7 +32,7 @@ def drawn(fig):
 
 
 def test_every_figure_is_registered_and_documented():
-    assert sorted(figures) == sorted(NAMES)
+    assert sorted(figures) == sorted(NAMES + NEED_MORE)
     for _, draw in figures.items():
         assert draw.__doc__
         assert draw.__doc__.strip().splitlines()[0].endswith((".", ","))
@@ -49,7 +52,7 @@ def test_of_several_methods_and_seeds(comparison_at, name):
     assert any(drawn(figures.get(name)(load_runs([path]))))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"diagnostics"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"diagnostics", "alignment"}))
 def test_of_one_round(run_at, name):
     assert any(drawn(figures.get(name)([load_run(run_at(rounds=1, clients=1, classes=1))])))
 
@@ -61,6 +64,12 @@ def test_what_cannot_be_shown_is_told(run_at):
     for name, runs, message in [
         ("accuracy_bytes", silent, "none of these runs sends anything"),
         ("prototype_distances", silent, "no global prototypes"),
+        ("prototype_heatmap", silent, "no global prototypes"),
+        ("prototype_heatmap", fresh, "no global prototypes"),
+        ("alignment", silent, "no alignment to show"),
+        ("sensitivity", fresh, "no round has been evaluated"),
+        ("tsne", fresh, "has not finished"),
+        ("plane", silent, "d = 64, a plane needs model.d = 2"),
         ("margins", fresh, "no global prototypes"),
         ("diagnostics", silent, "records no numbers"),
         ("accuracy_rounds", fresh, "no round has been evaluated yet"),
@@ -115,6 +124,28 @@ def test_diagnostics_show_numbers_only(run_at):
     texts = drawn(figures.get("diagnostics")([load_run(run_at(method="protonorm"))]))
     assert {"iterations", "alignment: energy", "margin min"} <= set(texts)
     assert not {"converged", "alignment: steps"} & set(texts)
+
+
+def test_margins_side_by_side_or_sorted(comparison_at):
+    runs = load_runs([comparison_at(["fedproto", "protonorm"], (0, 1), rounds=2, classes=5)])
+    bars = figures.get("margins")(runs).axes[0].containers
+    first, second = (bar.lines[0].get_xdata(orig=False) for bar in bars)
+    np.testing.assert_allclose(first, np.arange(5) - 0.3)
+    np.testing.assert_allclose(second, np.arange(5) + 0.3)
+    ranked = figures.get("margins")(runs, sort=True).axes[0].containers[0].lines[0]
+    np.testing.assert_allclose(ranked.get_xdata(orig=False), range(1, 6))
+    values = ranked.get_ydata(orig=False)
+    assert np.isnan(values[-1])  # the class without a prototype
+    assert (np.diff(values[:-1]) >= 0).all()
+
+
+def test_alignment_starts_at_zero_and_has_the_simplex_as_bound(run_at):
+    fig = figures.get("alignment")([load_run(run_at(method="protonorm", classes=10))])
+    iterations, distances = fig.axes
+    assert len(iterations.lines[0].get_xdata()) == 8
+    assert distances.lines[0].get_xdata()[0] == 0
+    assert distances.lines[-1].get_ydata()[0] == pytest.approx((20 / 9) ** 0.5)
+    assert "simplex of K=10 classes, √(2K/(K−1)) = 1.49" in drawn(fig)
 
 
 def test_cosines(run_at):

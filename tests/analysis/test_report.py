@@ -85,6 +85,8 @@ def test_of_one_run(page, run_at):
         "Diagnostics",
         "Bytes per client and round",
         "Euclidean distance",
+        "Entry by entry",
+        "No arrangement has a larger mean than the regular simplex",
         "Refused uploads",
         "protofed run config.toml",
         "Resolved configuration",
@@ -105,6 +107,12 @@ def test_of_one_run(page, run_at):
     assert ["client_00", "prototypes", "holds NaN in 2 of 7 rows", "0", "1", "3"] in parsed.rows
 
 
+def test_methods_without_alignment_say_nothing_of_it(page, run_at):
+    text = page(run_at(method="fedproto", rounds=2)).text
+    assert "Entry by entry" in text
+    assert "regular simplex" not in text
+
+
 def test_of_a_comparison(page, comparison_at):
     parsed = page(comparison_at(["local", "fedproto", "gfpl"], (0, 1), rounds=4))
     assert "Comparison on fake-images" in parsed.text
@@ -115,6 +123,7 @@ def test_of_a_comparison(page, comparison_at):
     assert rows["local classifier head"][5:8] == ["0 B", "0 B", "0 B"]
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d%", rows["fedproto global prototypes"][2])
     assert "ETF : the class whose fixed direction" in parsed.text
+    assert "Entry by entry" not in parsed.text
 
 
 def test_the_report_of_equal_runs_is_equal(run_at, tmp_path):

@@ -75,7 +75,7 @@ def restore_features(
         try:
             built[name].model.load_state_dict(read_tensors(path))
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[-1].strip()
             raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
         found.append(_features(built[name], most, seed))
     return found

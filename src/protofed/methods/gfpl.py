@@ -1,6 +1,7 @@
 """GFPL: Gaussian mixtures as prototypes, pseudo-features drawn from them, and a second, fixed classifier.
 
-"Generative Federated Prototype Learning" (2025). Equation and algorithm numbers are the paper's.
+Lu, He, Li, Wang and Gong, "GFPL: Generative Federated Prototype Learning for Resource-Constrained and
+Data-Imbalanced Vision Task". Equation and algorithm numbers are the paper's.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class GFPL(Method):
 
     name = "gfpl"
     summary = "Gaussian mixtures per class, pseudo-features that rebalance the heads, a fixed ETF classifier"
-    reference = "Generative Federated Prototype Learning, 2025"
+    reference = "Lu, He, Li, Wang and Gong, GFPL"
     exchanges = "prototypes"
     same_feature_dim = True
     sums_only = False  # fusion compares single components

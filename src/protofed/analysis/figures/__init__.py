@@ -18,9 +18,10 @@ from protofed.analysis.figures import (
     plane,
     sensitivity,
 )
-from protofed.analysis.figures.base import figure, figures, inline_svg, save_figure
+from protofed.analysis.figures.base import figure, figures
 from protofed.analysis.figures.clients import draw_split
 from protofed.analysis.figures.options import draw_figure, figure_rows
+from protofed.analysis.figures.saving import inline_svg, save_figure
 
 __all__ = [
     "alignment",

@@ -1,14 +1,11 @@
-"""What all figures share: the registry, the canvas, and saving."""
+"""What all figures share: the registry, the canvas, axes and titles."""
 
 from __future__ import annotations
 
 import functools
-import io
 import math
-import re
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protofed.analysis.rundata import RunData, by_label, main_rule, settled
@@ -71,10 +68,10 @@ def panels(count: int, width: float = WIDTH, height: float = HEIGHT, columns: in
 
 def write_title(ax: Axes, text: str) -> None:
     """Write a panel's title, in several lines where it is longer than the panel is wide."""
-    fig, rows = ax.get_figure(), ax.get_subplotspec()
-    columns = rows.get_gridspec().ncols if rows is not None else 1
+    place = ax.get_subplotspec()
+    columns = place.get_gridspec().ncols if place is not None else 1
     # In inches: a letter takes about 0.075.
-    letters = int(fig.get_figwidth() / columns / 0.075) if fig is not None else 80
+    letters = int(ax.figure.bbox.width / ax.figure.dpi / columns / 0.075)
     ax.set_title(textwrap.fill(text, letters, break_long_words=False))
 
 
@@ -186,53 +183,6 @@ def series(runs: Sequence[RunData], rule: str | None = None) -> list[Series]:
     if len({s.rule for s in found}) > 1:
         return [s._replace(label=f"{s.label} ({s.rule})") for s in found]
     return found
-
-
-def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
-    """Write ``fig`` as PNG and SVG at ``path_stem`` with the suffix added; return both paths.
-
-    Files are replaced whole, and the same figure gives the same bytes.
-    """
-    from protofed.federation.files import write_bytes
-
-    stem = Path(path_stem)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        write_bytes(path, _rendered(fig, path.suffix[1:]))
-    return paths
-
-
-def inline_svg(fig: Figure, prefix: str, description: str) -> str:
-    """Return ``fig`` as an ``<svg>`` element for an HTML page.
-
-    Args:
-        fig: What to draw.
-        prefix: Put before every id, so that figures on one page cannot refer to each other's parts.
-        description: What a screen reader says.
-    """
-    from html import escape
-
-    text = _rendered(fig, "svg").decode()
-    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}-", text[text.index("<svg") :])
-    text = re.sub(r"\n\s*", "\n", text.replace("xlink:href", "href"))
-    view = re.search(r'viewBox="[^"]*"', text)
-    assert view is not None
-    width = fig.get_figwidth() * 96
-    start = (
-        f'<svg {view[0]} role="img" aria-label="{escape(description)}" '
-        f'style="max-width:{1.05 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt">'
-    )
-    return start + text[text.index(">") + 1 :]
-
-
-def _rendered(fig: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    # Without a date, and without the version of the program, equal figures are equal files.
-    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with theme():
-        fig.savefig(buffer, format=kind, metadata=metadata)
-    return buffer.getvalue()
 
 
 def shortened(name: str, length: int) -> str:

@@ -53,7 +53,7 @@ def prototype_heatmap(
 ) -> Figure:
     """Prototypes entry by entry: of all classes, of one class over the clients, or of one client.
 
-    Global prototypes are shown as clients use them (scaled by γ), local ones as they are sent (TinyProto's masks).
+    Global prototypes are shown as clients use them (scaled by γ), local ones without what TinyProto's masks omit.
 
     Options:
         which: global: one row per class; class: local prototypes of one class; client: those of one client

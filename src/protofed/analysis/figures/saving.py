@@ -1,0 +1,60 @@
+"""Figures as files, and as part of a page."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protofed.analysis.style import theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
+    """Write ``fig`` as PNG and SVG at ``path_stem`` with the suffix added; return both paths.
+
+    Files are replaced whole, and the same figure gives the same bytes.
+    """
+    from protofed.federation.files import write_bytes
+
+    stem = Path(path_stem)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        write_bytes(path, _rendered(fig, path.suffix[1:]))
+    return paths
+
+
+def inline_svg(fig: Figure, prefix: str, description: str) -> str:
+    """Return ``fig`` as an ``<svg>`` element for an HTML page.
+
+    Args:
+        fig: What to draw.
+        prefix: Put before every id, so that figures on one page cannot refer to each other's parts.
+        description: What a screen reader says.
+    """
+    from html import escape
+
+    text = _rendered(fig, "svg").decode()
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}-", text[text.index("<svg") :])
+    text = re.sub(r"\n\s*", "\n", text.replace("xlink:href", "href"))
+    view = re.search(r'viewBox="[^"]*"', text)
+    assert view is not None
+    width = fig.get_figwidth() * 96
+    start = (
+        f'<svg {view[0]} role="img" aria-label="{escape(description)}" '
+        f'style="max-width:{1.05 * width:.0f}px;stroke-linejoin:round;stroke-linecap:butt">'
+    )
+    return start + text[text.index(">") + 1 :]
+
+
+def _rendered(fig: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    # Without a date, and without the version of the program, equal figures are equal files.
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    with theme():
+        fig.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()

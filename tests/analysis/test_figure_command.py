@@ -1,0 +1,73 @@
+import subprocess
+import sys
+
+import pytest
+
+from protofed import cli
+from protofed.analysis.figures import figure_rows, figures
+from protofed.catalogue import entries
+from protofed.errors import CheckpointError, ConfigError
+
+
+def call(*arguments):
+    """Run the command in this process; errors come out as exceptions."""
+    cli.app([str(a) for a in arguments], standalone_mode=False)
+
+
+def test_draws_a_png_and_an_svg(run_at, tmp_path, monkeypatch, capsys):
+    one, two = run_at("one", "fedproto"), run_at("two", "protonorm")
+    monkeypatch.chdir(tmp_path)
+    call("figure", "margins", one, two)
+    assert "Drawn: margins.png, margins.svg" in capsys.readouterr().out
+    call("figure", "margins", one, two, "--option", "sort=true", "--out", "new/sorted.by.margin")
+    for name in ("margins.png", "margins.svg", "new/sorted.by.margin.png", "new/sorted.by.margin.svg"):
+        assert (tmp_path / name).stat().st_size > 1000
+    assert (tmp_path / "margins.png").read_bytes() != (tmp_path / "new/sorted.by.margin.png").read_bytes()
+
+
+def test_several_options(run_at, tmp_path):
+    arguments = ["--option", "class=1", "--option", "binary=true", "--out", tmp_path / "drawn"]
+    call("figure", "prototype_heatmap", run_at(), *arguments)
+    assert (tmp_path / "drawn.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["margin", "nowhere"], ConfigError, "unknown figure 'margin': did you mean 'margins'"),
+        (["margins", "nowhere"], CheckpointError, "nowhere: no run here"),
+        (["tsne", "{run}", "--option", "client=2"], ConfigError, "unknown option of figure tsne 'client': did you"),
+        (["tsne", "{run}", "--option", "clients=two"], ConfigError, "figure tsne.clients must be an integer"),
+        (["tsne", "{run}", "--option", "clients"], ConfigError, "must read NAME=VALUE"),
+        (["split", "{run}", "--option", "x=1"], ConfigError, "unknown option of figure split 'x': Valid: none"),
+        (["prototype_distances", "{run}", "--option", "metric=angle"], ConfigError, "'distance' or 'cosine'"),
+    ],
+)
+def test_mistakes_are_told(run_at, tmp_path, monkeypatch, arguments, error, message):
+    monkeypatch.chdir(tmp_path)
+    run = str(run_at())
+    with pytest.raises(error) as raised:
+        call("figure", *(a.format(run=run) for a in arguments))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_on_the_command_line_a_mistake_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "protofed.cli", "figure", "tsne", "nowhere"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_figures_are_listed_with_their_options(capsys):
+    call("list", "figures")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines if not line.startswith(" ")] == sorted(figures)
+    assert "    clients = 5  how many clients, drawn with the seed" in lines
+    assert figure_rows("prototype_heatmap")[1][:2] == ("class", None)
+    for entry in entries("figures"):
+        assert entry.summary.endswith(".")
+        for name, _, doc in entry.options:
+            assert doc, f"{entry.name}: {name} is not described"
