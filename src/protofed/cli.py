@@ -92,7 +92,7 @@ def compare(
 
 @app.command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, models, datasets, partitions or recipes.")],
+    kind: Annotated[str, typer.Argument(help="methods, models, datasets, partitions, recipes or figures.")],
 ) -> None:
     """List what can be named in a recipe, with options and their defaults."""
     from protofed.catalogue import entries

@@ -165,6 +165,8 @@ def test_too_few_points_and_other_mistakes(copied):
     runs = load_runs([copied])
     with pytest.raises(ConfigError, match="clients must be at least 1, not 0"):
         draw_figure("tsne", runs, {"clients": 0})
+    with pytest.raises(ConfigError, match="samples must be at least 1, not 0"):
+        draw_figure("plane", runs, {"samples": 0})
     prototypes = copied / "prototypes.safetensors"
     save_file({n: torch.zeros_like(t) for n, t in load_file(prototypes).items()}, prototypes)
     with pytest.raises(DataError, match="fewer than 4 different points"):

@@ -72,6 +72,7 @@ def test_which_entries_are_zero(run_at):
     fig = heatmap(path, binary=True)
     np.testing.assert_array_equal(values(fig)[1], stored["global.prototypes"][1] != 0)
     fig.draw_without_rendering()
+    assert fig.axes[0].collections[0].get_clim() == (0, 1)  # even where no entry is zero
     shares = [t.get_text() for t in fig.axes[0].child_axes[0].get_yticklabels()]
     assert shares == ["100%", "25%", "100%", ""]
 
@@ -120,8 +121,8 @@ def test_methods_of_the_users_own_show_what_the_server_has(run_at):
     set_options(path, name="elsewhere.py:Mine")
     stored = load_file(path / "prototypes.safetensors")
     np.testing.assert_allclose(values(heatmap(path))[:3], stored["global.prototypes"][:3])
-    table = stored["local.client_00.prototypes"], stored["local.client_00.present"]
-    assert sent(load_run(path), table) is table
+    own = {"client_00": (stored["local.client_00.prototypes"], stored["local.client_00.present"])}
+    assert sent(load_run(path), own) == own
     assert used(load_run(path), None) is None
 
 

@@ -6,7 +6,7 @@ that needs the rooms above it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -133,18 +133,20 @@ def used(run: RunData, server: Table | None) -> Table | None:
     return received["prototypes"], received["present"]
 
 
-def sent(run: RunData, own: Table) -> Table:
-    """Return a client's prototypes with the entries that TinyProto does not send set to 0; others as they are."""
+def sent(run: RunData, own: Mapping[str, Table]) -> dict[str, Table]:
+    """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are."""
     from protofed.methods.tinyproto import TinyProto
     from protofed.prototypes.means import scatter_rows
 
     method = _method(run)
-    table, present = own
-    if not isinstance(method, TinyProto) or method.task.feature_dim != table.shape[1]:
-        return own
-    classes = present.nonzero().squeeze(-1)
-    payload = method.unpack(method.pack({"classes": classes, "prototypes": table[classes]}))
-    return scatter_rows(payload["prototypes"], classes, len(table))
+    if not isinstance(method, TinyProto):
+        return dict(own)
+    found = {}
+    for name, (table, present) in own.items():
+        classes = present.nonzero().squeeze(-1)
+        payload = method.unpack(method.pack({"classes": classes, "prototypes": table[classes]}))
+        found[name] = scatter_rows(payload["prototypes"], classes, len(table))
+    return found
 
 
 def _method(run: RunData) -> Method | None:

@@ -74,7 +74,7 @@ class Plan:
 
     @classmethod
     def of(cls, tree: Tree) -> Plan:
-        """Resolve and assemble every run of ``tree``.
+        """Resolve every run of ``tree``, and assemble each method once.
 
         Raises:
             ProtofedError: For whatever is wrong with any of them.
@@ -85,9 +85,10 @@ class Plan:
         if len(set(options.methods)) < len(options.methods) or len(set(options.seeds)) < len(options.seeds):
             raise ConfigError("compare.methods and compare.seeds must not repeat a name")
         seeds = options.seeds or (resolve(tree, method=options.methods[0]).seed,)
-        experiments = {(m, s): resolve(tree, method=m, seed=s) for m in options.methods for s in seeds}
-        for experiment in experiments.values():
-            assemble(experiment)
+        # Seed by seed, so that the data of a seed are loaded once for all methods.
+        experiments = {(m, s): resolve(tree, method=m, seed=s) for s in seeds for m in options.methods}
+        for method in options.methods:
+            assemble(experiments[method, seeds[0]])
         return cls(tree, options, experiments)
 
     def run(self, directory: Path, *, resume: bool, progress: Progress, jobs: int) -> Comparison:

@@ -17,13 +17,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "test sample": SAMPLE,
+    "local prototype": LOCAL,
+    "global prototype": GLOBAL,
+}
+"""Label → what its points look like; see :class:`Points`."""
+
+
 class Points(NamedTuple):
     """Rows in the feature space of one run.
 
     Attributes:
         at: ``(n, d)``.
         labels: ``(n,)`` classes.
-        kinds: ``(n,)``: 0 a test sample, 1 a local prototype, 2 a global one.
+        kinds: ``(n,)`` places in ``KINDS``: 0 a test sample, 1 a local prototype, 2 a global one.
     """
 
     at: NDArray[Any]
@@ -41,12 +49,15 @@ def points(run: RunData, names: list[str], samples: int, seed: int) -> Points:
         seed: Decides which samples.
 
     Raises:
+        ConfigError: If no samples are asked for.
         DataError: If the run has no models, or its clients' features differ in length.
     """
     import torch
 
     from protofed.analysis.restore import restore_features, used
 
+    if samples < 1:
+        raise ConfigError(f"samples must be at least 1, not {samples}")
     found = restore_features(run, names, max(1, samples // max(1, len(names))), seed)
     tensors = prototypes(run)
     parts: list[tuple[Tensor, Tensor, int]] = [(c.features, c.labels, 0) for c in found]
@@ -101,13 +112,6 @@ def draw_points(ax: Axes, at: NDArray[Any], found: Points, K: int) -> None:
                 dots(ax, at[here], style, size=size, alpha=1.0 if kind else 0.55, edge=edge)
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "test sample": SAMPLE,
-    "local prototype": LOCAL,
-    "global prototype": GLOBAL,
-}
-
-
 def kinds_shown(found: list[Points]) -> dict[str, dict[str, Any]]:
     """Return the kinds of points that occur, for a legend."""
     return {
@@ -139,7 +143,7 @@ def tsne(runs: list[RunData], clients: int = 5, samples: int = 1000, seed: int =
         ax.margins(0.04)
         if not single:
             write_title(ax, title)
-    names = runs[0].class_names
+    names = max((run.class_names for run in runs), key=len)
     classes = sorted({int(j) for _, p in shown.values() for j in p.labels})
     class_legend(fig, axes[0], names, classes, kinds_shown([p for _, p in shown.values()]))
     return fig

@@ -35,11 +35,13 @@ class _Sheet:
     Attributes:
         rows: Top to bottom.
         kind: What a row stands for.
+        subject: What all rows have in common, if anything.
         last_apart: Whether the last row is set apart.
     """
 
     rows: Rows
     kind: str
+    subject: str = ""
     last_apart: bool = False
 
 
@@ -75,45 +77,42 @@ def prototype_heatmap(
     fig, axes = panels(len(sheets), 7.6, min(9.0, max(2.0, 1.0 + 0.2 * most)), columns=1)
     for ax, (title, sheet) in zip(axes, sheets.items(), strict=True):
         _draw(fig, ax, sheet, binary)
-        write_title(ax, ", ".join(part for part in (title if len(sheets) > 1 else "", _subject(sheet)) if part))
+        write_title(ax, ", ".join(part for part in (title * (len(sheets) > 1), sheet.subject) if part))
     return fig
-
-
-def _subject(sheet: _Sheet) -> str:
-    return sheet.kind.partition(": ")[2]
 
 
 def _sheet(run: RunData, which: str, class_: str | int | None, client: str | int | None) -> _Sheet:
     from protofed.analysis.restore import used
 
-    server = global_prototypes(run)
     if which == "global":
-        table = used(run, server)
-        return _Sheet(_rows(run.class_names, table), "Class")
+        return _Sheet(_rows(run.class_names, used(run, global_prototypes(run))), "Class")
     names = [str(c["name"]) for c in run.clients]
     if which == "client":
-        i = place_of(names, client, "client")
-        return _Sheet(_rows(run.class_names, _own(run, names[i])), f"Class: {names[i]}")
+        name = names[place_of(names, client, "client")]
+        return _Sheet(_rows(run.class_names, _own(run, [name]).get(name)), "Class", name)
     j = place_of(run.class_names, class_, "class")
-    rows: Rows = [(name, _row(_own(run, name), j)) for name in names]
-    row = _row(used(run, server), j)
-    label = run.class_names[j]
-    subject = f"Client: class {label.removeprefix('class ')}"
-    return _Sheet([*rows, ("global", row)] if row is not None else rows, subject, row is not None)
+    own = _own(run, names)
+    rows: Rows = [(name, _row(own.get(name), j)) for name in names]
+    together = _row(used(run, global_prototypes(run)), j)
+    last: Rows = [] if together is None else [("global", together)]
+    return _Sheet(rows + last, "Client", f"class {run.class_names[j].removeprefix('class ')}", bool(last))
 
 
-def _own(run: RunData, client: str) -> tuple[Tensor, Tensor] | None:
-    """Return a client's prototypes as it sends them; None if it has none."""
+def _own(run: RunData, clients: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the prototypes of those clients that have any, as they send them."""
     from protofed.analysis.restore import sent
 
     tensors = prototypes(run)
-    table, present = (tensors.get(f"local.{client}.{name}") for name in ("prototypes", "present"))
-    if table is None or present is None:
-        return None
-    if table.dim() != 2 or len(table) != len(run.class_names) or len(present) != len(table):
-        where = run.directory / "prototypes.safetensors"
-        raise CheckpointError(f"{where}: expected {len(run.class_names)} rows for {client}")
-    return sent(run, (table, present.bool() & table.isfinite().all(1)))
+    tables = {}
+    for name in clients:
+        table, present = (tensors.get(f"local.{name}.{part}") for part in ("prototypes", "present"))
+        if table is None or present is None:
+            continue
+        if table.dim() != 2 or len(table) != len(run.class_names) or len(present) != len(table):
+            where = run.directory / "prototypes.safetensors"
+            raise CheckpointError(f"{where}: expected {len(run.class_names)} rows for {name}")
+        tables[name] = table, present.bool() & table.isfinite().all(1)
+    return sent(run, tables)
 
 
 def _row(table: tuple[Tensor, Tensor] | None, j: int) -> Tensor | None:
@@ -135,7 +134,8 @@ def _draw(fig: Figure, ax: Axes, sheet: _Sheet, binary: bool) -> None:
         tops[-1] += 0.6
         values = np.insert(values, len(names) - 1, np.nan, axis=0)
     edges = np.unique([tops, tops + 1])
-    look, extend = ({"cmap": ListedColormap([ZERO, BLUE])}, "neither") if binary else _colours(values)
+    two = {"cmap": ListedColormap([ZERO, BLUE]), "vmin": 0, "vmax": 1}
+    look, extend = (two, "neither") if binary else _colours(values)
     shown = np.where(np.isnan(values), np.nan, values != 0) if binary else values
     mesh = ax.pcolormesh(np.arange(values.shape[1] + 1), edges, shown, rasterized=True, **look)
     for top, (_, row) in zip(tops, sheet.rows, strict=True):
@@ -151,7 +151,7 @@ def _draw(fig: Figure, ax: Axes, sheet: _Sheet, binary: bool) -> None:
     ax.tick_params(axis="y", length=0)
     ax.spines[:].set_visible(False)
     ax.set_xlabel("Dimension")
-    ax.set_ylabel(sheet.kind.partition(":")[0])
+    ax.set_ylabel(sheet.kind)
     if binary:
         right = ax.secondary_yaxis("right")
         shares = ["" if row is None else f"{float((row != 0).double().mean()):.0%}" for _, row in sheet.rows]

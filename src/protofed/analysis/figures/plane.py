@@ -49,13 +49,13 @@ def plane(
         shown[title] = found if local else Points(*(part[found.kinds != 1] for part in found))
     single = len(shown) == 1
     fig, axes = panels(len(shown), *((5.2, 5.2) if single else (3.6, 3.6)), columns=2 if len(shown) == 4 else 3)
-    K = len(runs[0].class_names)
+    classes = max((run.class_names for run in runs), key=len)
     for ax, (title, found) in zip(axes, shown.items(), strict=True):
-        _draw(ax, found, K, lines=client is not None)
+        _draw(ax, found, len(classes), lines=client is not None)
         if client is not None or not single:
             write_title(ax, title)
-    classes = sorted({int(j) for found in shown.values() for j in found.labels})
-    class_legend(fig, axes[0], runs[0].class_names, classes, kinds_shown(list(shown.values())))
+    held = sorted({int(j) for found in shown.values() for j in found.labels})
+    class_legend(fig, axes[0], classes, held, kinds_shown(list(shown.values())))
     return fig
 
 
