@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from protofed import cli
+
 SMALL = [
     "data.samples=300",
     "data.clients=3",
@@ -38,6 +40,17 @@ def protofed(
     if check:
         assert result.returncode == 0, result.stderr
     return result
+
+
+def inside(monkeypatch, capsys, cwd: Path, *arguments: str) -> tuple[int, str, str]:
+    """Call the same entry point in this process; return exit status, output and errors."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["protofed", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
 
 
 def test_run_prints_one_table_and_where_the_report_is(tmp_path):
@@ -70,9 +83,11 @@ def test_compare_several_seeds(tmp_path):
     assert (tmp_path / "again.html").read_text() == (tmp_path / "c" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "recipes"])
-def test_list(kind, tmp_path):
-    lines = protofed("list", kind, cwd=tmp_path).stdout.splitlines()
+@pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "recipes", "figures"])
+def test_list(kind, tmp_path, monkeypatch, capsys):
+    status, output, _ = inside(monkeypatch, capsys, tmp_path, "list", kind)
+    assert status == 0
+    lines = output.splitlines()
     entries = [line for line in lines if not line.startswith("    ")]
     assert len(entries) >= 3
     assert all(re.match(r"\S+  \S", line) for line in entries), entries
@@ -104,17 +119,24 @@ def test_inspect_prints_and_draws_the_split(tmp_path):
         (["report", "nowhere"], "nowhere"),
     ],
 )
-def test_mistakes_are_one_line(arguments, expected, tmp_path):
-    result = protofed(*arguments, cwd=tmp_path, check=False)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert expected in result.stderr
+def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):
+    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
+    assert status == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert expected in error
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_mistake_in_a_process_of_its_own(tmp_path):
+    result = protofed("run", "quikstart", cwd=tmp_path, check=False)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: unknown recipe 'quikstart'")
+
+
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
-    arguments = ["run", "quickstart", "method.name=fedproto", *SMALL, "rounds=80", "--quiet"]
+    arguments = ["run", "quickstart", "method.name=fedproto", *SMALL, "rounds=40", "--quiet"]
     protofed(*arguments, "--out", "whole", cwd=tmp_path)
     process = subprocess.Popen([sys.executable, "-m", "protofed.cli", *arguments, "--out", "cut"], cwd=tmp_path)
     rounds = tmp_path / "cut" / "rounds.jsonl"
