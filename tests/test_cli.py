@@ -64,11 +64,12 @@ def test_run_prints_one_table_and_where_the_report_is(tmp_path):
 
 
 def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path):
-    result = protofed("run", *SMALL, "--quiet", cwd=tmp_path)
-    for method in ("local", "fedavg", "fedproto"):
+    small = [*SMALL, "model.d=16"]  # GFPL's ETF needs d >= K
+    result = protofed("run", *small, "--quiet", cwd=tmp_path)
+    for method in ("local", "fixed_etf", "fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl"):
         assert re.search(rf"{method} +final +\d", result.stdout)
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
-    again = protofed("run", *SMALL, "--quiet", cwd=tmp_path)
+    again = protofed("run", *small, "--quiet", cwd=tmp_path)
     assert "runs/quickstart-2/report.html" in again.stdout
 
 

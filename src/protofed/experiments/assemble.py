@@ -207,7 +207,11 @@ def _client(
         raise type(error)(f"{own.name}: {error}") from None
     with seeded(experiment.seed, "extend", scope):
         method.extend(model)
-    device, layout = device_of(experiment), LAYOUTS[experiment.execution.memory_format]
+    execution = experiment.execution
+    device, layout = device_of(experiment), LAYOUTS[execution.memory_format]
+    model = model.to(device=device, dtype=DTYPES[execution.precision]).to(memory_format=layout)
+    if execution.convolutions == "auto" and device.type == "cpu" and layout is torch.channels_last:
+        models.reduce_convolutions(model)
     state = method.client_state(own.train.counts(federated.num_classes))
 
     def put(samples: Samples) -> Samples:
@@ -220,7 +224,7 @@ def _client(
         put(own.train),
         put(own.test),
         put(own.validation) if own.validation is not None else None,
-        model.to(device=device, dtype=DTYPES[experiment.execution.precision]).to(memory_format=layout),
+        model,
         {name: tensor.to(device) for name, tensor in state.items()},
         plan,
         str(architecture),

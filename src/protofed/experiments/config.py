@@ -83,6 +83,9 @@ class ExecutionOptions:
     memory_format: Literal["channels_last", "contiguous"] = option(
         "channels_last", "layout of images and convolutions; channels last is faster on most CPUs and GPUs"
     )
+    convolutions: Literal["auto", "torch"] = option(
+        "auto", "auto computes those on small maps as matrix products where that is faster (channels last on a CPU)"
+    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Example:
 from protofed.models import basic, resnet, vision  # noqa: F401  (each registers its architectures)
 from protofed.models.building import build
 from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
+from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, SplitModel, parameter_count
 from protofed.models.grouping import Group, assign, groups
 from protofed.models.splitting import split
@@ -25,5 +26,6 @@ __all__ = [
     "build",
     "groups",
     "parameter_count",
+    "reduce_convolutions",
     "split",
 ]
