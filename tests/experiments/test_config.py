@@ -89,6 +89,19 @@ def test_what_is_wrong_is_told_in_one_line(overrides, message):
     assert "\n" not in str(caught.value)
 
 
+def test_another_partition_or_model_leaves_the_recipes_options_behind():
+    tree = apply_overrides(load_recipe("spiral"), {"partition.name": "iid", "model.name": "cnn2"})
+    assert tree["partition"] == {"name": "iid"}
+    assert tree["model"] == {"name": "cnn2", "d": 2}
+    same = {"partition.name": "dirichlet", "model.name": "mlp", "model.options.hidden": [5]}
+    tree = apply_overrides(load_recipe("spiral"), same)
+    assert tree["partition"] == load_recipe("spiral")["partition"]
+    assert tree["model"]["options"] == {"hidden": [5]}
+    tree = apply_overrides(load_recipe("spiral"), {"partition.name": "pathological", "partition.classes": 2})
+    assert tree["partition"] == {"name": "pathological", "classes": 2}
+    assert apply_overrides({}, {"partition.name": "iid"}) == {"partition": {"name": "iid"}}
+
+
 def test_unknown_recipes_and_files(tmp_path):
     with pytest.raises(ConfigError, match="unknown recipe 'quikstart': did you mean 'quickstart'"):
         load_recipe("quikstart")

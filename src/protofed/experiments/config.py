@@ -116,6 +116,8 @@ SECTIONS: dict[str, type] = {
 }
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
+OPTIONS_OF = {"partition.name": None, "data.source": "options", "model.name": "options"}
+"""Where the options of a named thing are: in the table of that name, or (None) in all the rest of its section."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +204,17 @@ def parse_overrides(items: Iterable[str]) -> Tree:
 def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tree:
     """Return ``tree`` with dotted names set; whole tables may be given as well.
 
+    Naming another partition, data source or model drops the options that ``tree`` has for its own.
+
     Raises:
         ConfigError: If a name leads through something that is not a table.
     """
     result = _copy(tree)
+    for name, options in OPTIONS_OF.items():
+        section, key = name.split(".")
+        table = result.get(section)
+        if name in overrides and isinstance(table, dict) and table.get(key, overrides[name]) != overrides[name]:
+            result[section] = {} if options is None else {k: v for k, v in table.items() if k != options}
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
         table = result
