@@ -15,6 +15,7 @@ from protofed.federation import Federation, load_checkpoint, save_checkpoint
 from protofed.methods import Batch, methods
 from protofed.methods.contract import Update
 from protofed.options import option_rows
+from protofed.training.client import flatten
 from protofed.wire import check_structure
 from support import degenerate, experiment, ordinary
 
@@ -35,8 +36,9 @@ def without_times(record: dict) -> dict:
 
 def state(federation: Federation) -> dict[str, torch.Tensor]:
     tensors = {f"server.{n}": t for n, t in federation.server.items()}
-    for name, client in federation.executor.clients.items():
-        tensors |= {f"{name}.{n}": t for n, t in client.tensors().items()}
+    clients = federation.executor.clients
+    for name in clients:
+        tensors |= {f"{name}.{n}": t for n, t in flatten(clients.parked(name)).items()}
     return {n: t.clone() for n, t in tensors.items()}
 
 

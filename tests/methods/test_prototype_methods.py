@@ -215,7 +215,6 @@ def test_gfpl_leaves_extractors_alone_when_it_retrains():
     federation = build("gfpl", method__start=2, method__interval=1, rounds=2)
     run = federation.run()
     next(run)
-    ann = federation.executor.clients["ann"]
     seen = {}
     method = type(federation.method)
     original = method.pseudo_features
@@ -230,6 +229,7 @@ def test_gfpl_leaves_extractors_alone_when_it_retrains():
         next(run)
     finally:
         method.pseudo_features = original
+    ann = federation.executor.clients["ann"]
     changed = {n for n, p in ann.model.named_parameters() if not torch.equal(p, seen[n])}
     assert changed == {n for n in seen if not n.startswith("extractor.")}
 

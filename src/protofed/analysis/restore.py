@@ -62,22 +62,25 @@ def restore_features(
         raise DataError(f"{run.directory}: no models to take features from: the run has not finished")
     experiment = resolve(run.config)
     # On a CPU the picture does not depend on the machine's accelerator.
-    experiment = replace(experiment, execution=replace(experiment.execution, device="cpu", threads=0))
+    experiment = replace(
+        experiment, execution=replace(experiment.execution, device="cpu", threads=0, executor="sequential")
+    )
     federation, federated = assemble(experiment)
     built = federation.executor.clients
     now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
-    for client in run.clients:
-        if now.get(client["name"]) != client["test"]:
-            raise DataError(f"{run.directory}: {client['name']} has other test samples now than in the run")
+    for facts in run.clients:
+        if now.get(facts["name"]) != facts["test"]:
+            raise DataError(f"{run.directory}: {facts['name']} has other test samples now than in the run")
     found = []
     for name in clients if clients is not None else list(built):
         path = run.directory / "clients" / name / "model.safetensors"
+        client = built[name]
         try:
-            built[name].model.load_state_dict(read_tensors(path))
+            client.model.load_state_dict(read_tensors(path))
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
-        found.append(_features(built[name], most, seed))
+        found.append(_features(client, most, seed))
     return found
 
 

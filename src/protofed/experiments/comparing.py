@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.config import CompareOptions, Experiment, Tree, comparison, resolve
 from protofed.experiments.running import Progress, Run, run_experiment, write_report
 from protofed.federation.files import write_json
+from protofed.training.workers import process_context, stay_with_parent
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Plan:
         # Seed by seed, so that the data of a seed are loaded once for all methods.
         experiments = {(m, s): resolve(tree, method=m, seed=s) for s in seeds for m in options.methods}
         for method in options.methods:
-            assemble(experiments[method, seeds[0]])
+            assemble(experiments[method, seeds[0]])[0].executor.close()
         return cls(tree, options, experiments)
 
     def run(self, directory: Path, *, resume: bool, progress: Progress, jobs: int) -> Comparison:
@@ -141,8 +141,7 @@ class _Task:
 def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list[Run]:
     """Run tasks ``jobs`` at a time; the first failure stops those that have not begun."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(jobs, process_context(), _begin, (threads,)) as pool:
         waiting = {pool.submit(task.run): task for task in tasks}
         try:
             for future in as_completed(waiting):
@@ -151,6 +150,12 @@ def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list
             pool.shutdown(cancel_futures=True)
             raise
         return [future.result() for future in waiting]
+
+
+def _begin(threads: int) -> None:
+    """Set up a process that takes its share of the runs."""
+    stay_with_parent()
+    torch.set_num_threads(threads)
 
 
 def _std(values: Sequence[float]) -> float:

@@ -79,13 +79,25 @@ class ExecutionOptions:
 
     device: Literal["auto", "cpu", "cuda"] = option("auto", "auto takes a GPU if there is one")
     precision: Literal["fp32", "fp64"] = option("fp32", "of models and training")
-    threads: int = option(0, "CPU threads (0 = torch's default)")
+    executor: Literal["auto", "sequential", "workers"] = option(
+        "auto", "one client after the other, or side by side in processes; auto: processes for longer runs on a CPU"
+    )
+    workers: int = option(0, "processes of the executor workers (0 = one per core)")
+    threads: int = option(0, "CPU threads of each process (0 = the cores divided among the processes)")
+    clients_in: Literal["auto", "memory", "disk"] = option(
+        "auto", "where clients' models rest between visits (auto: on disk beyond 1 GiB, and with workers)"
+    )
     memory_format: Literal["channels_last", "contiguous"] = option(
         "channels_last", "layout of images and convolutions; channels last is faster on most CPUs and GPUs"
     )
     convolutions: Literal["auto", "torch"] = option(
         "auto", "auto computes those on small maps as matrix products where that is faster (channels last on a CPU)"
     )
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

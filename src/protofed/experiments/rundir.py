@@ -120,9 +120,10 @@ class RunDirectory:
 
     def finish(self, federation: Federation, summary: Mapping[str, Any]) -> None:
         """Write models, prototypes and, last, the summary; remove checkpoints."""
-        for name, client in federation.executor.clients.items():
-            metadata = {"architecture": client.architecture}  # one entry: safetensors shuffles several
-            write_tensors(self.path / "clients" / name / "model.safetensors", client.model.state_dict(), metadata)
+        clients = federation.executor.clients
+        for name, member in clients.members.items():
+            metadata = {"architecture": member.architecture}  # one entry: safetensors shuffles several
+            write_tensors(self.path / "clients" / name / "model.safetensors", clients.parked(name).model, metadata)
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
         write_json(self.path / "summary.json", dict(summary))
         shutil.rmtree(self.checkpoints, ignore_errors=True)
@@ -142,11 +143,14 @@ def final_prototypes(federation: Federation) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     if "prototypes" in federation.server:
         tensors |= {f"global.{n}": federation.server[n] for n in ("prototypes", "present")}
-    for name, client in federation.executor.clients.items():
-        if "prototypes" in client.state:
-            table, present = client.state["prototypes"], client.state["present"]
-        elif len(client.train):
-            table, present = _class_means(client, federation.method.task.num_classes)
+    clients = federation.executor.clients
+    for name, member in clients.members.items():
+        state = clients.parked(name).state
+        if "prototypes" in state:
+            table, present = state["prototypes"], state["present"]
+        elif len(member.train):
+            with clients.visit(name, keep=False) as client:
+                table, present = _class_means(client, federation.method.task.num_classes)
         else:
             continue
         tensors |= {f"local.{name}.prototypes": table, f"local.{name}.present": present}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 
 import protofed
 from protofed.analysis.summary import summarise
-from protofed.experiments.assemble import assemble, describe_clients, device_of
+from protofed.experiments.assemble import assemble, describe_clients
 from protofed.experiments.config import Experiment
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
+from protofed.experiments.workshop import device_of
+from protofed.federation import Federation
 
 
 class Progress:
@@ -67,14 +70,15 @@ def run_experiment(
     if not files.finished:
         memory = PeakMemory(device_of(experiment))
         federation, federated = assemble(experiment)
-        files.open(experiment, resume=resume)
-        files.write_federation(describe_clients(federation, federated))
-        rounds = files.restore(federation)
-        progress.started(label, experiment.rounds, federation.round, directory)
-        for record in federation.run():
-            rounds.append(files.add_round(record, federation, experiment.checkpoint.every))
-            progress.round(label, rounds[-1])
-        files.finish(federation, _summary(experiment, rounds, len(federation.names), memory.bytes()))
+        with closing(federation.executor):
+            files.open(experiment, resume=resume)
+            files.write_federation(describe_clients(federation, federated))
+            rounds = files.restore(federation)
+            progress.started(label, experiment.rounds, federation.round, directory)
+            for record in federation.run():
+                rounds.append(files.add_round(record, federation, experiment.checkpoint.every))
+                progress.round(label, rounds[-1])
+            files.finish(federation, _summary(experiment, rounds, federation, memory.bytes()))
     else:
         files.open(experiment, resume=resume)
     result = Run(directory, files.summary(), files.rounds())
@@ -84,14 +88,16 @@ def run_experiment(
     return result
 
 
-def _summary(experiment: Experiment, rounds: Sequence[dict[str, Any]], clients: int, memory: int) -> dict[str, Any]:
+def _summary(
+    experiment: Experiment, rounds: Sequence[dict[str, Any]], federation: Federation, memory: int
+) -> dict[str, Any]:
     device = device_of(experiment)
     return {
         "protofed": protofed.__version__,
         "recipe": experiment.recipe,
         "method": experiment.method,
         "seed": experiment.seed,
-        "clients": clients,
+        "clients": len(federation.names),
         **summarise(rounds),
         "peak_memory_bytes": memory,
         "environment": {
@@ -99,7 +105,7 @@ def _summary(experiment: Experiment, rounds: Sequence[dict[str, Any]], clients: 
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "processor": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
+            **federation.executor.description(),
         },
     }
 

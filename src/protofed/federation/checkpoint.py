@@ -11,27 +11,28 @@ from torch import Tensor
 
 from protofed.errors import CheckpointError
 from protofed.federation.files import read_json, read_tensors, write_json, write_tensors
-from protofed.training.client import Client
+from protofed.training import Roster
+from protofed.training.client import flatten, unflatten
 
 _PREFIX = "round-"
 
 
-def save_checkpoint(folder: Path, round: int, server: Mapping[str, Tensor], clients: Mapping[str, Client]) -> None:
+def save_checkpoint(folder: Path, round: int, server: Mapping[str, Tensor], clients: Roster) -> None:
     """Store the state after ``round`` in ``folder/round-NNNNNN`` and remove older checkpoints."""
     target = folder / f"{_PREFIX}{round:06d}"
     partial = folder / f".{target.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     write_tensors(partial / "server.safetensors", server)
-    for name, client in clients.items():
-        write_tensors(partial / "clients" / f"{name}.safetensors", client.tensors())
+    for name in clients:
+        write_tensors(partial / "clients" / f"{name}.safetensors", flatten(clients.parked(name)))
     write_json(partial / "state.json", {"round": round, "clients": list(clients)})
     os.rename(partial, target)
     for older in _checkpoints(folder)[:-1]:
         shutil.rmtree(older)
 
 
-def load_checkpoint(folder: Path, clients: Mapping[str, Client]) -> tuple[int, dict[str, Tensor]] | None:
+def load_checkpoint(folder: Path, clients: Roster) -> tuple[int, dict[str, Tensor]] | None:
     """Restore the newest checkpoint into ``clients``; return its round and the server's state, or None.
 
     Raises:
@@ -44,10 +45,10 @@ def load_checkpoint(folder: Path, clients: Mapping[str, Client]) -> tuple[int, d
     if state.get("clients") != list(clients):
         raise CheckpointError(f"{found[-1]}: was written for other clients")
     server = read_tensors(found[-1] / "server.safetensors")
-    for name, client in clients.items():
+    for name in clients:
         path = found[-1] / "clients" / f"{name}.safetensors"
         try:
-            client.load(read_tensors(path))
+            clients.replace(name, unflatten(read_tensors(path)))
         except (KeyError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None

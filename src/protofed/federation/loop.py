@@ -73,7 +73,7 @@ class Federation:
         self.names = list(self.executor.clients)
         if not self.names:
             raise ConfigError("the federation has no clients")
-        self.trainable = [n for n in self.names if len(self.executor.clients[n].train)]
+        self.trainable = [n for n in self.names if len(self.executor.clients.members[n].train)]
         if not self.trainable:
             raise ConfigError("no client has training samples")
         if not self.round:

@@ -10,7 +10,7 @@ from protofed.models import basic, resnet, vision  # noqa: F401  (each registers
 from protofed.models.building import build
 from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
 from protofed.models.convolution import reduce_convolutions
-from protofed.models.core import Output, SplitModel, parameter_count
+from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
 from protofed.models.grouping import Group, assign, groups
 from protofed.models.splitting import split
 
@@ -25,6 +25,8 @@ __all__ = [
     "assign",
     "build",
     "groups",
+    "multiply_adds",
+    "parameter_bytes",
     "parameter_count",
     "reduce_convolutions",
     "split",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -97,3 +98,32 @@ def make_map(kind: str, width: int, d: int) -> nn.Module:
 def parameter_count(model: nn.Module) -> int:
     """Return the number of parameters, shared ones once; buffers (BatchNorm statistics) do not count."""
     return sum(p.numel() for p in model.parameters())
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's ``state_dict``."""
+    return sum(t.numel() * t.element_size() for t in model.state_dict().values())
+
+
+def multiply_adds(model: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """Return the multiply-adds of convolutions and linear layers in one sample's forward pass."""
+    total = 0
+
+    def count(module: nn.Module, _inputs: object, output: Tensor) -> None:
+        nonlocal total
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        total += output[0].numel() * (weight.numel() // weight.shape[0])
+
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    training = model.training
+    try:
+        parameter = next(model.parameters())
+        with torch.no_grad():
+            model.eval()(parameter.new_zeros(1, *input_shape))
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return total

@@ -1,9 +1,11 @@
 """How local work is done: a client's visit, and the executors that arrange visits."""
 
-from protofed.training.client import Client, LocalPlan
+from protofed.training.client import Client, LocalPlan, Member, Parked
 from protofed.training.executor import Executor, Messages, Sequential
+from protofed.training.roster import Files, Memory, Roster, Store
 from protofed.training.samples import ClientData, FederatedData, Samples
 from protofed.training.visit import Evaluated, Trained, Visitor
+from protofed.training.workers import Workers
 
 __all__ = [
     "Client",
@@ -11,10 +13,17 @@ __all__ = [
     "Evaluated",
     "Executor",
     "FederatedData",
+    "Files",
     "LocalPlan",
+    "Member",
+    "Memory",
     "Messages",
+    "Parked",
+    "Roster",
     "Samples",
     "Sequential",
+    "Store",
     "Trained",
     "Visitor",
+    "Workers",
 ]

@@ -1,11 +1,11 @@
-"""A client during a run: its data, model, method state and how it trains."""
+"""A client: what it is between visits, during one, and what it leaves behind."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,47 +66,114 @@ class LocalPlan:
         return optimizer
 
 
-@dataclass
-class Client:
-    """One participant.
+@dataclass(frozen=True)
+class Member:
+    """A client as the federation knows it between visits.
 
     Attributes:
         name: Unique.
         train: Training samples, on the device.
         test: Test samples, on the device.
         validation: Validation samples, or None.
-        model: Its model, on the device.
-        state: The method's state.
         plan: How it trains.
         architecture: What its model is called, for reports.
-        received: What the method made of the last broadcast; None before the first.
+        kind: Clients of one kind have models of the same modules and shapes.
     """
 
     name: str
     train: Samples
     test: Samples
     validation: Samples | None
-    model: SplitModel
-    state: dict[str, Tensor]
     plan: LocalPlan
-    architecture: str = ""
+    architecture: str
+    kind: str
+
+
+class Parked(NamedTuple):
+    """What of a client outlives a visit.
+
+    Attributes:
+        model: The model's ``state_dict``.
+        state: The method's state.
+        received: What the method made of the last broadcast; empty before the first.
+    """
+
+    model: dict[str, Tensor]
+    state: dict[str, Tensor]
+    received: dict[str, Tensor]
+
+
+@dataclass
+class Client:
+    """A member during a visit, with its model and what the method keeps for it.
+
+    Attributes:
+        member: Its data and how it trains.
+        model: Its model, on the device.
+        state: The method's state.
+        received: What the method made of the last broadcast; None before the first.
+    """
+
+    member: Member
+    model: SplitModel
+    state: dict[str, Tensor] = field(default_factory=dict)
     received: dict[str, Tensor] | None = None
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all that has to survive a stop: model, method state and what was received last."""
-        parts = {"model": self.model.state_dict(), "state": self.state, "received": self.received or {}}
-        return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
+    @property
+    def name(self) -> str:
+        """The client's name."""
+        return self.member.name
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`tensors` returned.
+    @property
+    def train(self) -> Samples:
+        """Training samples, on the device."""
+        return self.member.train
+
+    @property
+    def test(self) -> Samples:
+        """Test samples, on the device."""
+        return self.member.test
+
+    @property
+    def validation(self) -> Samples | None:
+        """Validation samples, or None."""
+        return self.member.validation
+
+    @property
+    def plan(self) -> LocalPlan:
+        """How it trains."""
+        return self.member.plan
+
+    def park(self) -> Parked:
+        """Return all that has to survive a stop; the tensors are the client's own, not copies."""
+        return Parked(self.model.state_dict(), self.state, self.received or {})
+
+    def load(self, parked: Parked) -> None:
+        """Take on what :meth:`park` returned, on the model's device.
 
         Raises:
             KeyError, RuntimeError: If the tensors do not fit the model.
         """
         device = next(self.model.parameters()).device
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "state": {}, "received": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor.to(device)
-        self.model.load_state_dict(parts["model"])
-        self.state, self.received = parts["state"], parts["received"] or None
+        self.model.load_state_dict(parked.model)
+        self.state = {name: tensor.to(device) for name, tensor in parked.state.items()}
+        self.received = {name: tensor.to(device) for name, tensor in parked.received.items()} or None
+
+
+def flatten(parked: Parked) -> dict[str, Tensor]:
+    """Return one dictionary of tensors, as files hold it: ``model.…``, ``state.…``, ``received.…``."""
+    parts = parked._asdict()
+    return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
+
+
+def unflatten(tensors: Mapping[str, Tensor]) -> Parked:
+    """Undo :func:`flatten`.
+
+    Raises:
+        KeyError: For a name that belongs to no part.
+    """
+    parts: dict[str, dict[str, Tensor]] = {part: {} for part in Parked._fields}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    return Parked(**parts)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from protofed.training.client import Client
+import torch
+
+from protofed.training.roster import Roster
 from protofed.training.visit import Evaluated, Trained, Visitor
 
 Messages = Mapping[str, bytes | None]
@@ -15,7 +17,7 @@ Messages = Mapping[str, bytes | None]
 class Executor(Protocol):
     """Runs visits and yields their results in the order of ``names``."""
 
-    clients: Mapping[str, Client]
+    clients: Roster
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
         """Train the named clients."""
@@ -23,24 +25,44 @@ class Executor(Protocol):
 
     def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as they were left by training."""
+        ...
+
+    def description(self) -> dict[str, str | int]:
+        """Return what a report says of it."""
+        ...
+
+    def close(self) -> None:
+        """Free processes and files; the executor is not used afterwards."""
         ...
 
 
 class Sequential:
     """One client after the other in this process: the readable reference."""
 
-    def __init__(self, visitor: Visitor, clients: Mapping[str, Client]) -> None:
+    def __init__(self, visitor: Visitor, clients: Roster) -> None:
         self.visitor = visitor
         self.clients = clients
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
         """Train the named clients."""
         for name in names:
-            yield self.visitor.train(self.clients[name], messages[name], round)
+            with self.clients.visit(name) as client:
+                result = self.visitor.train(client, messages[name], round)
+            yield result
 
     def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as they were left by training."""
         for name in names:
-            message = messages[name] if messages else None
             deliver = messages is not None
-            yield self.visitor.evaluate(self.clients[name], message, round, deliver=deliver)
+            with self.clients.visit(name, keep=deliver) as client:
+                message = messages[name] if messages else None
+                result = self.visitor.evaluate(client, message, round, deliver=deliver)
+            yield result
+
+    def description(self) -> dict[str, str | int]:
+        """Return what a report says of it."""
+        return {"executor": "sequential", "threads": torch.get_num_threads()}
+
+    def close(self) -> None:
+        """Free the store."""
+        self.clients.store.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,3 +70,83 @@ class FederatedData:
         """Return ``(M, K)`` int64: training and test samples per client and class."""
         rows = [c.train.counts(self.num_classes) + c.test.counts(self.num_classes) for c in self.clients]
         return torch.stack(rows) if rows else torch.zeros(0, self.num_classes, dtype=torch.int64)
+
+    def map(self, function: Callable[[Samples], Samples]) -> FederatedData:
+        """Return the same federation with ``function`` of every split."""
+        clients = tuple(
+            replace(
+                c,
+                train=function(c.train),
+                test=function(c.test),
+                validation=None if c.validation is None else function(c.validation),
+            )
+            for c in self.clients
+        )
+        return replace(self, clients=clients)
+
+
+class _Place(NamedTuple):
+    """Rows ``start … stop`` of the tensors number ``x`` and ``y``."""
+
+    x: int
+    y: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class PackedData:
+    """A federation whose samples lie in a few shared tensors, so that handing it to a process copies nothing.
+
+    Attributes:
+        federated: All but the samples.
+        places: Of each client's training, test and validation samples.
+        tensors: One pair of x and y for each type and shape of x, in shared memory.
+    """
+
+    federated: FederatedData
+    places: tuple[tuple[_Place | None, ...], ...]
+    tensors: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, federated: FederatedData) -> PackedData:
+        """Move the samples to shared memory; the layout of images is kept."""
+        groups: dict[Any, list[Samples]] = {}
+        rows: dict[Any, int] = {}
+        found: list[tuple[_Place | None, ...]] = []
+
+        def place(samples: Samples | None) -> _Place | None:
+            if samples is None:
+                return None
+            key = (samples.x.dtype, samples.x.shape[1:])
+            groups.setdefault(key, []).append(samples)
+            number = 2 * list(groups).index(key)
+            start = rows.get(key, 0)
+            rows[key] = start + len(samples)
+            return _Place(number, number + 1, start, rows[key])
+
+        for c in federated.clients:
+            found.append((place(c.train), place(c.test), place(c.validation)))
+        tensors = [
+            torch.cat(part).share_memory_()
+            for g in groups.values()
+            for part in ([s.x for s in g], [s.y for s in g])
+        ]
+        nothing = Samples(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+        return cls(federated.map(lambda _: nothing), tuple(found), tuple(tensors))
+
+    def unpack(self) -> FederatedData:
+        """Return the federation; its samples are parts of the shared tensors."""
+
+        def take(place: _Place) -> Samples:
+            rows = slice(place.start, place.stop)
+            return Samples(self.tensors[place.x][rows], self.tensors[place.y][rows])
+
+        clients = tuple(
+            replace(
+                c, train=take(train), test=take(test), validation=None if validation is None else take(validation)
+            )
+            for c, (train, test, validation) in zip(self.federated.clients, self.places, strict=True)
+            if train is not None and test is not None
+        )
+        return replace(self.federated, clients=clients)

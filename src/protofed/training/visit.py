@@ -55,12 +55,14 @@ class Evaluated:
         client: Its name.
         correct: Per rule, correctly classified samples.
         samples: Samples evaluated.
+        seconds: Wall time of the visit.
         validation: The same on the validation split, as ``(correct, samples)``.
     """
 
     client: str
     correct: dict[str, int]
     samples: int
+    seconds: float
     validation: tuple[dict[str, int], int] = field(default_factory=lambda: ({}, 0))
 
 
@@ -109,10 +111,11 @@ class Visitor:
         The client first receives ``message`` and keeps what it received, unless ``deliver`` is False: then it is
         scored with what it has.
         """
+        start = time.perf_counter()
         local = self._receive(client, message, round, deliver=deliver)
         correct, samples = self._score(client, local, client.test)
         validation = self._score(client, local, client.validation) if client.validation else ({}, 0)
-        return Evaluated(client.name, correct, samples, validation)
+        return Evaluated(client.name, correct, samples, time.perf_counter() - start, validation)
 
     def _receive(self, client: Client, message: bytes | None, round: int, *, deliver: bool = True) -> Local:
         """Let the method unpack a broadcast, or take what the client received last."""

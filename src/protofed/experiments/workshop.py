@@ -1,0 +1,192 @@
+"""What visits need, built from a configuration: the method, one model per architecture, the clients.
+
+Worker processes build the same from the same configuration; only the process that leads fills the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from protofed import methods, models
+from protofed.errors import ConfigError, ModelError
+from protofed.experiments.config import Experiment
+from protofed.methods import Method, Task
+from protofed.seeding import derive, seeded
+from protofed.training import FederatedData, Member, Parked, Roster, Samples, Store, Visitor
+from protofed.wire import get_codec
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a client's model is, before it is built."""
+
+    name: str
+    options: Mapping[str, Any]
+    d: int
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{k}={v}" for k, v in self.options.items())
+        return f"{self.name}({options})" if options else self.name
+
+    @property
+    def kind(self) -> str:
+        """Architectures of one kind have the same modules and shapes."""
+        return f"{self}, d={self.d}"
+
+
+def device_of(experiment: Experiment) -> torch.device:
+    """Return the device to run on.
+
+    Raises:
+        ConfigError: If a GPU is asked for and there is none.
+    """
+    wanted = experiment.execution.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("execution.device=cuda, but torch sees no GPU: use cpu or auto")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def place(experiment: Experiment, federated: FederatedData) -> FederatedData:
+    """Return the samples on the device, images in the layout of the models."""
+    device, layout = device_of(experiment), LAYOUTS[experiment.execution.memory_format]
+
+    def put(samples: Samples) -> Samples:
+        x = samples.x.to(device)
+        # Rows taken from a tensor keep its layout, so batches come in the layout of the whole.
+        return Samples(x.to(memory_format=layout) if x.dim() == 4 else x, samples.y.to(device))
+
+    return federated.map(put)
+
+
+def open_workshop(experiment: Experiment, federated: FederatedData, store: Store) -> tuple[Visitor, Roster]:
+    """Return what takes clients through their visits, and the clients, who rest in ``store``.
+
+    Args:
+        experiment: What to run.
+        federated: The clients' data, as :func:`place` returns them.
+        store: Holds the clients' weights, or will be filled by :func:`fill`.
+
+    Raises:
+        ProtofedError: For anything that does not fit, before any training.
+    """
+    kind = methods.get(experiment.method)
+    chosen = _architectures(experiment, federated, kind)
+    method = kind(experiment.method_options, _task(experiment, federated, kind, chosen))
+    members, working = [], {}
+    for client, architecture in zip(federated.clients, chosen, strict=True):
+        try:
+            plan = experiment.training.plan(client.settings)
+            if architecture.kind not in working:
+                working[architecture.kind] = _client_model(experiment, federated, method, architecture, "shared")
+        except (ModelError, ConfigError) as error:
+            raise type(error)(f"{client.name}: {error}") from None
+        splits = client.train, client.test, client.validation
+        members.append(Member(client.name, *splits, plan, str(architecture), architecture.kind))
+    visitor = Visitor(method, get_codec(experiment.wire.codec), experiment.seed)
+    return visitor, Roster(members, working, store)
+
+
+def fill(experiment: Experiment, federated: FederatedData, method: Method, roster: Roster) -> None:
+    """Give every client its initial weights and state."""
+    chosen = _architectures(experiment, federated, type(method))
+    first: dict[str, str] = {}
+    for client, architecture in zip(federated.clients, chosen, strict=True):
+        state = method.client_state(client.train.counts(federated.num_classes).cpu())
+        if experiment.model.init == "own":
+            model = _client_model(experiment, federated, method, architecture, client.name)
+            roster.store.write(client.name, Parked(model.state_dict(), state, {}))
+        elif architecture.kind in first:
+            roster.store.share(client.name, first[architecture.kind], state)
+        else:
+            first[architecture.kind] = client.name
+            model = roster.models[architecture.kind]
+            roster.store.write(client.name, Parked(model.state_dict(), state, {}))
+
+
+def _architectures(experiment: Experiment, federated: FederatedData, kind: type[Method]) -> list[Architecture]:
+    """Return each client's architecture, checked against what the method needs."""
+    model = experiment.model
+    shared = kind.same_architecture and model.shared
+    assigned = models.assign(shared or model.name, len(federated.clients))
+    chosen = []
+    for client, (name, options) in zip(federated.clients, assigned, strict=True):
+        own = None if shared else client.settings.get("model")
+        name, options = models.assign(own, 1)[0] if own else (name, options)
+        extra = {} if own or shared else model.options
+        chosen.append(Architecture(name, {**options, **extra}, client.settings.get("d", model.d)))
+    _check_same(federated, kind, chosen)
+    return chosen
+
+
+def _check_same(federated: FederatedData, kind: type[Method], chosen: list[Architecture]) -> None:
+    """Refuse a federation whose clients differ in what the method needs them to share."""
+    names = [c.name for c in federated.clients]
+    for index, architecture in enumerate(chosen):
+        if kind.same_architecture and architecture != chosen[0]:
+            raise ConfigError(
+                f"{kind.name} shares weights and needs one architecture, but {names[0]} has {chosen[0]} (d="
+                f"{chosen[0].d}) and {names[index]} has {architecture} (d={architecture.d}): set model.shared"
+            )
+        if kind.same_feature_dim and architecture.d != chosen[0].d:
+            raise ConfigError(
+                f"{kind.name} exchanges features and needs one d, but {names[0]} has d={chosen[0].d} and "
+                f"{names[index]} has d={architecture.d}: give all clients the same d"
+            )
+
+
+def _task(experiment: Experiment, federated: FederatedData, kind: type[Method], chosen: list[Architecture]) -> Task:
+    counts = torch.stack([c.train.counts(federated.num_classes) for c in federated.clients]).sum(0)
+    held = counts[counts > 0]
+    template = None
+    if kind.same_architecture:
+        template = partial(_model, experiment, federated, chosen[0], "shared")
+    return Task(
+        num_classes=federated.num_classes,
+        feature_dim=chosen[0].d,
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        class_size=float(held.double().mean()) if len(held) else 0.0,
+        template=template,
+        dtype=DTYPES[experiment.execution.precision],
+    )
+
+
+def _model(
+    experiment: Experiment, federated: FederatedData, architecture: Architecture, scope: str
+) -> models.SplitModel:
+    """Return a model in the experiment's precision; ``scope`` decides its initial weights."""
+    model = models.build(
+        architecture.name,
+        input_shape=federated.input_shape,
+        num_classes=federated.num_classes,
+        d=architecture.d,
+        map=experiment.model.map,
+        options=dict(architecture.options),
+        seed=derive(experiment.seed, "model", scope),
+    )
+    return model.to(DTYPES[experiment.execution.precision])
+
+
+def _client_model(
+    experiment: Experiment, federated: FederatedData, method: Method, architecture: Architecture, scope: str
+) -> models.SplitModel:
+    """Return a model as clients train it: with the method's own networks, on the device, in its layout."""
+    model = _model(experiment, federated, architecture, scope)
+    with seeded(experiment.seed, "extend", scope):
+        method.extend(model)
+    execution = experiment.execution
+    device, layout = device_of(experiment), LAYOUTS[execution.memory_format]
+    model = model.to(device=device, dtype=DTYPES[execution.precision]).to(memory_format=layout)
+    if execution.convolutions == "auto" and device.type == "cpu" and layout is torch.channels_last:
+        models.reduce_convolutions(model)
+    return model
