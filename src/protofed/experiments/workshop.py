@@ -187,6 +187,7 @@ def _client_model(
     execution = experiment.execution
     device, layout = device_of(experiment), LAYOUTS[execution.memory_format]
     model = model.to(device=device, dtype=DTYPES[execution.precision]).to(memory_format=layout)
+    models.key_noise(model)
     if execution.convolutions == "auto" and device.type == "cpu" and layout is torch.channels_last:
         models.reduce_convolutions(model)
     return model

@@ -12,6 +12,7 @@ from protofed.models.catalogue import Architecture, Backbone, architecture, arch
 from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
 from protofed.models.grouping import Group, assign, groups
+from protofed.models.noise import key_noise
 from protofed.models.splitting import split
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "assign",
     "build",
     "groups",
+    "key_noise",
     "multiply_adds",
     "parameter_bytes",
     "parameter_count",

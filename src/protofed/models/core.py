@@ -6,10 +6,10 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.errors import ConfigError, unknown_name
+from protofed.models.noise import noise_keys
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -50,7 +50,7 @@ class SplitModel(nn.Module):
         self.extractor = extractor
         self.head = head
         self.extras = nn.ModuleDict()
-        self.head_dropout = head_dropout
+        self.dropout = nn.Dropout(head_dropout)
         self.feature_dim = head.in_features
         self.num_classes = head.out_features
 
@@ -61,7 +61,16 @@ class SplitModel(nn.Module):
 
     def classify(self, features: Tensor) -> Tensor:
         """Return logits ``(B, K)`` of features ``(B, d)``, with the head's dropout in training mode."""
-        return self.head(F.dropout(features, self.head_dropout, self.training))
+        return self.head(self.dropout(features))
+
+    @property
+    def head_dropout(self) -> float:
+        """Probability of zeroing a feature on its way into the head."""
+        return self.dropout.p
+
+    def noise_keys(self) -> dict[str, Tensor]:
+        """Return the keys of its dropout layers (see :mod:`protofed.models.noise`), by the names of buffers."""
+        return noise_keys(self)
 
     def forward(self, x: Tensor) -> Output:
         """Return features ``(B, d)`` and logits ``(B, K)`` of a batch ``(B, *input_shape)``."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.models.catalogue import Backbone, architecture
@@ -66,23 +64,6 @@ def _fit_stem(model: nn.Module, path: str, channels: int, init: Callable[[Tensor
     setattr(parent, name, new)
 
 
-class SkipBranch(nn.Module):
-    """Stochastic depth (Huang et al. 2016): in training mode, zeroes whole samples with probability ``p``.
-
-    Samples ``(B, …)`` that stay are divided by ``1 − p``. torchvision's own layer draws in place, which
-    ``torch.func.vmap`` refuses.
-    """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` with some samples zeroed."""
-        keep = torch.ones(len(x), *[1] * (x.dim() - 1), dtype=x.dtype, device=x.device)
-        return x * F.dropout(keep, self.p, self.training)
-
-
 @architecture("resnet18", "ResNet-18 (He et al. 2016), 512 wide", ResNet18Options)
 def _resnet18(input_shape: tuple[int, ...], d: int, options: ResNet18Options) -> Backbone:
     from torchvision.models import resnet18
@@ -119,15 +100,10 @@ def _shufflenet_v2(input_shape: tuple[int, ...], d: int, options: VisionOptions)
 @architecture("efficientnet_b0", "EfficientNet-B0 (Tan and Le 2019), 1280 wide", VisionOptions)
 def _efficientnet_b0(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
     from torchvision.models import efficientnet_b0
-    from torchvision.ops import StochasticDepth
 
     model = efficientnet_b0(weights=None)
     _fit_stem(model, "features.0.0", input_shape[0], _he)
     model.classifier = nn.Identity()
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, StochasticDepth):
-                setattr(parent, name, SkipBranch(child.p))
     return Backbone(model, head_dropout=options.dropout)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Batch, Local, Loss, Method, Phase, Tensors
-from protofed.seeding import generator, seeded
+from protofed.seeding import derive, generator, seeded
 from protofed.training.client import Client
 from protofed.training.samples import Samples
 from protofed.wire import Codec
@@ -88,6 +88,8 @@ class Visitor:
         """
         start = time.perf_counter()
         local = self._receive(client, message, round)
+        for index, key in enumerate(client.model.noise_keys().values()):
+            key.fill_(self.noise_key(client.name, round, index))
         losses = _Means()
         statistics: Tensors = {}
         with seeded(self.seed, "training", round, client.name):
@@ -103,6 +105,10 @@ class Visitor:
             upload, parameters = self.codec.encode(payload, schema), schema.parameters(payload)
         seconds = time.perf_counter() - start
         return Trained(client.name, upload, losses.means(), len(client.train), parameters, seconds)
+
+    def noise_key(self, client: str, round: int, layer: int) -> int:
+        """Return the key of a dropout layer's noise in a client's round, 63 bits."""
+        return derive(self.seed, "noise", round, client, layer)
 
     @torch.no_grad()
     def evaluate(self, client: Client, message: bytes | None, round: int, *, deliver: bool = True) -> Evaluated:
