@@ -78,3 +78,44 @@ class WithBatchNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(self.body(x))
+
+
+class Images(torch.nn.Module):
+    """Convolutions, both kinds of dropout, depthwise and pointwise layers."""
+
+    def __init__(self, num_classes: int = K) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+            torch.nn.BatchNorm2d(8),
+            torch.nn.ReLU(),
+            torch.nn.Dropout2d(0.2),
+            torch.nn.Conv2d(8, 8, 3, 2, 1, groups=8),
+            torch.nn.Conv2d(8, 6, 1),
+            torch.nn.Flatten(),
+            torch.nn.Dropout(0.1),
+        )
+        self.out = torch.nn.Linear(24, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.body(x))
+
+
+class DrawsItself(torch.nn.Module):
+    """Dropout that torch's random state decides."""
+
+    def __init__(self, num_classes: int = K) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(FEATURES, 8)
+        self.out = torch.nn.Linear(8, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.nn.functional.dropout(self.body(x).relu(), 0.2, self.training))
+
+
+class Branches(DrawsItself):
+    """Control flow that depends on the data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        return self.out(x.relu() if x.sum() > 0 else x)

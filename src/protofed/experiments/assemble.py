@@ -14,7 +14,7 @@ from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.workshop import device_of, fill, open_workshop, place
 from protofed.federation import Federation
 from protofed.options import build_options, plain
-from protofed.training import Executor, FederatedData, Files, Memory, Roster, Sequential, Visitor, Workers
+from protofed.training import Executor, FederatedData, Files, Fused, Memory, Roster, Sequential, Visitor, Workers
 from protofed.training.workers import shared_folder
 
 LARGE = 2**30
@@ -78,7 +78,9 @@ def _executor(experiment: Experiment, federated: FederatedData, visitor: Visitor
     at_work = sum(1 for m in roster.members.values() if len(m.train))
     processes = max(1, min(execution.workers or cores // max(1, execution.threads), at_work))
     executor = execution.executor
-    if executor == "auto":
+    if executor == "auto" and device_of(experiment).type == "cuda":
+        executor = "fused"
+    elif executor == "auto":
         executor = "workers" if processes > 1 and _worth_processes(experiment, federated, roster) else "sequential"
     if executor == "workers":
         roster.store = Files(shared_folder())
@@ -90,12 +92,20 @@ def _executor(experiment: Experiment, federated: FederatedData, visitor: Visitor
     size = sum(models.parameter_bytes(roster.models[m.kind]) for m in roster.members.values())
     if execution.clients_in == "disk" or (execution.clients_in == "auto" and size > LARGE):
         roster.store = Files(shared_folder())
+    if executor == "fused":
+        return Fused(visitor, roster, 1e9 * execution.memory_budget or _free_memory(experiment))
     return Sequential(visitor, roster)
+
+
+def _free_memory(experiment: Experiment) -> float:
+    """Return the bytes that stacks may take by default."""
+    device = device_of(experiment)
+    return 0.7 * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4e9
 
 
 def _worth_processes(experiment: Experiment, federated: FederatedData, roster: Roster) -> bool:
     """Whether a run is long enough to start processes for it."""
-    if device_of(experiment).type != "cpu" or multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() is not None:
         return False  # a process among several, as `compare --jobs` starts them, has its share of the cores
     each = {kind: models.multiply_adds(model, federated.input_shape) for kind, model in roster.models.items()}
     samples = [(m.kind, len(m.train) * m.plan.epochs) for m in roster.members.values()]

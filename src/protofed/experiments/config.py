@@ -79,11 +79,16 @@ class ExecutionOptions:
 
     device: Literal["auto", "cpu", "cuda"] = option("auto", "auto takes a GPU if there is one")
     precision: Literal["fp32", "fp64"] = option("fp32", "of models and training")
-    executor: Literal["auto", "sequential", "workers"] = option(
-        "auto", "one client after the other, or side by side in processes; auto: processes for longer runs on a CPU"
+    executor: Literal["auto", "sequential", "workers", "fused"] = option(
+        "auto",
+        "one client after the other, side by side in processes, or all of one architecture in one step; "
+        "auto: fused on a GPU, workers for longer runs on a CPU",
     )
     workers: int = option(0, "processes of the executor workers (0 = one per core)")
     threads: int = option(0, "CPU threads of each process (0 = the cores divided among the processes)")
+    memory_budget: float = option(
+        0.0, "GB that clients stepping together may take with fused (0 = 4, or 70 % of a GPU's free memory)"
+    )
     clients_in: Literal["auto", "memory", "disk"] = option(
         "auto", "where clients' models rest between visits (auto: on disk beyond 1 GiB, and with workers)"
     )
@@ -95,8 +100,8 @@ class ExecutionOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads"):
-            if getattr(self, name) < 0:
+        for name in ("workers", "threads", "memory_budget"):
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
 
 

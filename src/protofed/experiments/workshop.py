@@ -80,7 +80,7 @@ def open_workshop(experiment: Experiment, federated: FederatedData, store: Store
         ProtofedError: For anything that does not fit, before any training.
     """
     kind = methods.get(experiment.method)
-    chosen = _architectures(experiment, federated, kind)
+    chosen = assign_architectures(experiment, federated, kind)
     method = kind(experiment.method_options, _task(experiment, federated, kind, chosen))
     members, working = [], {}
     for client, architecture in zip(federated.clients, chosen, strict=True):
@@ -98,7 +98,7 @@ def open_workshop(experiment: Experiment, federated: FederatedData, store: Store
 
 def fill(experiment: Experiment, federated: FederatedData, method: Method, roster: Roster) -> None:
     """Give every client its initial weights and state."""
-    chosen = _architectures(experiment, federated, type(method))
+    chosen = assign_architectures(experiment, federated, type(method))
     first: dict[str, str] = {}
     for client, architecture in zip(federated.clients, chosen, strict=True):
         state = method.client_state(client.train.counts(federated.num_classes).cpu())
@@ -113,7 +113,9 @@ def fill(experiment: Experiment, federated: FederatedData, method: Method, roste
             roster.store.write(client.name, Parked(model.state_dict(), state, {}))
 
 
-def _architectures(experiment: Experiment, federated: FederatedData, kind: type[Method]) -> list[Architecture]:
+def assign_architectures(
+    experiment: Experiment, federated: FederatedData, kind: type[Method]
+) -> list[Architecture]:
     """Return each client's architecture, checked against what the method needs."""
     model = experiment.model
     shared = kind.same_architecture and model.shared
@@ -149,7 +151,7 @@ def _task(experiment: Experiment, federated: FederatedData, kind: type[Method], 
     held = counts[counts > 0]
     template = None
     if kind.same_architecture:
-        template = partial(_model, experiment, federated, chosen[0], "shared")
+        template = partial(build_model, experiment, federated, chosen[0], "shared")
     return Task(
         num_classes=federated.num_classes,
         feature_dim=chosen[0].d,
@@ -161,7 +163,7 @@ def _task(experiment: Experiment, federated: FederatedData, kind: type[Method], 
     )
 
 
-def _model(
+def build_model(
     experiment: Experiment, federated: FederatedData, architecture: Architecture, scope: str
 ) -> models.SplitModel:
     """Return a model in the experiment's precision; ``scope`` decides its initial weights."""
@@ -181,7 +183,7 @@ def _client_model(
     experiment: Experiment, federated: FederatedData, method: Method, architecture: Architecture, scope: str
 ) -> models.SplitModel:
     """Return a model as clients train it: with the method's own networks, on the device, in its layout."""
-    model = _model(experiment, federated, architecture, scope)
+    model = build_model(experiment, federated, architecture, scope)
     with seeded(experiment.seed, "extend", scope):
         method.extend(model)
     execution = experiment.execution

@@ -15,7 +15,7 @@ from protofed.methods.contract import Method, Tensors, Upload
 from protofed.options import option
 from protofed.seeding import generator
 from protofed.training import Executor, Messages, Trained
-from protofed.wire import Codec
+from protofed.wire import Codec, cast
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Federation:
                 continue
             record.add_traffic("up", len(result.message), result.parameters)
             try:
-                payload = self.codec.decode(result.message, schema)
+                payload = cast(self.codec.decode(result.message, schema), self.method.task.dtype)
             except PayloadError as error:
                 record.refuse(result.client, str(error))
                 continue

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.noise import noise_keys
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
 MAPS = ("pool", "linear")
 
 
@@ -57,7 +55,7 @@ class SplitModel(nn.Module):
     @property
     def needs_two_samples(self) -> bool:
         """True with BatchNorm anywhere: a training batch of a single sample must then be skipped."""
-        return any(isinstance(m, _BATCH_NORMS) for m in self.modules())
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
 
     def classify(self, features: Tensor) -> Tensor:
         """Return logits ``(B, K)`` of features ``(B, d)``, with the head's dropout in training mode."""

@@ -2,6 +2,7 @@
 
 from protofed.training.client import Client, LocalPlan, Member, Parked
 from protofed.training.executor import Executor, Messages, Sequential
+from protofed.training.fused import Fused
 from protofed.training.roster import Files, Memory, Roster, Store
 from protofed.training.samples import ClientData, FederatedData, Samples
 from protofed.training.visit import Evaluated, Trained, Visitor
@@ -14,6 +15,7 @@ __all__ = [
     "Executor",
     "FederatedData",
     "Files",
+    "Fused",
     "LocalPlan",
     "Member",
     "Memory",

@@ -18,7 +18,7 @@ from protofed.methods.contract import Batch, Local, Loss, Method, Phase, Tensors
 from protofed.seeding import derive, generator, seeded
 from protofed.training.client import Client
 from protofed.training.samples import Samples
-from protofed.wire import Codec
+from protofed.wire import Codec, cast
 
 if TYPE_CHECKING:
     from protofed.models import Output
@@ -87,7 +87,7 @@ class Visitor:
             PayloadError: If the broadcast breaks its schema.
         """
         start = time.perf_counter()
-        local = self._receive(client, message, round)
+        local = self.receive(client, message, round)
         for index, key in enumerate(client.model.noise_keys().values()):
             key.fill_(self.noise_key(client.name, round, index))
         losses = _Means()
@@ -118,12 +118,12 @@ class Visitor:
         scored with what it has.
         """
         start = time.perf_counter()
-        local = self._receive(client, message, round, deliver=deliver)
+        local = self.receive(client, message, round, deliver=deliver)
         correct, samples = self._score(client, local, client.test)
         validation = self._score(client, local, client.validation) if client.validation else ({}, 0)
         return Evaluated(client.name, correct, samples, time.perf_counter() - start, validation)
 
-    def _receive(self, client: Client, message: bytes | None, round: int, *, deliver: bool = True) -> Local:
+    def receive(self, client: Client, message: bytes | None, round: int, *, deliver: bool = True) -> Local:
         """Let the method unpack a broadcast, or take what the client received last."""
         model = client.model
         device = next(model.parameters()).device
@@ -131,7 +131,7 @@ class Visitor:
         if message is not None:
             schema = self.method.broadcast_schema
             assert schema is not None
-            payload = {n: t.to(device) for n, t in self.codec.decode(message, schema).items()}
+            payload = cast(self.codec.decode(message, schema), next(model.parameters()).dtype, device)
 
         def features() -> tuple[Tensor, Tensor]:
             parts = [(model(batch.x).features, batch.y) for batch in batches(client.train, model)]
@@ -160,12 +160,11 @@ class Visitor:
         statistics: Tensors = {}
         for epoch in range(epochs):
             statistics = {}
-            order = torch.randperm(
-                len(y), generator=generator(self.seed, "shuffle", local.round, client.name, number, epoch)
-            ).to(y.device)
-            for rows in batch_rows(order, client.plan.batch_size, even=model.needs_two_samples):
-                if len(rows) < 2 and model.needs_two_samples:
-                    continue  # batch statistics of a single sample do not exist
+            scope = (local.round, client.name, number, epoch)
+            for chosen_rows in epoch_rows(
+                len(y), client.plan.batch_size, model.needs_two_samples, self.seed, *scope
+            ):
+                rows = chosen_rows.to(y.device)
                 batch = Batch(x[rows] if phase.source else _inputs(x[rows], model), y[rows])
                 if during:
                     self._step_and_collect(local, batch, steps, losses, statistics)
@@ -215,6 +214,15 @@ class Visitor:
             for rule, classes in predicted.items():
                 correct[rule] += (classes == batch.y).sum()
         return {rule: int(count) for rule, count in correct.items()}, len(samples)
+
+
+def epoch_rows(samples: int, size: int, even: bool, seed: int, *scope: str | int) -> list[Tensor]:
+    """Return the rows of each batch of an epoch, shuffled by ``seed`` and ``scope``.
+
+    With ``even`` (BatchNorm) a batch of a single sample is left out: it has no batch statistics.
+    """
+    order = torch.randperm(samples, generator=generator(seed, "shuffle", *scope))
+    return [rows for rows in batch_rows(order, size, even=even) if len(rows) > 1 or (len(rows) and not even)]
 
 
 def batch_rows(order: Tensor, size: int, *, even: bool) -> Sequence[Tensor]:

@@ -116,6 +116,11 @@ class Codec:
         return torch.from_numpy(np.frombuffer(data, _INTEGERS[field.kind]).astype("<i8")).reshape(shape)
 
 
+def cast(payload: Payload, dtype: torch.dtype, device: torch.device | str = "cpu") -> Payload:
+    """Return a decoded payload as its receiver computes with it: real numbers as ``dtype``, all on ``device``."""
+    return {n: t.to(device, dtype) if t.is_floating_point() else t.to(device) for n, t in payload.items()}
+
+
 _INTEGERS = {"label": "<u2", "count": "<u4"}
 
 

@@ -1,0 +1,151 @@
+"""Several clients' tensors as one: stacked weights, padded batches, BatchNorm that knows what is padding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from protofed.training.samples import Samples
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+Tensors = dict[str, Tensor]
+ROWS = "rows"
+
+
+class StackingError(RuntimeError):
+    """Clients of one architecture that cannot step together, and why."""
+
+
+def stack(parts: Sequence[Mapping[str, Tensor]]) -> Tensors:
+    """Return ``(C, …)`` tensors from C dictionaries of the same names and shapes.
+
+    Raises:
+        StackingError: If names or shapes differ.
+    """
+    first = parts[0]
+    for part in parts:
+        if part.keys() != first.keys() or any(part[n].shape != first[n].shape for n in first):
+            raise StackingError("its clients hold tensors of different shapes")
+    return {n: torch.stack([part[n] for part in parts]) for n in first}
+
+
+def unstack(tensors: Mapping[str, Tensor], index: int) -> Tensors:
+    """Return one client's tensors."""
+    return {name: tensor[index] for name, tensor in tensors.items()}
+
+
+def first(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
+    """Return the tensors of the first ``clients``, sharing memory."""
+    return {name: tensor[:clients] for name, tensor in tensors.items()}
+
+
+class Pile:
+    """The samples of several clients, one after the other in one tensor."""
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        shapes = {(p.x.dtype, p.x.shape[1:]) for p in parts if len(p)}
+        if len(shapes) > 1:
+            raise StackingError("its clients hold samples of different types")
+        held = [p.x for p in parts if len(p)] or [parts[0].x]
+        self.x = torch.cat(held)
+        self.y = torch.cat([p.y for p in parts])
+        self.lengths = [len(p) for p in parts]
+        self.starts = [sum(self.lengths[:i]) for i in range(len(parts))]
+
+    def places(self, steps: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, list[list[int]]]:
+        """Return where each client's rows of each step lie.
+
+        Args:
+            steps: Per client and step, ``(b,)`` rows of that client.
+
+        Returns:
+            ``(C, T, B)`` int64 places, ``(C, T, B)`` weights (0 for padding), and the number of rows per client and
+            step.
+        """
+        T = max((len(s) for s in steps), default=0)
+        B = max((len(rows) for s in steps for rows in s), default=0)
+        places = torch.zeros(len(steps), T, B, dtype=torch.int64)
+        weights = torch.zeros(len(steps), T, B)
+        for c, own in enumerate(steps):
+            for t, rows in enumerate(own):
+                places[c, t, : len(rows)] = rows + self.starts[c]
+                weights[c, t, : len(rows)] = 1
+        device = self.y.device
+        return places.to(device), weights.to(device), [[len(rows) for rows in own] for own in steps]
+
+
+class PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm whose statistics leave out rows with weight 0.
+
+    ``rows`` is a buffer ``(B,)`` that the executor sets for every step; empty where nothing is padded.
+    """
+
+    rows: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``(B, C, …)``."""
+        if not self.training or self.rows.numel() == 0:
+            return super().forward(input)
+        over = [0, *range(2, input.dim())]
+        shape = [1, -1, *[1] * (input.dim() - 2)]
+        weight = self.rows.to(input.dtype).view(-1, *[1] * (input.dim() - 1))
+        number = self.rows.sum().to(input.dtype) * (input[0, 0].numel())
+        mean = (input * weight).sum(over) / number
+        centred = input - mean.view(shape)
+        variance = (centred.square() * weight).sum(over) / number
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            self._track(mean.detach(), (variance * number / (number - 1)).detach())
+        out = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out
+
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            share = 1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
+            self.running_mean.add_((mean - self.running_mean) * share)
+            self.running_var.add_((variance - self.running_var) * share)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Accept what the layer that this one replaces has accepted."""
+
+
+def skeleton(model: SplitModel) -> SplitModel:
+    """Return a copy of ``model`` for ``torch.func.functional_call``, its BatchNorm layers aware of padding."""
+    bare = copy.deepcopy(model)
+    for module in bare.modules():
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            module.__class__ = PaddedBatchNorm
+            module.register_buffer(ROWS, torch.zeros(0), persistent=False)
+    return bare
+
+
+def padded_layers(model: nn.Module) -> list[str]:
+    """Return the names of the buffers that say which rows are padding."""
+    return [f"{name}.{ROWS}" for name, module in model.named_modules() if isinstance(module, PaddedBatchNorm)]
+
+
+class WithBatchingRules(TorchFunctionMode):
+    """Replaces operations that ``vmap`` would run client by client by equal ones that it can vectorise."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute global average pooling as a mean; leave everything else alone."""
+        if func is F.adaptive_avg_pool2d and _ones(args[1:] or tuple(kwargs.values())):
+            return args[0].mean((-2, -1), keepdim=True)
+        return func(*args, **(kwargs or {}))
+
+
+def _ones(output_size: tuple[Any, ...]) -> bool:
+    return len(output_size) == 1 and output_size[0] in (1, (1, 1), [1, 1])
