@@ -14,6 +14,8 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
     Example:
         >>> tell_apart(["a", "a"], [{"seed": 0, "method": {"lambda": 1}}, {"seed": 1, "method": {"lambda": 5}}])
         ['a, method.lambda=1', 'a, method.lambda=5']
+        >>> tell_apart(["a", "a"], [{"partition": {"name": "iid"}}, {"partition": {"name": "dirichlet", "alpha": 1}}])
+        ['a, partition.name=iid', 'a, partition.name=dirichlet']
     """
     options = [flat(c, NOT_THE_METHODS) for c in configurations]
     return [
@@ -25,6 +27,10 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
 def _extended(label: str, own: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
     first = group[0]
     differing = sorted({n for o in group for n in {**first, **o} if o.get(n) != first.get(n)})
+    # What is an option of one partition and not of another goes without saying once the partitions are named.
+    named = {n.removesuffix("name") for n in differing if n.endswith(".name")}
+    implied = {n for n in differing if n.rpartition(".")[0] + "." in named and any(n not in o for o in group)}
+    differing = [n for n in differing if n not in implied]
     # Recipes differ in many options: their names say enough, unless one of them was run with overrides.
     distinct = [o for i, o in enumerate(group) if o not in group[:i]]
     if len({str(o.get("recipe")) for o in distinct}) == len(distinct):

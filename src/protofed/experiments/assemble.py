@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections.abc import Collection
 from functools import lru_cache, partial
 
 import torch
@@ -15,6 +16,7 @@ from protofed.experiments.workshop import device_of, fill, open_workshop, place
 from protofed.federation import Federation
 from protofed.options import build_options, plain
 from protofed.training import Executor, FederatedData, Files, Fused, Memory, Roster, Sequential, Visitor, Workers
+from protofed.training.calibration import faster_in_bfloat16
 from protofed.training.workers import shared_folder
 
 LARGE = 2**30
@@ -41,18 +43,27 @@ def _load_data(key: str) -> FederatedData:
     )
 
 
-def assemble(experiment: Experiment, federated: FederatedData | None = None) -> tuple[Federation, FederatedData]:
+def assemble(
+    experiment: Experiment, federated: FederatedData | None = None, bfloat16: Collection[str] | None = None
+) -> tuple[Federation, FederatedData]:
     """Build the method, the clients and the engine; close ``federation.executor`` when done with it.
 
     Args:
         experiment: What to run.
         federated: The clients' data; by default what the experiment's ``data`` and ``partition`` sections say.
+        bfloat16: Kinds of models for which bfloat16 was found faster before, so that a run goes on as it began;
+            by default it is measured (with ``execution.precision=bf16`` alone).
 
     Raises:
         ProtofedError: For anything that does not fit, before any training.
     """
     federated = place(experiment, federated or load_data(experiment))
-    visitor, roster = open_workshop(experiment, federated, Memory())
+    if experiment.execution.threads:
+        torch.set_num_threads(experiment.execution.threads)
+    visitor, roster = open_workshop(experiment, federated, Memory(), bfloat16 or ())
+    if experiment.execution.precision == "bf16" and bfloat16 is None:
+        for kind in faster_in_bfloat16(roster):
+            roster.models[kind].in_bfloat16 = True
     executor = _executor(experiment, federated, visitor, roster)
     try:
         fill(experiment, federated, visitor.method, executor.clients)
@@ -84,11 +95,10 @@ def _executor(experiment: Experiment, federated: FederatedData, visitor: Visitor
         executor = "workers" if processes > 1 and _worth_processes(experiment, federated, roster) else "sequential"
     if executor == "workers":
         roster.store = Files(shared_folder())
-        build = partial(open_workshop, experiment)
+        low = [kind for kind, model in roster.models.items() if model.in_bfloat16]
+        build = partial(open_workshop, experiment, bfloat16=low)
         threads = execution.threads or max(1, cores // processes)
         return Workers(build, federated, roster, processes=processes, threads=threads)
-    if execution.threads:
-        torch.set_num_threads(execution.threads)
     size = sum(models.parameter_bytes(roster.models[m.kind]) for m in roster.members.values())
     if execution.clients_in == "disk" or (execution.clients_in == "auto" and size > LARGE):
         roster.store = Files(shared_folder())
@@ -119,6 +129,7 @@ def describe_clients(federation: Federation, federated: FederatedData) -> Tree:
     return {
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
+        "bfloat16": [kind for kind, model in roster.models.items() if model.in_bfloat16],
         "clients": [
             {
                 "name": name,

@@ -112,6 +112,14 @@ class RunDirectory:
             save_checkpoint(self.checkpoints, federation.round, federation.server, federation.executor.clients)
         return line
 
+    def bfloat16(self) -> list[str] | None:
+        """Return for which models the run began in bfloat16; None if it has not begun."""
+        path = self.path / "federation.json"
+        if not path.is_file():
+            return None
+        found: list[str] = read_json(path).get("bfloat16", [])
+        return found
+
     # The end.
 
     def write_federation(self, description: Tree) -> None:

@@ -69,7 +69,7 @@ def run_experiment(
     files = RunDirectory(directory)
     if not files.finished:
         memory = PeakMemory(device_of(experiment))
-        federation, federated = assemble(experiment)
+        federation, federated = assemble(experiment, bfloat16=files.bfloat16())
         with closing(federation.executor):
             files.open(experiment, resume=resume)
             files.write_federation(describe_clients(federation, federated))

@@ -5,7 +5,7 @@ Worker processes build the same from the same configuration; only the process th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,8 @@ from protofed.seeding import derive, seeded
 from protofed.training import FederatedData, Member, Parked, Roster, Samples, Store, Visitor
 from protofed.wire import get_codec
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+"""Of weights, features and prototypes."""
 LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 
 
@@ -68,13 +69,16 @@ def place(experiment: Experiment, federated: FederatedData) -> FederatedData:
     return federated.map(put)
 
 
-def open_workshop(experiment: Experiment, federated: FederatedData, store: Store) -> tuple[Visitor, Roster]:
+def open_workshop(
+    experiment: Experiment, federated: FederatedData, store: Store, bfloat16: Collection[str] = ()
+) -> tuple[Visitor, Roster]:
     """Return what takes clients through their visits, and the clients, who rest in ``store``.
 
     Args:
         experiment: What to run.
         federated: The clients' data, as :func:`place` returns them.
         store: Holds the clients' weights, or will be filled by :func:`fill`.
+        bfloat16: Kinds whose layers are computed in bfloat16.
 
     Raises:
         ProtofedError: For anything that does not fit, before any training.
@@ -82,7 +86,11 @@ def open_workshop(experiment: Experiment, federated: FederatedData, store: Store
     kind = methods.get(experiment.method)
     chosen = assign_architectures(experiment, federated, kind)
     method = kind(experiment.method_options, _task(experiment, federated, kind, chosen))
-    members, working = [], {}
+    if experiment.execution.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    members: list[Member] = []
+    working: dict[str, models.SplitModel] = {}
     for client, architecture in zip(federated.clients, chosen, strict=True):
         try:
             plan = experiment.training.plan(client.settings)
@@ -90,6 +98,7 @@ def open_workshop(experiment: Experiment, federated: FederatedData, store: Store
                 working[architecture.kind] = _client_model(experiment, federated, method, architecture, "shared")
         except (ModelError, ConfigError) as error:
             raise type(error)(f"{client.name}: {error}") from None
+        working[architecture.kind].in_bfloat16 = architecture.kind in bfloat16
         splits = client.train, client.test, client.validation
         members.append(Member(client.name, *splits, plan, str(architecture), architecture.kind))
     visitor = Visitor(method, get_codec(experiment.wire.codec), experiment.seed)

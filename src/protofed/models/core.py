@@ -41,7 +41,11 @@ class SplitModel(nn.Module):
         extras: Networks a method adds beside its model (projection, auxiliary model); empty at first.
         feature_dim: ``d``.
         num_classes: ``K``.
+        in_bfloat16: Whether convolutions and linear layers are computed in bfloat16 (autocast). Weights, features and
+            logits, and so all prototypes, keep their precision.
     """
+
+    in_bfloat16 = False
 
     def __init__(self, extractor: nn.Module, head: nn.Linear, *, head_dropout: float = 0.0) -> None:
         super().__init__()
@@ -72,8 +76,13 @@ class SplitModel(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         """Return features ``(B, d)`` and logits ``(B, K)`` of a batch ``(B, *input_shape)``."""
-        features = self.extractor(x)
-        return Output(features, self.classify(features))
+        if not self.in_bfloat16:
+            features = self.extractor(x)
+            return Output(features, self.classify(features))
+        dtype = self.head.weight.dtype
+        with torch.autocast(x.device.type, torch.bfloat16):
+            features = self.extractor(x).to(dtype)
+            return Output(features, self.classify(features).to(dtype))
 
 
 def extractor(backbone: nn.Module, map_: nn.Module) -> nn.Sequential:
