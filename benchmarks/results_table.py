@@ -28,7 +28,8 @@ def row(runs: Sequence[RunData]) -> list[str]:
         f"{mean(lambda f, w=way: f['communication'][f'parameters_{w}_per_round']):,.0f}" for way in ("up", "down")
     ]
     sent = mean(lambda f: sum(f["communication"][f"bytes_{way}_total"] for way in ("up", "down")) / rounds)
-    seconds = mean(lambda f: f["seconds"]["total"] / rounds)
+    # The median round of each run: on a shared machine single rounds can take several times as long.
+    seconds = statistics.fmean(statistics.median(r["seconds"]["total"] for r in run.rounds) for run in runs)
     return [runs[0].method, *map(accuracy, RULES), *traffic, size(sent), f"{seconds:.2f}"]
 
 

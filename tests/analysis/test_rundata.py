@@ -3,6 +3,7 @@ import json
 import pytest
 
 from protofed.analysis import load_run, load_runs, main_rule, prototypes
+from protofed.analysis._labels import tell_apart
 from protofed.analysis.rundata import by_label, settled
 from protofed.errors import CheckpointError
 
@@ -178,3 +179,11 @@ def test_main_rule():
     assert main_rule(["etf", "head"]) == "head"
     assert main_rule(["etf"]) == "etf"
     assert main_rule([]) == "head"
+
+
+def test_options_of_another_partition_go_without_saying():
+    skewed = {"method": {"name": "a"}, "partition": {"name": "dirichlet", "alpha": 0.1, "min_size": 10}}
+    flat = {"method": {"name": "a"}, "partition": {"name": "iid"}}
+    milder = {"method": {"name": "a"}, "partition": {"name": "dirichlet", "alpha": 0.5, "min_size": 10}}
+    assert tell_apart(["a", "a"], [skewed, flat]) == ["a, partition.name=dirichlet", "a, partition.name=iid"]
+    assert tell_apart(["a", "a"], [skewed, milder]) == ["a, partition.alpha=0.1", "a, partition.alpha=0.5"]

@@ -68,7 +68,8 @@ class RunDirectory:
         kept = {k: v for k, v in found.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
         differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
         if differing:
-            name = differing[0]
+            # Another method or partition brings other options with it: its name says it all.
+            name = min(differing, key=lambda n: not n.endswith(".name"))
             raise ConfigError(
                 f"{self.path} holds a run with another configuration ({name} is {kept.get(name)!r} there and "
                 f"{wanted.get(name)!r} here): choose another --out"
