@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,6 +151,54 @@ def figure(
     console.print(f"Drawn: {', '.join(str(path) for path in paths)}", soft_wrap=True)
 
 
+@app.command()
+def bench(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[BENCHMARK] [NAME=VALUE]...",
+            help="overhead, peer, scaling or all (the default), then options by dotted name.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds to measure, after one to warm up.")] = 3,
+    cases: Annotated[str, typer.Option(help="Cases of overhead and peer, separated by commas.")] = "",
+    threads: Annotated[str, typer.Option(help="Numbers of threads to try (default: 1 to all cores).")] = "",
+    processes: Annotated[int, typer.Option(help="Of the executor workers (0: one per core, 1: leave it out).")] = 0,
+    peer: Annotated[Path | None, typer.Option(help="A clone of github.com/TsingZ0/HtFLlib.")] = None,
+    clients: Annotated[str, typer.Option(help="Sizes of the federations of scaling.")] = "20,100,500,1000",
+    per_client: Annotated[int, typer.Option(help="Samples of each client of scaling.")] = 60,
+    json: Annotated[Path | None, typer.Option(help="File for the figures and facts of the machine.")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure how fast this is beside other ways to do the same, as ratios.
+
+    overhead: beside a bare PyTorch loop, and executors beside each other; peer: beside a clone of HtFLlib;
+    scaling: time and memory of more clients; all (the default): each of them, peer if there is one.
+    """
+    from protofed import benchmark
+
+    name, items = _split_recipe(arguments or [], default="all")
+    request = benchmark.Request(
+        rounds,
+        _overrides(items, device, data_dir),
+        _names(cases),
+        [_integer(number, "--threads") for number in _names(threads)],
+        processes,
+        peer,
+        [_integer(number, "--clients") for number in _names(clients)],
+        per_client,
+    )
+    found = benchmark.Report(json)
+    console.print(found.machine_line(), highlight=False, soft_wrap=True)
+    # A lively display would take time from what is measured.
+    with nullcontext() if quiet else console.status("starting", refresh_per_second=1) as status:
+        for of, result in benchmark.measure(name, request, status.update if status else lambda text: None):
+            console.print(result.table)
+            found.add(of, result)
+
+
 def _show(result: Any) -> None:
     """Print the table of a run or comparison and where its files are."""
     from protofed.analysis.tables import results_table
@@ -163,11 +212,11 @@ def _show(result: Any) -> None:
     console.print(f"Report: {result.report}", soft_wrap=True)
 
 
-def _split_recipe(arguments: list[str]) -> tuple[str, list[str]]:
-    """Return the recipe, which comes first if it has no ``=``, and the overrides."""
+def _split_recipe(arguments: list[str], default: str = "quickstart") -> tuple[str, list[str]]:
+    """Return the recipe or benchmark, which comes first if it has no ``=``, and the overrides."""
     if arguments and "=" not in arguments[0]:
         return arguments[0], arguments[1:]
-    return "quickstart", arguments
+    return default, arguments
 
 
 def _overrides(items: list[str], device: str, data_dir: Path | None) -> dict[str, Any]:

@@ -67,17 +67,17 @@ def test_it_really_measures():
 
 
 def test_a_resumed_run_goes_on_as_it_began(tmp_path, monkeypatch):
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     class StopAfterOne(protofed.Progress):
         def round(self, label, record):
-            raise Stop
+            raise StopError
 
     overrides = {**SMALL, "method.name": "fedproto", "execution.precision": "bf16"}
     monkeypatch.setattr(assembling, "faster_in_bfloat16", lambda roster: list(roster.models)[:1])
     whole = protofed.run("quickstart", overrides, out=tmp_path / "whole")
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         protofed.run("quickstart", overrides, out=tmp_path / "cut", progress=StopAfterOne())
     monkeypatch.setattr(assembling, "faster_in_bfloat16", lambda roster: list(roster.models))
     again = protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)

@@ -14,8 +14,8 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
     Example:
         >>> tell_apart(["a", "a"], [{"seed": 0, "method": {"lambda": 1}}, {"seed": 1, "method": {"lambda": 5}}])
         ['a, method.lambda=1', 'a, method.lambda=5']
-        >>> tell_apart(["a", "a"], [{"partition": {"name": "iid"}}, {"partition": {"name": "dirichlet", "alpha": 1}}])
-        ['a, partition.name=iid', 'a, partition.name=dirichlet']
+        >>> tell_apart(["a", "a"], [{"partition": {"name": "iid"}}, {"partition": {"name": "skewed", "alpha": 1}}])
+        ['a, partition.name=iid', 'a, partition.name=skewed']
     """
     options = [flat(c, NOT_THE_METHODS) for c in configurations]
     return [

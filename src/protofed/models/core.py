@@ -41,8 +41,8 @@ class SplitModel(nn.Module):
         extras: Networks a method adds beside its model (projection, auxiliary model); empty at first.
         feature_dim: ``d``.
         num_classes: ``K``.
-        in_bfloat16: Whether convolutions and linear layers are computed in bfloat16 (autocast). Weights, features and
-            logits, and so all prototypes, keep their precision.
+        in_bfloat16: Whether convolutions and linear layers are computed in bfloat16 (autocast). Weights, features
+            and logits, and so all prototypes, keep their precision.
     """
 
     in_bfloat16 = False

@@ -1,0 +1,203 @@
+"""A round as one would write it by hand: a plain PyTorch loop over the clients, with nothing around it.
+
+No server, no messages, no store, no seeds: every client's model stays in memory, its samples are floating-point
+tensors that were normalised beforehand, and its batches are chosen before the clock starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed import methods, models
+from protofed.errors import ConfigError
+from protofed.experiments.config import Experiment
+from protofed.experiments.workshop import DTYPES, LAYOUTS, assign_architectures, build_model, device_of
+from protofed.federation import Federation
+from protofed.methods.contract import Tensors
+from protofed.seeding import generator
+from protofed.training import FederatedData, LocalPlan, Samples
+from protofed.training.visit import EVALUATION_BATCH, batch_rows, normalise
+
+METHODS = ("local", "fedproto")
+
+
+def check_method(experiment: Experiment) -> None:
+    """Raise ConfigError unless there is a bare loop for the experiment's method."""
+    if experiment.method not in METHODS:
+        raise ConfigError(f"method.name={experiment.method}: the bare loop is for {' and '.join(METHODS)} only")
+
+
+class Table(NamedTuple):
+    """Global prototypes.
+
+    Attributes:
+        rows: ``(K, d)``, zero for a class that has none.
+        classes: ``(k,)`` classes that have one.
+    """
+
+    rows: Tensor
+    classes: Tensor
+
+
+class BareClient(NamedTuple):
+    """One client's model and data.
+
+    Attributes:
+        name: As in the federation.
+        model: On the device.
+        plan: How it trains.
+        train: Normalised training samples.
+        held_out: Normalised samples it is scored on: test and, where present, validation.
+    """
+
+    name: str
+    model: models.SplitModel
+    plan: LocalPlan
+    train: Samples
+    held_out: list[Samples]
+
+
+class BareLoop:
+    """The same training steps, prototypes and predictions as ours.
+
+    Args:
+        experiment: Of one of :data:`METHODS`.
+        federated: The clients' data, on the device.
+        reduced: Whether convolutions are computed as ours are (:func:`protofed.models.reduce_convolutions`).
+
+    Attributes:
+        clients: In their fixed order.
+        prototypes: Of each client, ``(K, d)``: what the last round made of its training data.
+        correct: Correctly classified held-out samples of the last round, of all clients: by the head and, where
+            there are global prototypes, by the nearest of them.
+
+    Raises:
+        ConfigError: If the method is another one.
+    """
+
+    def __init__(self, experiment: Experiment, federated: FederatedData, *, reduced: bool = False) -> None:
+        check_method(experiment)
+        self.seed = experiment.seed
+        self.num_classes = federated.num_classes
+        self.prototypes_from = "" if experiment.method == "local" else experiment.method_options.prototypes
+        self.weight = 0.0 if experiment.method == "local" else experiment.method_options.lambda_
+        self.gamma = 1.0 if experiment.method == "local" else experiment.method_options.gamma
+        self.clients = list(_clients(experiment, federated, reduced))
+        self.table: Table | None = None
+        self.batches: dict[str, list[Sequence[Tensor]]] = {}
+        self.prototypes: dict[str, Tensor] = {}
+        self.correct: dict[str, int] = {}
+
+    def load(self, federation: Federation) -> None:
+        """Take over the weights that the clients of ``federation`` have, and in what precision they compute."""
+        roster = federation.executor.clients
+        for client in self.clients:
+            client.model.load_state_dict(roster.parked(client.name).model)
+            client.model.in_bfloat16 = roster.models[roster.members[client.name].kind].in_bfloat16
+
+    def prepare(self, server: Mapping[str, Tensor], round: int) -> None:
+        """Choose the batches of ``round``, the same as ours, and take over the server's prototypes."""
+        for client in self.clients:
+            self.batches[client.name] = [self._rows(client, round, epoch) for epoch in range(client.plan.epochs)]
+        self.table = None
+        if self.weight and server["present"].any():
+            device = self.clients[0].train.y.device
+            classes = server["present"].nonzero().squeeze(-1)
+            self.table = Table((self.gamma * server["prototypes"]).to(device), classes.to(device))
+
+    def run(self) -> None:
+        """Train all clients, make their prototypes, score them."""
+        self.correct = {}
+        for client in self.clients:
+            if len(client.train):
+                self._train(client)
+                if self.prototypes_from == "after":
+                    self._pass(client)
+            self._score(client)
+
+    def _train(self, client: BareClient) -> None:
+        model, (x, y) = client.model, (client.train.x, client.train.y)
+        optimizer = getattr(torch.optim, client.plan.optimizer)(model.parameters(), **client.plan.settings)
+        model.train()
+        for batches in self.batches[client.name]:
+            sums = self._no_sums(client)
+            for rows in batches:
+                labels = y[rows]
+                features, logits = model(x[rows])
+                loss = F.cross_entropy(logits, labels)
+                if self.table is not None:
+                    loss = loss + self.weight * F.mse_loss(features, self.table.rows[labels])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if self.prototypes_from == "during":
+                    sums.index_add_(0, labels, features.detach())
+        if self.prototypes_from == "during":
+            self._keep(client, sums)
+
+    @torch.no_grad()
+    def _pass(self, client: BareClient) -> None:
+        """Compute the client's prototypes from a pass over its training data."""
+        client.model.eval()
+        sums = self._no_sums(client)
+        for x, y in _chunks(client.train):
+            sums.index_add_(0, y, client.model(x).features)
+        self._keep(client, sums)
+
+    @torch.no_grad()
+    def _score(self, client: BareClient) -> None:
+        client.model.eval()
+        correct: Tensors = {}
+        for x, y in (chunk for samples in client.held_out for chunk in _chunks(samples)):
+            features, logits = client.model(x)
+            predicted = {"head": logits.argmax(1)}
+            if self.table is not None:
+                known = self.table.rows[self.table.classes]
+                predicted["global"] = self.table.classes[torch.cdist(features, known).argmin(1)]
+            for rule, classes in predicted.items():
+                correct[rule] = correct.get(rule, 0) + (classes == y).sum()
+        for rule, count in correct.items():
+            self.correct[rule] = self.correct.get(rule, 0) + int(count)
+
+    def _rows(self, client: BareClient, round: int, epoch: int) -> Sequence[Tensor]:
+        random = generator(self.seed, "shuffle", round, client.name, 0, epoch)
+        order = torch.randperm(len(client.train), generator=random).to(client.train.y.device)
+        pairs = client.model.needs_two_samples
+        return [
+            rows for rows in batch_rows(order, client.plan.batch_size, even=pairs) if len(rows) > 1 or not pairs
+        ]
+
+    def _no_sums(self, client: BareClient) -> Tensor:
+        return torch.zeros_like(client.model.head.weight[:1]).repeat(self.num_classes, 1)
+
+    def _keep(self, client: BareClient, sums: Tensor) -> None:
+        counts = client.train.counts(self.num_classes).clamp(min=1)
+        self.prototypes[client.name] = sums / counts.unsqueeze(-1)
+
+
+def _clients(experiment: Experiment, federated: FederatedData, reduced: bool) -> Iterator[BareClient]:
+    device, layout = device_of(experiment), LAYOUTS[experiment.execution.memory_format]
+
+    def ready(samples: Samples) -> Samples:
+        x = normalise(samples.x, DTYPES[experiment.execution.precision])
+        return Samples(x.contiguous(memory_format=layout) if x.dim() == 4 else x, samples.y)
+
+    chosen = assign_architectures(experiment, federated, methods.get(experiment.method))
+    for client, architecture in zip(federated.clients, chosen, strict=True):
+        model = build_model(experiment, federated, architecture, "shared").to(device).to(memory_format=layout)
+        if reduced:
+            models.reduce_convolutions(model)
+        held_out = [ready(s) for s in (client.test, client.validation) if s is not None]
+        plan = experiment.training.plan(client.settings)
+        yield BareClient(client.name, model, plan, ready(client.train), held_out)
+
+
+def _chunks(samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(samples), EVALUATION_BATCH):
+        rows = slice(start, start + EVALUATION_BATCH)
+        yield samples.x[rows], samples.y[rows]

@@ -1,0 +1,174 @@
+"""HtFLlib (github.com/TsingZ0/HtFLlib), a public library of the same methods, run on our federation.
+
+Nothing of it is shipped: the user names a checkout, and what is written here lies in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.experiments.config import Experiment
+from protofed.experiments.workshop import device_of
+from protofed.training import FederatedData, Samples
+from protofed.training.visit import normalise
+
+NEEDED = ("system/main.py", "system/flcore/servers/serverproto.py", "system/flcore/trainmodel/models.py")
+ALGORITHMS = {"fedproto": "FedProto", "fedtgp": "FedTGP"}
+OPTIONS = {
+    "fedproto": {"lambda_": "-lam"},
+    "fedtgp": {"lambda_": "-lam", "server_epochs": "-se", "margin_cap": "-mart"},
+}
+DATASET = "federation"
+FAMILY = "HtFE-img-2"
+"""A name that its main.py knows; the models it stands for are replaced."""
+SCRIPT = Path(__file__).with_name("htfllib_main.py")
+
+_ROUND = re.compile(r"^-{50} ([\d.eE+-]+)$", re.MULTILINE)
+
+
+def _light4(shape: tuple[int, ...]) -> list[str]:
+    return [
+        "resnet8(num_classes=args.num_classes)",
+        "torchvision.models.mobilenet_v2(num_classes=args.num_classes)",
+        "torchvision.models.shufflenet_v2_x1_0(num_classes=args.num_classes)",
+        "torchvision.models.efficientnet_b0(num_classes=args.num_classes)",
+    ]
+
+
+def _cnn2(shape: tuple[int, ...]) -> list[str]:
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+    flat = 64 * height * width
+    return [f"FedAvgCNN(in_features={shape[0]}, num_classes=args.num_classes, dim={flat})"]
+
+
+MODELS: dict[str, Callable[[tuple[int, ...]], list[str]]] = {"light4": _light4, "cnn2": _cnn2}
+"""Our models by name, to the expressions that its main.py evaluates; client ``i`` gets one in turn, as ours do."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A checkout and a folder to work in.
+
+    Attributes:
+        checkout: HtFLlib's folder.
+        folder: An empty folder.
+    """
+
+    checkout: Path
+    folder: Path
+
+    def write(self, federated: FederatedData) -> None:
+        """Write every client's samples, normalised as ours are, as the files its data loader reads."""
+        for number, client in enumerate(federated.clients):
+            for part in ("train", "test"):
+                path = self.folder / "dataset" / DATASET / part / f"{number}.npz"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # It writes compressed files; these are read faster.
+                np.savez(path, data=np.array(_arrays(getattr(client, part)), dtype=object))
+        (self.folder / "system").mkdir()  # where it is started: it looks for ../dataset and writes beside itself
+
+    def run(self, experiment: Experiment, federated: FederatedData, *, rounds: int, threads: int) -> list[float]:
+        """Return the seconds of each of ``rounds`` rounds, after one more to warm up.
+
+        Raises:
+            ConfigError: If it fails.
+        """
+        models = json.dumps(MODELS[experiment.model.name](federated.input_shape))
+        source = str(self.checkout.resolve() / "system")
+        command = [sys.executable, str(SCRIPT), source, str(threads), models]
+        result = subprocess.run(
+            [*command, *_arguments(experiment, federated, rounds)],
+            cwd=self.folder / "system",
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        seconds = [float(number) for number in _ROUND.findall(result.stdout)]
+        if result.returncode or len(seconds) != rounds + 1:
+            last = (result.stderr.strip().splitlines() or ["it printed no error"])[-1]
+            raise ConfigError(
+                f"--peer {self.checkout}: main.py ended with status {result.returncode} after {len(seconds)} of "
+                f"{rounds + 1} rounds: {last}"
+            )
+        return seconds[1:]
+
+
+def check_checkout(path: Path) -> None:
+    """Raise ConfigError unless ``path`` is a checkout of HtFLlib."""
+    for name in NEEDED:
+        if not (path / name).is_file():
+            raise ConfigError(
+                f"--peer {path}: no checkout of HtFLlib ({name} is missing): name the folder of a clone of "
+                "github.com/TsingZ0/HtFLlib"
+            )
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Raise ConfigError if HtFLlib cannot do the same as ``experiment``."""
+    if experiment.method not in ALGORITHMS:
+        raise ConfigError(unknown_name("method of the peer", experiment.method, ALGORITHMS))
+    if experiment.model.name not in MODELS:
+        raise ConfigError(unknown_name("model of the peer", experiment.model.name, MODELS))
+    same: dict[str, tuple[Any, Any]] = {
+        "training.optimizer": (experiment.training.optimizer, "SGD"),
+        "training.momentum": (experiment.training.momentum, 0.0),
+        "training.weight_decay": (experiment.training.weight_decay, 0.0),
+        "training.options": (experiment.training.options, {}),
+        "model.options": (experiment.model.options, {}),
+        "model.map": (experiment.model.map, "pool"),
+    }
+    if experiment.model.name == "cnn2":
+        same["model.d"] = (experiment.model.d, 512)
+    for name, (given, needed) in same.items():
+        if given != needed:
+            raise ConfigError(f"{name}={given}: the peer has only {needed}, leave it out")
+
+
+def check_data(experiment: Experiment, federated: FederatedData) -> None:
+    """Raise ConfigError if HtFLlib cannot train on the data as we do."""
+    for client in federated.clients:
+        if client.settings:
+            raise ConfigError(
+                f"{client.name} has settings of its own, but the peer has one setting for all clients"
+            )
+    if len(federated.input_shape) != 3 or (experiment.model.name == "light4" and federated.input_shape[0] != 3):
+        shape = "×".join(map(str, federated.input_shape))
+        raise ConfigError(f"the peer's {experiment.model.name} takes images of 3 channels, not samples of {shape}")
+
+
+def _arguments(experiment: Experiment, federated: FederatedData, rounds: int) -> list[str]:
+    """Return main.py's arguments; it runs one round more than ``-gr`` says."""
+    arguments = {
+        "-dev": device_of(experiment).type,
+        "-data": DATASET,
+        "-m": FAMILY,
+        "-algo": ALGORITHMS[experiment.method],
+        "-ncl": federated.num_classes,
+        "-nc": len(federated.clients),
+        "-lbs": experiment.training.batch_size,
+        "-lr": experiment.training.lr,
+        "-ls": experiment.training.epochs,
+        "-fd": experiment.model.d,
+        "-gr": rounds,
+        "-eg": 1,
+    }
+    for option, name in OPTIONS[experiment.method].items():
+        arguments[name] = getattr(experiment.method_options, option)
+    return [str(part) for pair in arguments.items() for part in pair]
+
+
+def _arrays(samples: Samples) -> dict[str, np.ndarray]:
+    x = normalise(samples.x, torch.float32).contiguous().cpu()
+    return {"x": x.numpy(), "y": samples.y.cpu().numpy()}

@@ -1,0 +1,113 @@
+"""What the engine costs beside a bare PyTorch loop, and what processes gain beside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+from rich import box
+from rich.table import Table
+
+from protofed.benchmark.bare import BareLoop, check_method
+from protofed.benchmark.cases import case_experiment
+from protofed.benchmark.ours import SEQUENTIAL, Rounds, our_variants
+from protofed.benchmark.request import Note, Request, Result
+from protofed.benchmark.timing import Timings, Variant, take_turns, thread_counts
+from protofed.experiments.assemble import load_data
+from protofed.experiments.config import Experiment
+from protofed.experiments.workshop import device_of
+
+CASES = ("fedproto-light4", "fedproto-cnn2")
+BARE = "bare loop"
+REDUCED = "bare loop, reduced"
+ONE_THREAD = f"{SEQUENTIAL}, 1 thread"
+
+
+def check_overhead(request: Request) -> None:
+    """Raise ProtofedError if a case cannot be measured: its method has no bare loop, its data are missing."""
+    for experiment in _experiments(request).values():
+        check_method(experiment)
+        load_data(experiment)
+
+
+def overhead(request: Request, note: Note) -> Result:
+    """Measure our rounds and a bare loop's in turn, in this process, with every number of threads."""
+    timings = {name: _measure(name, chosen, request, note) for name, chosen in _experiments(request).items()}
+    figures = [
+        {"case": name, "seconds": t.figures(), "ratios": {n: _ratios(t, n) for n in t.names}}
+        for name, t in timings.items()
+    ]
+    return Result(_table(timings, request.rounds), figures)
+
+
+def _experiments(request: Request) -> dict[str, Experiment]:
+    return {name: case_experiment(name, request.overrides, rounds=1) for name in request.cases or CASES}
+
+
+def _measure(name: str, experiment: Experiment, request: Request, note: Note) -> Timings:
+    note(f"{name}: loading")
+    counts = thread_counts(device_of(experiment), request.threads)
+    experiment = replace(experiment, rounds=(request.rounds + 1) * len(counts))
+    with ExitStack() as stack:
+        ours, variants = our_variants(experiment, counts, request.processes, stack)
+        for label, reduced in _loops(experiment):
+            loop = BareLoop(experiment, ours.federated, reduced=reduced)
+            loop.load(ours.federation)
+            variants += [_bare(label, loop, ours, threads) for threads in counts]
+        # What is compared most closely runs side by side.
+        variants.sort(key=lambda variant: (variant.name not in (SEQUENTIAL, BARE, REDUCED), variant.threads))
+        return take_turns(variants, request.rounds, lambda text: note(f"{name}, {text}"))
+
+
+def _loops(experiment: Experiment) -> list[tuple[str, bool]]:
+    """Return the bare loops to compare with: the second only where we reduce convolutions ourselves."""
+    execution = experiment.execution
+    ours = (execution.convolutions, execution.memory_format, device_of(experiment).type)
+    return [(BARE, False)] + [(REDUCED, True)] * (ours == ("auto", "channels_last", "cpu"))
+
+
+def _bare(label: str, loop: BareLoop, ours: Rounds, threads: int) -> Variant:
+    federation = ours.federation
+    return Variant(label, threads, lambda: loop.prepare(federation.server, federation.round), loop.run)
+
+
+def _ratios(timings: Timings, name: str) -> dict[str, float]:
+    """Return how many times as long a row takes as others do, as far as they were tried."""
+    to = {
+        BARE: timings.ratio(name, BARE),
+        REDUCED: timings.ratio(name, REDUCED),
+        SEQUENTIAL: timings.ratio(name, SEQUENTIAL),
+        ONE_THREAD: timings.ratio(name, SEQUENTIAL, threads=1),
+    }
+    return {other: ratio for other, ratio in to.items() if ratio is not None}
+
+
+def _table(found: Mapping[str, Timings], rounds: int) -> Table:
+    counts = sorted({threads for timings in found.values() for _, threads in timings.seconds})
+    table = Table(
+        title=f"Overhead: seconds per round, median of {rounds}, and how many times as long as others",
+        caption="Ratios: medians over rounds run in turn, each way with its best number of threads (seq. 1: one "
+        "thread). The bare loop has the same models, batches, optimiser, prototypes and predictions and nothing "
+        "else; reduced: with our way to compute small convolutions.",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("", no_wrap=True)
+    threads = (f"{count} thread{'s' * (count > 1)}" for count in counts)
+    for heading in (*threads, "/ bare", "/ reduced", "/ seq.", "/ seq. 1"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for case, timings in found.items():
+        table.add_row(f"[bold]{case}[/]")
+        for name in sorted(timings.names, key=lambda name: name not in (BARE, REDUCED)):
+            medians = [timings.median(name, t) if (name, t) in timings.seconds else None for t in counts]
+            ratios = _ratios(timings, name)
+            table.add_row(
+                name,
+                *("–" if m is None else f"{m:.3g}" for m in medians),
+                *(f"{ratios[to]:.2f}" if to in ratios else "–" for to in (BARE, REDUCED, SEQUENTIAL, ONE_THREAD)),
+            )
+        table.add_section()
+    return table

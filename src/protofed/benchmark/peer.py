@@ -1,0 +1,124 @@
+"""Our rounds beside those of HtFLlib: same clients, samples, models, batch size and learning rate."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from protofed.benchmark.cases import case_experiment
+from protofed.benchmark.htfllib import Peer, check_checkout, check_data, check_experiment
+from protofed.benchmark.ours import our_variants
+from protofed.benchmark.request import Note, Request, Result
+from protofed.benchmark.timing import Timings, take_turns, thread_counts
+from protofed.errors import ConfigError
+from protofed.experiments.assemble import load_data
+from protofed.experiments.config import Experiment
+from protofed.experiments.workshop import device_of
+from protofed.training import FederatedData
+
+CASES = ("fedproto-light4", "fedproto-cnn2", "fedtgp-cnn2")
+PEER = "HtFLlib"
+AS_PEER = {"method.prototypes": "during"}
+"""The peer's FedProto collects prototypes from the steps of training; its FedTGP from a pass after it, as ours."""
+
+
+def check_peer(request: Request) -> None:
+    """Raise ProtofedError unless there is a checkout of HtFLlib and it can do the same as we in every case."""
+    _checkout(request)
+    experiments = _experiments(request).values()
+    for experiment in experiments:
+        check_experiment(experiment)
+    for experiment in experiments:
+        check_data(experiment, load_data(experiment))
+
+
+def peer(request: Request, note: Note) -> Result:
+    """Measure HtFLlib in processes of its own, with every number of threads, and our executors.
+
+    Raises:
+        ConfigError: If it fails.
+    """
+    figures = [_measure(name, chosen, request, note) for name, chosen in _experiments(request).items()]
+    return Result(_table(figures, request.rounds), figures)
+
+
+def _checkout(request: Request) -> Path:
+    if request.peer is None:
+        raise ConfigError("bench peer needs --peer DIR, the folder of a clone of github.com/TsingZ0/HtFLlib")
+    check_checkout(request.peer)
+    return request.peer
+
+
+def _experiments(request: Request) -> dict[str, Experiment]:
+    """Return the cases' experiments, with prototypes collected as the peer collects them."""
+    found = {}
+    for name in request.cases or CASES:
+        plain = case_experiment(name, request.overrides, rounds=1)
+        also = AS_PEER if plain.method == "fedproto" else {}
+        found[name] = case_experiment(name, request.overrides, rounds=1, also=also)
+    return found
+
+
+def _measure(name: str, experiment: Experiment, request: Request, note: Note) -> dict[str, Any]:
+    note(f"{name}, loading")
+    federated = load_data(experiment)
+    counts = thread_counts(device_of(experiment), request.threads)
+    experiment = replace(experiment, rounds=(request.rounds + 1) * len(counts))
+    seconds: dict[tuple[str, int], list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="protofed-peer-") as folder:
+        theirs = Peer(_checkout(request), Path(folder))
+        theirs.write(federated)
+        for threads in counts:
+            note(f"{name}, {PEER}, {threads} thread{'s' * (threads > 1)}")
+            seconds[PEER, threads] = theirs.run(experiment, federated, rounds=request.rounds, threads=threads)
+    with ExitStack() as stack:
+        _, variants = our_variants(experiment, counts, request.processes, stack)
+        ours = take_turns(variants, request.rounds, lambda text: note(f"{name}, {text}"))
+    timings = Timings({**seconds, **ours.seconds})
+    medians = {n: timings.median(n, timings.best(n)) for n in timings.names}
+    return {
+        "case": name,
+        "steps": _steps(experiment, federated),
+        "seconds": timings.figures(),
+        "threads": {n: timings.best(n) for n in timings.names},
+        "medians": medians,
+        "ratios": {n: medians[PEER] / median for n, median in medians.items() if n != PEER},
+    }
+
+
+def _steps(experiment: Experiment, federated: FederatedData) -> dict[str, int]:
+    """Return the optimiser steps of a round: the peer leaves out an epoch's last partial batch."""
+    plans = [(len(c.train), experiment.training.plan(c.settings)) for c in federated.clients]
+    return {
+        PEER: sum(n // plan.batch_size * plan.epochs for n, plan in plans),
+        "protofed": sum(-(-n // plan.batch_size) * plan.epochs for n, plan in plans),
+    }
+
+
+def _table(figures: list[dict[str, Any]], rounds: int) -> Table:
+    table = Table(
+        title=f"Beside {PEER}: seconds per round, median of {rounds}, and how many times as long it takes",
+        caption="Each with its best number of threads; sequential and workers are ours. The peer leaves out each "
+        "epoch's last partial batch, hence fewer steps.",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("", no_wrap=True)
+    for heading in ("steps", "threads", "s per round", f"{PEER} / this"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in figures:
+        table.add_row(f"[bold]{row['case']}[/]")
+        for name, median in row["medians"].items():
+            ratio = row["ratios"].get(name, 1.0)
+            steps = row["steps"][PEER if name == PEER else "protofed"]
+            table.add_row(name, str(steps), str(row["threads"][name]), f"{median:.3g}", f"{ratio:.2f}")
+        table.add_section()
+    return table

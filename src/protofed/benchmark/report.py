@@ -1,0 +1,73 @@
+"""Figures as a file, with what they depend on besides the code."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import protofed
+from protofed.benchmark.request import Result
+from protofed.benchmark.timing import cores
+from protofed.errors import ConfigError
+from protofed.federation.files import write_json
+
+
+class Report:
+    """The figures so far.
+
+    Args:
+        path: File to write them to whenever there are more, or None.
+
+    Attributes:
+        machine: Facts of the machine when the measurement began.
+        results: Figures by benchmark.
+
+    Raises:
+        ConfigError: If ``path`` cannot be a file.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ConfigError(f"--json {path}: {'a folder' if path.is_dir() else 'no such folder'}: name a file")
+        self.path = path
+        self.machine = machine()
+        self.results: dict[str, list[dict[str, Any]]] = {}
+
+    def add(self, name: str, result: Result) -> None:
+        """Add a benchmark's figures and write the file."""
+        self.results[name] = result.figures
+        if self.path is not None:
+            write_json(self.path, {"protofed": protofed.__version__, "machine": self.machine, **self.results})
+
+    def machine_line(self) -> str:
+        """Return the machine in one line, with a warning if it is busy."""
+        facts = self.machine
+        where = [facts["processor"], f"{facts['cores']} cores", facts["gpu"], f"torch {facts['torch']}"]
+        busy = f"; busy: load {facts['load']}, figures will vary" if (facts["load"] or 0) > 0.5 else ""
+        return ", ".join(part for part in where if part) + busy
+
+
+def machine() -> dict[str, Any]:
+    """Return what figures depend on besides the code; ``load`` is that of the last minute before, in processes."""
+    return {
+        "processor": _processor(),
+        "cores": cores(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,0 +1,52 @@
+"""All benchmarks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from protofed.benchmark.overhead import check_overhead, overhead
+from protofed.benchmark.peer import check_peer, peer
+from protofed.benchmark.request import Note, Request, Result
+from protofed.benchmark.scaling import check_scaling, scaling
+from protofed.errors import ConfigError, unknown_name
+
+
+class Benchmark(NamedTuple):
+    """A benchmark.
+
+    Attributes:
+        check: Raises an error for whatever does not fit, before anything is measured.
+        measure: Measures.
+    """
+
+    check: Callable[[Request], None]
+    measure: Callable[[Request, Note], Result]
+
+
+BENCHMARKS = {
+    "overhead": Benchmark(check_overhead, overhead),
+    "peer": Benchmark(check_peer, peer),
+    "scaling": Benchmark(check_scaling, scaling),
+}
+ALL = "all"
+
+
+def measure(name: str, request: Request, note: Note) -> Iterator[tuple[str, Result]]:
+    """Run one benchmark, or all (``peer`` if there is one), and yield each with its name as it ends.
+
+    Raises:
+        ProtofedError: For anything that does not fit; before anything is measured, as far as it can be known.
+    """
+    if name not in (*BENCHMARKS, ALL):
+        raise ConfigError(unknown_name("benchmark", name, [*BENCHMARKS, ALL]))
+    chosen = [name] if name != ALL else [n for n in BENCHMARKS if n != "peer" or request.peer is not None]
+    for benchmark in chosen:
+        BENCHMARKS[benchmark].check(request)
+    for benchmark in chosen:
+        yield benchmark, BENCHMARKS[benchmark].measure(request, partial(_note, note, benchmark))
+
+
+def _note(note: Note, benchmark: str, text: str) -> None:
+    note(f"{benchmark}: {text}")

@@ -1,0 +1,282 @@
+"""The benchmarks: that what they compare is comparable, and that they run as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protofed.benchmark.bare import BareLoop
+from protofed.benchmark.ours import Rounds
+from protofed.benchmark.scaling import alike
+from protofed.benchmark.timing import Timings, Variant, take_turns
+from protofed.experiments.assemble import load_data
+from protofed.training.visit import normalise
+from support import experiment
+from test_cli import inside
+
+DIGITS = {
+    "data__source": "digits",
+    "data__clients": 4,
+    "data__samples": 160,
+    "data__validation_fraction": 0.2,
+    "partition__alpha": 0.5,
+    "model__name": "small4",
+    "model__options": {},
+    "model__d": 16,
+    "training__batch_size": 16,
+    "execution__precision": "fp64",
+    "wire__codec": "float64",
+    # Scored with the prototypes that the round began with, as the bare loop is.
+    "evaluation__at": "trained",
+    "rounds": 3,
+}
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("local", {}),
+        ("fedproto", {"method__lambda": 5.0, "method__gamma": 2.0}),
+        ("fedproto", {"method__prototypes": "during", "training__epochs": 2, "training__momentum": 0.9}),
+    ],
+)
+def test_the_bare_loop_computes_the_same_as_a_round(method, options, reduced):
+    chosen = experiment(method, **{**DIGITS, **options})
+    with closing(Rounds(chosen)) as ours:
+        loop = BareLoop(chosen, ours.federated, reduced=reduced)
+        ours.run()
+        loop.load(ours.federation)
+        for round in (2, 3):
+            loop.prepare(ours.federation.server, round)
+            loop.run()
+            record = ours.run()
+            assert (loop.table is not None) == (method == "fedproto")
+            for client in loop.clients:
+                parked = ours.federation.executor.clients.parked(client.name)
+                assert parked.model.keys() == client.model.state_dict().keys()
+                for name, tensor in client.model.state_dict().items():
+                    torch.testing.assert_close(tensor, parked.model[name], rtol=1e-9, atol=1e-11)
+                if method == "fedproto":
+                    own = loop.prototypes[client.name]
+                    torch.testing.assert_close(own, parked.state["prototypes"], rtol=1e-9, atol=1e-11)
+            scored = {"head"} if method == "local" else {"head", "global"}
+            assert loop.correct.keys() == scored
+            for rule in scored:
+                found = sum(
+                    round_half(share * len(getattr(client, part)))
+                    for accuracy, part in ((record.accuracy, "test"), (record.validation, "validation"))
+                    for share, client in zip(accuracy.clients[rule], ours.federated.clients, strict=True)
+                    if share is not None
+                )
+                assert loop.correct[rule] == found
+
+
+def round_half(number: float) -> int:
+    return int(number + 0.5)
+
+
+def test_overhead(tmp_path, monkeypatch, capsys):
+    status, output, error = inside(
+        *(monkeypatch, capsys, tmp_path, "bench", "overhead", "--cases", "fedproto-small4", "--rounds", "2"),
+        *("--threads", "1", "--processes", "1", "--json", "found.json", "data.samples=200", "data.clients=3"),
+    )
+    assert (status, error) == (0, "")
+    for part in ("fedproto-small4", "1 thread", "/ bare", "bare loop, reduced", "sequential"):
+        assert part in output
+    found = json.loads(Path("found.json").read_text())
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"]["torch"] == torch.__version__
+    (figures,) = found["overhead"]
+    assert {name: len(by["1"]) for name, by in figures["seconds"].items()} == dict.fromkeys(
+        ("sequential", "bare loop", "bare loop, reduced"), 2
+    )
+    assert figures["ratios"]["bare loop"]["bare loop"] == 1
+    assert figures["ratios"]["sequential"]["bare loop"] > 0
+
+
+def test_scaling(tmp_path, monkeypatch, capsys):
+    status, output, error = inside(
+        *(monkeypatch, capsys, tmp_path, "bench", "scaling", "--clients", "2,4", "--rounds", "1"),
+        *("--per-client", "12", "--json", "found.json", "data.source=spiral", "model.name=mlp", "model.d=8"),
+        "execution.clients_in=disk",
+    )
+    assert (status, error) == (0, "")
+    assert "mlp on spiral, 12 samples per client" in output
+    figures = json.loads(Path("found.json").read_text())["scaling"]
+    assert [row["clients"] for row in figures] == [2, 4]
+    assert all(row["clients_in"] == "disk" and len(row["seconds"]) == 1 for row in figures)
+    assert all(row["peak_memory_bytes"] >= row["memory_before_bytes"] > 0 for row in figures)
+
+
+def test_clients_of_scaling_are_alike_and_more_than_the_data():
+    chosen = experiment(data__source="digits", data__test_fraction=0.25)
+    federated = alike(chosen, clients=200, per_client=40)
+    assert {(len(c.train), len(c.test)) for c in federated.clients} == {(30, 10)}
+    assert federated.input_shape == (1, 8, 8)
+    assert not torch.equal(federated.clients[0].train.x, federated.clients[1].train.x)
+
+
+def test_variants_take_turns_and_keep_the_number_of_threads():
+    done: list[str] = []
+    before = torch.get_num_threads()
+    variants = [
+        Variant(name, 1, lambda name=name: done.append(f"prepare {name}"), lambda name=name: done.append(name))
+        for name in "ab"
+    ]
+    timings = take_turns(variants, 2, lambda text: None)
+    assert [name for name in done if len(name) == 1] == list("abbaab")
+    assert done[:2] == ["prepare a", "a"]
+    assert torch.get_num_threads() == before
+    assert {key: len(values) for key, values in timings.seconds.items()} == {("a", 1): 2, ("b", 1): 2}
+
+
+def test_ratios_are_medians_over_rounds_with_the_best_threads():
+    timings = Timings({("a", 1): [1, 2, 30], ("a", 2): [9, 9, 9], ("b", 1): [2, 2, 10], ("b", 2): [1, 1, 10]})
+    assert (timings.best("a"), timings.best("b")) == (1, 2)
+    assert timings.ratio("a", "b") == 2
+    assert timings.ratio("a", "b", threads=1) == 1
+    assert timings.ratio("a", "b", threads=3) is None
+    assert timings.ratio("a", "c") is None
+
+
+MAIN = """
+import argparse, json
+from pathlib import Path
+import numpy as np
+import calmsize
+from flcore.servers.serverbase import Server
+from flcore.trainmodel.models import BaseHeadSplit
+
+parser = argparse.ArgumentParser()
+for name in ("dev", "data", "m", "algo", "ncl", "nc", "lbs", "lr", "ls", "fd", "gr", "eg", "lam", "se", "mart"):
+    parser.add_argument(f"-{name}")
+args = parser.parse_args()
+BaseHeadSplit(args)
+first = np.load(f"../dataset/{args.data}/train/0.npz", allow_pickle=True)["data"].tolist()
+seen = Path(__file__).with_name("seen")
+np.savez(seen, x=first["x"], y=first["y"], args=json.dumps(vars(args)))
+if args.lr == "0.5":
+    raise RuntimeError("no such rate")
+for i in range(int(args.gr) + 1):
+    print("-" * 50, 100.0 if i == 0 else 0.5)
+Server().save_results()
+print("not reached")
+raise SystemExit(1)
+"""
+
+
+@pytest.fixture
+def htfllib(tmp_path) -> Path:
+    """Return what looks like HtFLlib to us and notes what it was given."""
+    files = {
+        "main.py": MAIN,
+        "flcore/servers/serverproto.py": "",
+        "flcore/servers/serverbase.py": "class Server: pass",
+        "flcore/trainmodel/models.py": """
+            class BaseHeadSplit:
+                def __init__(self, args, cid=0):
+                    self.base = args.models[cid]
+        """,
+    }
+    for name, text in files.items():
+        path = tmp_path / "htfllib" / "system" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    return tmp_path / "htfllib"
+
+
+def test_peer(htfllib, tmp_path, monkeypatch, capsys):
+    images = Path(tmp_path / "clients")
+    for client in ("ann", "bob"):
+        for part, n in (("train", 40), ("test", 5)):
+            images.joinpath(client).mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(n).integers(0, 256, (n, 1, 16, 16), dtype=np.uint8)
+            np.savez(images / client / part, x=pixels, y=np.arange(n) % 4)
+    arguments = ["bench", "peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", "--rounds", "2"]
+    arguments += ["--threads", "1", "--processes", "1", "data.path=.", "--json", "found.json"]
+    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments)
+    assert (status, error) == (0, "")
+    assert "HtFLlib / this" in output
+    (figures,) = json.loads(Path("found.json").read_text())["peer"]
+    assert figures["seconds"]["HtFLlib"] == {"1": [0.5, 0.5]}
+    assert len(figures["seconds"]["sequential"]["1"]) == 2
+    assert figures["steps"] == {"HtFLlib": 2, "protofed": 4}
+    assert figures["ratios"]["sequential"] == pytest.approx(0.5 / figures["medians"]["sequential"])
+    seen = np.load(htfllib / "system" / "seen.npz")
+    given = json.loads(str(seen["args"]))
+    assert given["models"] == ["FedAvgCNN(in_features=1, num_classes=args.num_classes, dim=64)"]
+    assert (given["algo"], given["nc"], given["lbs"], given["lam"], given["gr"]) == (
+        "FedProto",
+        "2",
+        "32",
+        "10.0",
+        "2",
+    )
+    ours = load_data(experiment(data__source="path", data__path=str(tmp_path))).clients[0].train
+    assert np.array_equal(seen["x"], normalise(ours.x, torch.float32).numpy())
+    assert np.array_equal(seen["y"], ours.y.numpy())
+
+    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments, "training.lr=0.5")
+    assert status == 2
+    assert error == (
+        "error: --peer htfllib: main.py ended with status 1 after 0 of 3 rounds: RuntimeError: no such rate\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["overheads"], "did you mean 'overhead'?"),
+        (["overhead", "--cases", "fedproto-light"], "did you mean 'fedproto-light4'?"),
+        (["overhead", "--cases", "fedtgp-cnn2"], "the bare loop is for local and fedproto only"),
+        (["overhead", "rounds=3"], "rounds=3: bench decides this itself, use --rounds"),
+        (["overhead", "execution.executor=workers"], "leave it out"),
+        (["overhead", "method.lamda=3"], "did you mean 'lambda'?"),
+        (["overhead", "--threads", "a"], "--threads: 'a' is not an integer"),
+        (["overhead", "--threads", "0"], "--threads must be positive numbers"),
+        (["scaling", "--clients", "0"], "--clients must be positive numbers"),
+        (["scaling", "--clients", ","], "names no size"),
+        (["scaling", "--rounds", "0"], "--rounds must be at least 1"),
+        (["scaling", "data.clients=3"], "use --clients"),
+        (["scaling", "--json", "nowhere/found.json"], "no such folder"),
+        (["peer"], "needs --peer DIR"),
+        (["peer", "--peer", "."], "no checkout of HtFLlib (system/main.py is missing)"),
+        (["all", "--cases", "fedproto-small4", "--peer", "nowhere"], "no checkout of HtFLlib"),
+        (
+            ["--cases", "fedproto-small4", "data.clients=3"],
+            "data.clients=3: bench decides this itself, use --clients",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):
+    status, _, error = inside(monkeypatch, capsys, tmp_path, "bench", *arguments)
+    assert status == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert expected in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("method.name=gfpl", "unknown method of the peer 'gfpl'"),
+        ("model.name=mlp", "unknown model of the peer 'mlp'"),
+        ("training.momentum=0.9", "training.momentum=0.9: the peer has only 0.0"),
+        ("model.d=64", "model.d=64: the peer has only 512"),
+    ],
+)
+def test_what_the_peer_cannot_do_is_said_before_anything_runs(
+    htfllib, override, expected, tmp_path, monkeypatch, capsys
+):
+    arguments = ["bench", "peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", override]
+    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
+    assert (status, error.count("\n")) == (2, 1)
+    assert expected in error
