@@ -267,7 +267,7 @@ def test_fixed_etf_works_with_more_classes_than_dimensions():
     ("method", "overrides", "message"),
     [
         ("tinyproto", {"method__s": 6}, r"method\.s must be at most d = 5, not 6"),
-        ("tinyproto", {"method__s": -1}, "s must be at least 1"),
+        ("tinyproto", {"method__s": 0}, "s must be at least 1"),
         ("tinyproto", {"method__mu": -1.0}, "needs mu >= 0 and rho > 0"),
         ("tinyproto", {"method__rho": 0.0}, "needs mu >= 0 and rho > 0"),
         ("tinyproto", {"method__base": "fedavg"}, "method.base must be 'fedproto' or 'fedtgp' or 'protonorm'"),

@@ -35,7 +35,7 @@ class TinyProtoOptions:
     gamma: float | None = option(None, "upscaling γ of the base (none = the base's default)")
     base_options: dict[str, Any] = option({}, "further options of the base, by name")
     cps: bool = option(True, "class-wise prototype sparsification (Definitions 1 and 2)")
-    s: int = option(0, "dimensions kept per class (0 = a tenth of d)")
+    s: int | None = option(None, "dimensions kept per class (none = a tenth of d)")
     scaling: bool = option(True, "clients send n_ij·c_ij and never n_ij; the server multiplies by μ")
     reduction: Literal["sum", "mean"] = option(
         "sum", "over the clients of a class: sum (the authors' code), or mean (Eq. 10-11 to the letter)"
@@ -44,8 +44,8 @@ class TinyProtoOptions:
     rho: float = option(0.675, "scale-free μ: ρ = μ·(mean number of training samples per class)")
 
     def __post_init__(self) -> None:
-        if self.s < 0:
-            raise ValueError(f"s must be at least 1 (or 0 for a tenth of d), not {self.s}")
+        if self.s is not None and self.s < 1:
+            raise ValueError(f"s must be at least 1, not {self.s}")
         if not self.mu >= 0 or not self.rho > 0:
             raise ValueError(f"needs mu >= 0 and rho > 0, not {self.mu} and {self.rho}")
 
