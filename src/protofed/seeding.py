@@ -28,7 +28,15 @@ def generator(seed: int, *scope: str | int) -> torch.Generator:
 @contextmanager
 def seeded(seed: int, *scope: str | int) -> Iterator[None]:
     """Seed torch's default generators inside the block (initial weights, dropout) and restore them after."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive(seed, *scope))
+    # torch.manual_seed does the same, but where CUDA was never used it records a stack trace each time.
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    states = [g.get_state() for g in generators]
+    for g in generators:
+        g.manual_seed(derive(seed, *scope))
+    try:
         yield
+    finally:
+        for g, state in zip(generators, states, strict=True):
+            g.set_state(state)

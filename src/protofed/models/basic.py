@@ -57,17 +57,21 @@ class Cnn2Options:
 
 @architecture("cnn2", "two 5×5 convolutions and a layer to d (the usual FedAvg CNN)", Cnn2Options)
 def _cnn2(input_shape: tuple[int, ...], d: int, options: Cnn2Options) -> Backbone:
-    """The CNN of McMahan et al. (2017) without padding; 1024 flat entries for 28×28 images."""
+    """The CNN of McMahan et al. (2017) without padding; 1024 flat entries for 28×28 images.
+
+    Here and below, ReLU follows the pooling it is usually written before: the same function on a quarter of the
+    numbers.
+    """
     first, second = options.channels
     padding = _padding(input_shape) if options.padding is None else options.padding
     body = nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(input_shape[0], first, 5, padding=padding),
-            relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
             conv2=nn.Conv2d(first, second, 5, padding=padding),
-            relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
             flatten=nn.Flatten(),
         )
     )
@@ -130,9 +134,9 @@ def _cnn4(input_shape: tuple[int, ...], d: int, options: Cnn4Options) -> Backbon
         layers[f"conv{i}"] = nn.Conv2d(width, channels, 3, padding=1, bias=not options.batch_norm)
         if options.batch_norm:
             layers[f"norm{i}"] = nn.BatchNorm2d(channels)
-        layers[f"relu{i}"] = nn.ReLU()
         if i < len(options.channels):
             layers[f"pool{i}"] = nn.MaxPool2d(2)
+        layers[f"relu{i}"] = nn.ReLU()
         width = channels
     layers["average"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,8 +20,8 @@ def squared_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: 
         ``(B,)``; its batch mean is the MSE of the public code, where a sample without prototype still counts
         in the denominator.
     """
-    distance = (features - prototypes[labels]).square().mean(-1)
-    return torch.where(present[labels], distance, torch.zeros_like(distance))
+    distance = F.mse_loss(features, prototypes[labels], reduction="none").mean(-1)
+    return torch.where(present[labels], distance, 0.0)
 
 
 def nearest(features: Tensor, prototypes: Tensor, allowed: Tensor) -> Tensor:
@@ -32,13 +33,13 @@ def nearest(features: Tensor, prototypes: Tensor, allowed: Tensor) -> Tensor:
         allowed: ``(K,)`` bool, classes that may be answered.
 
     Returns:
-        ``(B,)`` int64; the smallest class wins a tie. -1 where a feature is not finite; meaningless where no class
-        is allowed.
+        ``(B,)`` int64; the smallest class wins a tie. -1 where the distance is not finite (a feature is not, or no
+        class is allowed).
     """
     # Direct differences: the quadratic expansion loses the small differences between distant prototypes.
     distances = torch.cdist(features, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
-    closest = distances.masked_fill(~allowed, torch.inf).argmin(-1)
-    return torch.where(features.isfinite().all(-1), closest, -1)
+    least, closest = distances.masked_fill(~allowed, torch.inf).min(-1)
+    return torch.where(least.isfinite(), closest, -1)
 
 
 def most_likely(logits: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -21,7 +20,8 @@ def class_sums(
     Returns:
         ``(K, d)`` sums and ``(K,)`` counts, both in the dtype of ``features``.
     """
-    members = F.one_hot(labels, num_classes).to(features.dtype)
+    # A product, because on a GPU sums by index depend on the order in which threads arrive.
+    members = (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).to(features.dtype)
     if weight is not None:
         members = members * weight.to(features.dtype).unsqueeze(-1)
     return members.mT @ features, members.sum(0)

@@ -189,7 +189,7 @@ class Roster(Mapping[str, Client]):
         """Bring a client to the device; what is done to it is kept once the block ends without an error."""
         member = self.members[name]
         client = Client(member, self.models[member.kind])
-        client.load(self.parked(name))
+        client.resume(self.parked(name))
         versions = _versions(client.model)
         yield client
         if keep:
@@ -197,7 +197,11 @@ class Roster(Mapping[str, Client]):
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    copies = {name: torch.empty_like(tensor, device="cpu") for name, tensor in tensors.items()}
+    if copies:
+        with torch.no_grad():
+            torch._foreach_copy_(list(copies.values()), list(tensors.values()))
+    return copies
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -285,14 +285,17 @@ class _Means:
     """Sample-weighted means of loss terms, without a device synchronisation per step."""
 
     def __init__(self) -> None:
-        self.sums: Tensors = {}
-        self.samples: dict[str, int] = {}
+        self.terms: dict[str, list[Tensor]] = {}
+        self.samples: dict[str, list[int]] = {}
 
     def add(self, terms: Tensors, samples: int) -> None:
         for name, term in terms.items():
-            value = term.detach() * samples
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-            self.samples[name] = self.samples.get(name, 0) + samples
+            self.terms.setdefault(name, []).append(term.detach())
+            self.samples.setdefault(name, []).append(samples)
 
     def means(self) -> dict[str, float]:
-        return {name: float(total) / self.samples[name] for name, total in self.sums.items()}
+        found = {}
+        for name, terms in self.terms.items():
+            weights = torch.tensor(self.samples[name], dtype=torch.float64)
+            found[name] = float(torch.stack(terms).double().cpu() @ weights / weights.sum())
+        return found
