@@ -12,7 +12,7 @@ import torch
 
 from protofed import data, models
 from protofed.experiments.config import Experiment, Tree
-from protofed.experiments.workshop import device_of, fill, open_workshop, place
+from protofed.experiments.workshop import device_count, device_of, fill, open_workshop, place
 from protofed.federation import Federation
 from protofed.options import build_options, plain
 from protofed.training import Executor, FederatedData, Files, Fused, Memory, Roster, Sequential, Visitor, Workers
@@ -93,24 +93,45 @@ def _executor(experiment: Experiment, federated: FederatedData, visitor: Visitor
         executor = "fused"
     elif executor == "auto":
         executor = "workers" if processes > 1 and _worth_processes(experiment, federated, roster) else "sequential"
-    if executor == "workers":
+    devices = min(device_count(experiment), len(roster)) if executor == "fused" else 1
+    if executor == "workers" or devices > 1:
         roster.store = Files(shared_folder())
-        low = [kind for kind, model in roster.models.items() if model.in_bfloat16]
-        build = partial(open_workshop, experiment, bfloat16=low)
-        threads = execution.threads or max(1, cores // processes)
-        return Workers(build, federated, roster, processes=processes, threads=threads)
+        processes = processes if executor == "workers" else devices
+        return Workers(
+            partial(_bench, experiment, executor, [k for k, m in roster.models.items() if m.in_bfloat16]),
+            federated,
+            roster,
+            processes=processes,
+            threads=execution.threads or max(1, cores // processes),
+            together=executor == "fused",
+        )
     size = sum(models.parameter_bytes(roster.models[m.kind]) for m in roster.members.values())
     if execution.clients_in == "disk" or (execution.clients_in == "auto" and size > LARGE):
         roster.store = Files(shared_folder())
     if executor == "fused":
-        return Fused(visitor, roster, 1e9 * execution.memory_budget or _free_memory(experiment))
+        return Fused(visitor, roster, _budget(experiment, device_of(experiment)))
     return Sequential(visitor, roster)
 
 
-def _free_memory(experiment: Experiment) -> float:
-    """Return the bytes that stacks may take by default."""
+def _bench(
+    experiment: Experiment, executor: str, low: Collection[str], federated: FederatedData, store: Files, number: int
+) -> Executor:
+    """Return what process ``number`` works with: its clients one by one, or stepping together on its device."""
     device = device_of(experiment)
-    return 0.7 * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4e9
+    if executor == "fused" and device.type == "cuda":
+        device = torch.device("cuda", number)
+        torch.cuda.set_device(device)
+    visitor, roster = open_workshop(experiment, place(experiment, federated, device), store, low, device)
+    return (
+        Fused(visitor, roster, _budget(experiment, device)) if executor == "fused" else Sequential(visitor, roster)
+    )
+
+
+def _budget(experiment: Experiment, device: torch.device) -> float:
+    """Return the bytes that the stacks of a process may take."""
+    if experiment.execution.memory_budget:
+        return 1e9 * experiment.execution.memory_budget
+    return 0.7 * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4e9 / device_count(experiment)
 
 
 def _worth_processes(experiment: Experiment, federated: FederatedData, roster: Roster) -> bool:

@@ -90,6 +90,9 @@ class ExecutionOptions:
     )
     workers: int = option(0, "processes of the executor workers (0 = one per core)")
     threads: int = option(0, "CPU threads of each process (0 = the cores divided among the processes)")
+    devices: int = option(
+        0, "GPUs that share the clients of fused (0 = all that torch sees; on a CPU as many processes, 0 = 1)"
+    )
     memory_budget: float = option(
         0.0, "GB that clients stepping together may take with fused (0 = 4, or 70 % of a GPU's free memory)"
     )
@@ -104,7 +107,7 @@ class ExecutionOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads", "memory_budget"):
+        for name in ("workers", "threads", "devices", "memory_budget"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
 

@@ -57,9 +57,25 @@ def device_of(experiment: Experiment) -> torch.device:
     return torch.device(wanted)
 
 
-def place(experiment: Experiment, federated: FederatedData) -> FederatedData:
+def device_count(experiment: Experiment) -> int:
+    """Return on how many devices clients that step together are spread.
+
+    Raises:
+        ConfigError: If more GPUs are asked for than there are.
+    """
+    wanted = experiment.execution.devices
+    if device_of(experiment).type != "cuda":
+        return max(1, wanted)
+    visible = torch.cuda.device_count()
+    if wanted > visible:
+        raise ConfigError(f"execution.devices={wanted}, but torch sees {visible} GPU{'s' * (visible > 1)}")
+    return wanted or visible
+
+
+def place(experiment: Experiment, federated: FederatedData, device: torch.device | None = None) -> FederatedData:
     """Return the samples on the device, images in the layout of the models."""
-    device, layout = device_of(experiment), LAYOUTS[experiment.execution.memory_format]
+    device = device or device_of(experiment)
+    layout = LAYOUTS[experiment.execution.memory_format]
 
     def put(samples: Samples) -> Samples:
         x = samples.x.to(device)
@@ -70,7 +86,11 @@ def place(experiment: Experiment, federated: FederatedData) -> FederatedData:
 
 
 def open_workshop(
-    experiment: Experiment, federated: FederatedData, store: Store, bfloat16: Collection[str] = ()
+    experiment: Experiment,
+    federated: FederatedData,
+    store: Store,
+    bfloat16: Collection[str] = (),
+    device: torch.device | None = None,
 ) -> tuple[Visitor, Roster]:
     """Return what takes clients through their visits, and the clients, who rest in ``store``.
 
@@ -79,10 +99,12 @@ def open_workshop(
         federated: The clients' data, as :func:`place` returns them.
         store: Holds the clients' weights, or will be filled by :func:`fill`.
         bfloat16: Kinds whose layers are computed in bfloat16.
+        device: Where the models are; by default the experiment's device.
 
     Raises:
         ProtofedError: For anything that does not fit, before any training.
     """
+    device = device or device_of(experiment)
     kind = methods.get(experiment.method)
     chosen = assign_architectures(experiment, federated, kind)
     method = kind(experiment.method_options, _task(experiment, federated, kind, chosen))
@@ -95,7 +117,8 @@ def open_workshop(
         try:
             plan = experiment.training.plan(client.settings)
             if architecture.kind not in working:
-                working[architecture.kind] = _client_model(experiment, federated, method, architecture, "shared")
+                model = _client_model(experiment, federated, method, architecture, "shared", device)
+                working[architecture.kind] = model
         except (ModelError, ConfigError) as error:
             raise type(error)(f"{client.name}: {error}") from None
         working[architecture.kind].in_bfloat16 = architecture.kind in bfloat16
@@ -112,7 +135,7 @@ def fill(experiment: Experiment, federated: FederatedData, method: Method, roste
     for client, architecture in zip(federated.clients, chosen, strict=True):
         state = method.client_state(client.train.counts(federated.num_classes).cpu())
         if experiment.model.init == "own":
-            model = _client_model(experiment, federated, method, architecture, client.name)
+            model = _client_model(experiment, federated, method, architecture, client.name, torch.device("cpu"))
             roster.store.write(client.name, Parked(model.state_dict(), state, {}))
         elif architecture.kind in first:
             roster.store.share(client.name, first[architecture.kind], state)
@@ -189,14 +212,19 @@ def build_model(
 
 
 def _client_model(
-    experiment: Experiment, federated: FederatedData, method: Method, architecture: Architecture, scope: str
+    experiment: Experiment,
+    federated: FederatedData,
+    method: Method,
+    architecture: Architecture,
+    scope: str,
+    device: torch.device,
 ) -> models.SplitModel:
     """Return a model as clients train it: with the method's own networks, on the device, in its layout."""
     model = build_model(experiment, federated, architecture, scope)
     with seeded(experiment.seed, "extend", scope):
         method.extend(model)
     execution = experiment.execution
-    device, layout = device_of(experiment), LAYOUTS[execution.memory_format]
+    layout = LAYOUTS[execution.memory_format]
     model = model.to(device=device, dtype=DTYPES[execution.precision]).to(memory_format=layout)
     models.key_noise(model)
     if execution.convolutions == "auto" and device.type == "cpu" and layout is torch.channels_last:

@@ -128,7 +128,7 @@ class PackedData:
         for c in federated.clients:
             found.append((place(c.train), place(c.test), place(c.validation)))
         tensors = [
-            torch.cat(part).share_memory_()
+            torch.cat(part).cpu().share_memory_()
             for g in groups.values()
             for part in ([s.x for s in g], [s.y for s in g])
         ]

@@ -1,7 +1,8 @@
 """Clients side by side in processes that live as long as the run.
 
-Each process takes one client at a time, whoever comes next, the longest visits first. A client's model and state
-are files that any process can read; a process writes new files, and only when its result has arrived do they become
+Each process takes one client at a time, whoever comes next, the longest visits first; or, with an executor of its
+own that steps clients together, its share of the clients of each architecture. A client's model and state are
+files that any process can read; a process writes new files, and only when its result has arrived do they become
 the client's own. So a process that dies in the middle of a visit leaves everything as it was, and the visit is
 repeated.
 """
@@ -13,77 +14,85 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import BaseContext
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from protofed.errors import ProtofedError
-from protofed.training.executor import Messages
+from protofed.training.executor import Executor, Messages
 from protofed.training.roster import Address, Files, Roster
 from protofed.training.samples import FederatedData, PackedData
-from protofed.training.visit import Evaluated, Trained, Visitor
+from protofed.training.visit import Evaluated, Trained
 
-Workshop = Callable[[FederatedData, Files], tuple[Visitor, Roster]]
-"""Builds, in any process, what visits need; weights come from the store."""
+Workshop = Callable[[FederatedData, Files, int], Executor]
+"""Builds the executor of a process, by the number of the process; weights come from the store."""
 
 RETRIES = 3
 
 
 class _Task(NamedTuple):
-    """One visit: ``deliver`` is None for training, else as in :meth:`Visitor.evaluate`."""
+    """Visits that one process makes: ``training`` or evaluation, the latter with or without ``messages``."""
 
-    name: str
-    address: Address
-    message: bytes | None
+    addresses: dict[str, Address]
+    messages: Messages | None
     round: int
-    deliver: bool | None
+    training: bool
 
 
 class Workers:
     """Runs visits in processes.
 
     Args:
-        build: Builds visitor and roster in a process; must be picklable.
+        build: Builds what a process works with; must be picklable.
         federated: The clients' data, which all processes share.
         clients: The roster of this process; its store must be :class:`Files`.
         processes: How many.
         threads: Of each process.
+        together: Whether a process takes its share of all clients at once, rather than one client after the other.
     """
 
     def __init__(
-        self, build: Workshop, federated: FederatedData, clients: Roster, *, processes: int, threads: int
+        self,
+        build: Workshop,
+        federated: FederatedData,
+        clients: Roster,
+        *,
+        processes: int,
+        threads: int,
+        together: bool = False,
     ) -> None:
         assert isinstance(clients.store, Files)
         self.clients = clients
         self.store = clients.store
         self.processes = processes
+        self.threads = threads
+        self.together = together
         self._start = (build, PackedData.of(federated), self.store.folder, threads)
         self._pool: ProcessPoolExecutor | None = None
         self._seconds: dict[tuple[str, bool], float] = {}
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
-        tasks = {n: _Task(n, self.store.addresses[n], messages[n], round, None) for n in names}
-        for result in self._run(tasks):
+        for result in self._run(list(names), messages, round, training=True):
             assert isinstance(result, Trained)
             yield result
 
     def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as they were left by training."""
-        given = messages or {}
-        tasks = {n: _Task(n, self.store.addresses[n], given.get(n), round, messages is not None) for n in names}
-        for result in self._run(tasks):
+        for result in self._run(list(names), messages, round, training=False):
             assert isinstance(result, Evaluated)
             yield result
 
     def description(self) -> dict[str, str | int]:
         """Return what a report says of it."""
-        return {"executor": "workers", "processes": self.processes, "threads": self._start[-1]}
+        name = "fused" if self.together else "workers"
+        return {"executor": name, "processes": self.processes, "threads": self.threads}
 
     def close(self) -> None:
         """End the processes and remove the clients' files."""
@@ -92,22 +101,39 @@ class Workers:
             self._pool = None
         self.store.close()
 
-    def _run(self, tasks: dict[str, _Task]) -> Iterator[Trained | Evaluated]:
-        """Run tasks, longest first; yield in their order as soon as it is complete so far."""
+    def _run(
+        self, names: Sequence[str], messages: Messages | None, round: int, *, training: bool
+    ) -> Iterator[Trained | Evaluated]:
+        """Run visits; yield results in the order of ``names`` as soon as it is complete so far."""
+        tasks = [
+            _Task(
+                {name: self.store.addresses[name] for name in group},
+                None if messages is None else {name: messages[name] for name in group},
+                round,
+                training,
+            )
+            for group in (self._shares(names) if self.together else [[name] for name in names])
+        ]
         done: dict[str, Trained | Evaluated] = {}
-        order = iter(tasks)
+        order = iter(names)
         name = next(order, None)
-        for task, (result, address, seconds) in self._finished(tasks):
-            self.store.adopt(task.name, address)
-            self._seconds[task.name, task.deliver is None] = seconds
-            done[task.name] = result
+        for results, addresses in self._finished(tasks):
+            for result in results:
+                self.store.adopt(result.client, addresses[result.client])
+                self._seconds[result.client, training] = result.seconds
+                done[result.client] = result
             while name in done:
                 yield done.pop(name)
                 name = next(order, None)
 
-    def _finished(self, tasks: dict[str, _Task]) -> Iterator[tuple[_Task, _Done]]:
-        """Yield tasks as they finish; those of a process that died are run again."""
-        left = sorted(tasks.values(), key=self._expected, reverse=True)
+    def _shares(self, names: Sequence[str]) -> list[list[str]]:
+        """Divide clients among the processes so that each has about as many of every architecture as the others."""
+        kinds = sorted(names, key=lambda name: self.clients.members[name].kind)
+        return [share for start in range(self.processes) if (share := kinds[start :: self.processes])]
+
+    def _finished(self, tasks: list[_Task]) -> Iterator[_Done]:
+        """Run tasks, longest first, and yield what they return; those of a process that died are run again."""
+        left = sorted(tasks, key=self._expected, reverse=True)
         deaths = 0
         while left:
             pending: dict[Future[_Done], _Task] = {}
@@ -116,16 +142,16 @@ class Workers:
                 while pending:
                     for future in wait(pending, return_when=FIRST_COMPLETED).done:
                         result = future.result()
-                        task = pending.pop(future)
-                        left.remove(task)
-                        yield task, result
+                        left.remove(pending.pop(future))
+                        yield result
             except BrokenProcessPool:
                 self._pool = None
                 deaths += 1
                 if deaths > RETRIES:
+                    names = [name for task in left for name in task.addresses]
                     raise ProtofedError(
-                        f"worker processes died {deaths} times in one round, last with {left[0].name} or another "
-                        f"of {len(left)} clients: short of memory? Lower execution.workers, or set "
+                        f"worker processes died {deaths} times in one round, last with {names[0]} or another of "
+                        f"{len(names)} clients: short of memory? Lower execution.workers, or set "
                         "execution.executor=sequential"
                     ) from None
             finally:
@@ -133,14 +159,20 @@ class Workers:
                     future.cancel()
 
     def _expected(self, task: _Task) -> float:
-        """Return how long the visit took last time, or what is known of it before the first time."""
-        member = self.clients.members[task.name]
-        size = len(member.train) if task.deliver is None else len(member.test)
-        return self._seconds.get((task.name, task.deliver is None), float(size))
+        """Return how long visits took last time, or what is known of them before the first time."""
+        return sum(self._seconds.get((name, task.training), self._size(name, task)) for name in task.addresses)
+
+    def _size(self, name: str, task: _Task) -> float:
+        member = self.clients.members[name]
+        return float(len(member.train) if task.training else len(member.test))
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.processes, process_context(), begin, self._start)
+            context = process_context()
+            numbers = context.Queue()  # each process takes one
+            for number in range(self.processes):
+                numbers.put(number)
+            self._pool = ProcessPoolExecutor(self.processes, context, begin, (*self._start, numbers))
         return self._pool
 
 
@@ -178,26 +210,26 @@ def stay_with_parent() -> None:
 
 # In the worker process.
 
-_Done = tuple[Trained | Evaluated, Address, float]
-_bench: tuple[Visitor, Roster, Files]
+_Done = tuple[list[Trained | Evaluated], dict[str, Address]]
+_bench: tuple[Executor, Files]
 
 
-def begin(build: Workshop, data: PackedData, folder: Path, threads: int) -> None:
+def begin(build: Workshop, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
     """Set up a worker process."""
     global _bench
     stay_with_parent()
     torch.set_num_threads(threads)
     store = Files(folder, owner=False)
-    _bench = (*build(data.unpack(), store), store)
+    _bench = build(data.unpack(), store, numbers.get()), store
 
 
 def _visit(task: _Task) -> _Done:
-    visitor, roster, store = _bench
-    store.addresses[task.name] = task.address
-    result: Trained | Evaluated
-    with roster.visit(task.name, keep=task.deliver is not False) as client:
-        if task.deliver is None:
-            result = visitor.train(client, task.message, task.round)
-        else:
-            result = visitor.evaluate(client, task.message, task.round, deliver=task.deliver)
-    return result, store.addresses[task.name], result.seconds
+    executor, store = _bench
+    store.addresses |= task.addresses
+    results: list[Trained | Evaluated] = []
+    if task.training:
+        assert task.messages is not None
+        results += executor.train(task.addresses, task.messages, task.round)
+    else:
+        results += executor.evaluate(task.addresses, task.messages, task.round)
+    return results, {name: store.addresses[name] for name in task.addresses}
