@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from protofed.errors import ConfigError, ProtofedError
+from protofed.flower.cli import deploy
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Prototype-based federated learning: different models, different data, a few kilobytes a round.",
 )
+app.add_typer(deploy, name="deploy")
 console = Console()
 errors = Console(stderr=True)
 
@@ -47,6 +49,7 @@ def run(
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
+    engine: Annotated[str, typer.Option(help="local, or flower: Flower's simulation engine.")] = "local",
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
     from protofed import experiments
@@ -55,7 +58,7 @@ def run(
     recipe, items = _split_recipe(arguments or [])
     with progress_bar(console, quiet=quiet) as progress:
         result = experiments.run(
-            recipe, _overrides(items, device, data_dir), out=out, resume=resume, progress=progress
+            recipe, _overrides(items, device, data_dir), out=out, resume=resume, progress=progress, engine=engine
         )
     _show(result)
 

@@ -26,6 +26,10 @@ class PayloadError(ProtofedError):
     """A message that does not satisfy its schema."""
 
 
+class FederationError(ProtofedError):
+    """A round that could not be completed: clients are missing, or gave nothing usable."""
+
+
 class CheckpointError(ProtofedError):
     """A run directory or checkpoint that cannot be continued."""
 

@@ -146,7 +146,7 @@ def test_messages_satisfy_their_schemas(name):
             continue
         for result in federation.executor.train(federation.names, messages, round):
             payload = codec.decode(result.message, method.upload_schema)
-            assert result.parameters == method.upload_schema.parameters(payload) > 0
+            assert method.upload_schema.parameters(payload) > 0
             assert codec.encode(payload, method.upload_schema) == result.message
 
 

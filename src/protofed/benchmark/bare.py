@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed import methods, models
+from protofed import models
 from protofed.errors import ConfigError
 from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import DTYPES, LAYOUTS, assign_architectures, build_model, device_of
+from protofed.experiments.workshop import DTYPES, LAYOUTS, Census, build_model, device_of
 from protofed.federation import Federation
 from protofed.methods.contract import Tensors
 from protofed.seeding import generator
@@ -187,7 +187,7 @@ def _clients(experiment: Experiment, federated: FederatedData, reduced: bool) ->
         x = normalise(samples.x, DTYPES[experiment.execution.precision])
         return Samples(x.contiguous(memory_format=layout) if x.dim() == 4 else x, samples.y)
 
-    chosen = assign_architectures(experiment, federated, methods.get(experiment.method))
+    chosen = Census.of(experiment, federated).architectures
     for client, architecture in zip(federated.clients, chosen, strict=True):
         model = build_model(experiment, federated, architecture, "shared").to(device).to(memory_format=layout)
         if reduced:

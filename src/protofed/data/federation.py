@@ -14,7 +14,7 @@ from protofed.data import checks
 from protofed.data.arrow import Columns
 from protofed.data.folders import read_class_folders, visible
 from protofed.data.local import PathOptions
-from protofed.data.options import DataOptions
+from protofed.data.options import DataOptions, resolve_options
 from protofed.data.pool import Listing
 from protofed.data.splits import apportion, hold_out, subset
 from protofed.data.tables import read_npz, read_parquet
@@ -61,6 +61,39 @@ def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: i
         samples[part.client][part.split] = Samples(value, y[rows])
     clients = tuple(_client(f, samples[f.name], data.validation_fraction, seed) for f in folders)
     return FederatedData(clients, len(class_names), class_names, tuple(x[0].shape[1:]))
+
+
+def load_client(
+    folder: Path, data: DataOptions, seed: int, classes: tuple[str, ...] = ()
+) -> tuple[FederatedData, bool]:
+    """Read one client's folder, as a federation of one.
+
+    Args:
+        folder: Holds ``train``, ``test`` and, where present, ``validation`` and ``client.toml``.
+        data: How to read; of its ``options`` those of ``data.source=path`` count.
+        seed: Decides what is held out for validation.
+        classes: Names of all classes of the federation in their order; by default those of the client itself.
+
+    Returns:
+        The client, and whether its data name their classes (or number them).
+
+    Raises:
+        DataError: As :func:`load_federation`.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder: expected one with train and test")
+    checks.client_names([folder.name], str(folder))
+    options = resolve_options(PathOptions, data.options if data.source == "path" else None, "data.options")
+    parts = [_Part(folder.name, split, item) for split, item in _open(folder, data, options)]
+    listings = [part.listing for part in parts]
+    labels, class_names = checks.encode(listings, len(classes) or data.classes, classes)
+    x = checks.same_shape(
+        [(p.listing.where, checks.features(p.listing, torch.arange(len(p.listing)))) for p in parts]
+    )
+    samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
+    client = _client(folder, samples, data.validation_fraction, seed)
+    named = any(item.labels.dtype.kind in "US" for item in listings)
+    return FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:])), named
 
 
 def _client_folders(root: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.comparing import Comparison, Plan
 from protofed.experiments.config import Experiment, Tree, apply_overrides, comparison, load_recipe, resolve
 from protofed.experiments.rundir import RunDirectory, existing_paths, free_path
@@ -14,6 +14,7 @@ from protofed.experiments.running import Progress, Run, run_experiment
 
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
+ENGINES = ("local", "flower")
 
 
 def run(
@@ -23,6 +24,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    engine: str = "local",
 ) -> Run | Comparison:
     """Run a recipe.
 
@@ -32,6 +34,7 @@ def run(
         out: Run directory; by default ``runs/RECIPE-METHOD``, numbered where taken.
         resume: Continue what is there.
         progress: Is told what happens.
+        engine: ``local``, or ``flower`` for Flower's simulation engine (one method at a time).
 
     Returns:
         A :class:`Comparison` if the recipe lists methods to compare and neither it nor ``overrides`` names one
@@ -40,12 +43,21 @@ def run(
     Raises:
         ProtofedError: For anything wrong with the recipe, the data or the directory.
     """
+    if engine not in ENGINES:
+        raise ConfigError(unknown_name("engine", engine, ENGINES))
     tree = apply_overrides(load_recipe(recipe), overrides or {})
     if "name" not in tree.get("method", {}) and comparison(tree).methods:
+        if engine != "local":
+            raise ConfigError(f"--engine {engine} runs one method: add method.name=…")
         return _compare(tree, out, resume, progress)
     experiment = resolve(tree)
-    method = experiment.method.rpartition(":")[2]
-    directory = _directory(out, f"{experiment.recipe}-{method}", resume, experiment)
+    directory = directory_for(out, experiment, resume=resume)
+    if engine == "flower":
+        try:
+            from protofed.flower.simulation import simulate
+        except ImportError as error:
+            raise ConfigError(f"--engine flower needs {error.name}: pip install 'protofed[flower]'") from None
+        return simulate(experiment, directory, resume=resume, progress=progress)
     return run_experiment(experiment, directory, resume=resume, progress=progress)
 
 
@@ -90,6 +102,12 @@ def _compare(
     plan = Plan.of(tree)
     directory = _directory(out, plan.recipe, resume, None)
     return plan.run(directory, resume=resume, progress=progress or Progress(), jobs=jobs)
+
+
+def directory_for(out: str | Path | None, experiment: Experiment, *, resume: bool) -> Path:
+    """Return where to run an experiment: ``out``, or a directory below ``runs`` named after it."""
+    method = experiment.method.rpartition(":")[2]
+    return _directory(out, f"{experiment.recipe}-{method}", resume, experiment)
 
 
 def _directory(out: str | Path | None, name: str, resume: bool, experiment: Experiment | None) -> Path:

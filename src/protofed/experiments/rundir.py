@@ -89,6 +89,7 @@ class RunDirectory:
             rounds = self.rounds()[: federation.round]
             if len(rounds) < federation.round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
+            federation.refusals.update(refusal["client"] for r in rounds for refusal in r["refused"])
         write_text(self.path / "rounds.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in rounds))
         return rounds
 
@@ -130,8 +131,8 @@ class RunDirectory:
     def finish(self, federation: Federation, summary: Mapping[str, Any]) -> None:
         """Write models, prototypes and, last, the summary; remove checkpoints."""
         clients = federation.executor.clients
-        for name, member in clients.members.items():
-            metadata = {"architecture": member.architecture}  # one entry: safetensors shuffles several
+        for name in clients.here:
+            metadata = {"architecture": clients.members[name].architecture}  # one: safetensors shuffles several
             write_tensors(self.path / "clients" / name / "model.safetensors", clients.parked(name).model, metadata)
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
         write_json(self.path / "summary.json", dict(summary))
@@ -153,11 +154,11 @@ def final_prototypes(federation: Federation) -> dict[str, Tensor]:
     if "prototypes" in federation.server:
         tensors |= {f"global.{n}": federation.server[n] for n in ("prototypes", "present")}
     clients = federation.executor.clients
-    for name, member in clients.members.items():
+    for name in clients.here:
         state = clients.parked(name).state
         if "prototypes" in state:
             table, present = state["prototypes"], state["present"]
-        elif len(member.train):
+        elif len(clients.members[name].train):
             with clients.visit(name, keep=False) as client:
                 table, present = _class_means(client, federation.method.task.num_classes)
         else:

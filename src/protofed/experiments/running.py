@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 import protofed
 from protofed.analysis.summary import summarise
 from protofed.experiments.assemble import assemble, describe_clients
-from protofed.experiments.config import Experiment
+from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.workshop import device_of
@@ -64,26 +64,62 @@ def run_experiment(
     report: bool = True,
 ) -> Run:
     """Run one experiment in ``directory``, or return it if it is there already and ``resume`` is set."""
+    files = RunDirectory(directory)
+
+    def begin() -> tuple[Federation, Tree]:
+        federation, federated = assemble(experiment, bfloat16=files.bfloat16())
+        return federation, describe_clients(federation, federated)
+
+    return conduct(experiment, files, begin, resume=resume, progress=progress, label=label, report=report)
+
+
+def conduct(
+    experiment: Experiment,
+    files: RunDirectory,
+    begin: Callable[[], tuple[Federation, Tree]],
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    label: str = "",
+    report: bool = True,
+    gather: Callable[[Federation], None] | None = None,
+) -> Run:
+    """Run a federation from its last checkpoint to its end, wherever its clients are.
+
+    Args:
+        experiment: What is run.
+        files: Where to; a run that is complete there is returned.
+        begin: Returns the federation and what is known of its clients.
+        resume: Whether ``files`` may hold a part of this run.
+        progress: Is told what happens.
+        label: What ``progress`` calls the run.
+        report: Whether to write the HTML report.
+        gather: Called at the end, to bring here what clients of a network keep, as far as it may come.
+
+    Raises:
+        ProtofedError: For anything wrong with the experiment or the directory; FederationError if clients are gone.
+    """
     progress = progress or Progress()
     label = label or experiment.method
-    files = RunDirectory(directory)
     if not files.finished:
         memory = PeakMemory(device_of(experiment))
-        federation, federated = assemble(experiment, bfloat16=files.bfloat16())
+        federation, description = begin()
         with closing(federation.executor):
             files.open(experiment, resume=resume)
-            files.write_federation(describe_clients(federation, federated))
+            files.write_federation(description)
             rounds = files.restore(federation)
-            progress.started(label, experiment.rounds, federation.round, directory)
+            progress.started(label, experiment.rounds, federation.round, files.path)
             for record in federation.run():
                 rounds.append(files.add_round(record, federation, experiment.checkpoint.every))
                 progress.round(label, rounds[-1])
+            if gather is not None:
+                gather(federation)
             files.finish(federation, _summary(experiment, rounds, federation, memory.bytes()))
     else:
         files.open(experiment, resume=resume)
-    result = Run(directory, files.summary(), files.rounds())
+    result = Run(files.path, files.summary(), files.rounds())
     if report:
-        write_report([directory], result.report)
+        write_report([files.path], result.report)
     progress.finished(label, result)
     return result
 

@@ -43,6 +43,33 @@ class Architecture:
         return f"{self}, d={self.d}"
 
 
+@dataclass(frozen=True)
+class Census:
+    """What has to be known of all clients before any of them can begin.
+
+    Attributes:
+        architectures: One per client.
+        feature_dim: ``d`` where all clients have the same, else that of the first.
+        class_size: Mean number of training samples over all classes that anyone has.
+    """
+
+    architectures: tuple[Architecture, ...]
+    feature_dim: int
+    class_size: float
+
+    @classmethod
+    def of(cls, experiment: Experiment, federated: FederatedData) -> Census:
+        """Take it of all clients.
+
+        Raises:
+            ConfigError: If the method needs clients to share what they do not share.
+        """
+        chosen = _assign(experiment, federated, methods.get(experiment.method))
+        counts = torch.stack([c.train.counts(federated.num_classes) for c in federated.clients]).sum(0)
+        held = counts[counts > 0]
+        return cls(tuple(chosen), chosen[0].d, float(held.double().mean()) if len(held) else 0.0)
+
+
 def device_of(experiment: Experiment) -> torch.device:
     """Return the device to run on.
 
@@ -91,6 +118,7 @@ def open_workshop(
     store: Store,
     bfloat16: Collection[str] = (),
     device: torch.device | None = None,
+    census: Census | None = None,
 ) -> tuple[Visitor, Roster]:
     """Return what takes clients through their visits, and the clients, who rest in ``store``.
 
@@ -100,14 +128,16 @@ def open_workshop(
         store: Holds the clients' weights, or will be filled by :func:`fill`.
         bfloat16: Kinds whose layers are computed in bfloat16.
         device: Where the models are; by default the experiment's device.
+        census: What is known of all clients, with the architectures of these, if ``federated`` has some only.
 
     Raises:
         ProtofedError: For anything that does not fit, before any training.
     """
     device = device or device_of(experiment)
     kind = methods.get(experiment.method)
-    chosen = assign_architectures(experiment, federated, kind)
-    method = kind(experiment.method_options, _task(experiment, federated, kind, chosen))
+    census = census or Census.of(experiment, federated)
+    chosen = census.architectures
+    method = kind(experiment.method_options, _task(experiment, federated, kind, census))
     if experiment.execution.precision == "tf32":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
@@ -124,13 +154,16 @@ def open_workshop(
         working[architecture.kind].in_bfloat16 = architecture.kind in bfloat16
         splits = client.train, client.test, client.validation
         members.append(Member(client.name, *splits, plan, str(architecture), architecture.kind))
-    visitor = Visitor(method, get_codec(experiment.wire.codec), experiment.seed)
+    codec = get_codec(experiment.wire.codec, experiment.wire.compression)
+    visitor = Visitor(method, codec, experiment.seed)
     return visitor, Roster(members, working, store)
 
 
-def fill(experiment: Experiment, federated: FederatedData, method: Method, roster: Roster) -> None:
+def fill(
+    experiment: Experiment, federated: FederatedData, method: Method, roster: Roster, census: Census | None = None
+) -> None:
     """Give every client its initial weights and state."""
-    chosen = assign_architectures(experiment, federated, type(method))
+    chosen = (census or Census.of(experiment, federated)).architectures
     first: dict[str, str] = {}
     for client, architecture in zip(federated.clients, chosen, strict=True):
         state = method.client_state(client.train.counts(federated.num_classes).cpu())
@@ -145,9 +178,7 @@ def fill(experiment: Experiment, federated: FederatedData, method: Method, roste
             roster.store.write(client.name, Parked(model.state_dict(), state, {}))
 
 
-def assign_architectures(
-    experiment: Experiment, federated: FederatedData, kind: type[Method]
-) -> list[Architecture]:
+def _assign(experiment: Experiment, federated: FederatedData, kind: type[Method]) -> list[Architecture]:
     """Return each client's architecture, checked against what the method needs."""
     model = experiment.model
     shared = kind.same_architecture and model.shared
@@ -178,18 +209,16 @@ def _check_same(federated: FederatedData, kind: type[Method], chosen: list[Archi
             )
 
 
-def _task(experiment: Experiment, federated: FederatedData, kind: type[Method], chosen: list[Architecture]) -> Task:
-    counts = torch.stack([c.train.counts(federated.num_classes) for c in federated.clients]).sum(0)
-    held = counts[counts > 0]
+def _task(experiment: Experiment, federated: FederatedData, kind: type[Method], census: Census) -> Task:
     template = None
     if kind.same_architecture:
-        template = partial(build_model, experiment, federated, chosen[0], "shared")
+        template = partial(build_model, experiment, federated, census.architectures[0], "shared")
     return Task(
         num_classes=federated.num_classes,
-        feature_dim=chosen[0].d,
+        feature_dim=census.feature_dim,
         rounds=experiment.rounds,
         seed=experiment.seed,
-        class_size=float(held.double().mean()) if len(held) else 0.0,
+        class_size=census.class_size,
         template=template,
         dtype=DTYPES[experiment.execution.precision],
     )

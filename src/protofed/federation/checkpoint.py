@@ -24,7 +24,7 @@ def save_checkpoint(folder: Path, round: int, server: Mapping[str, Tensor], clie
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     write_tensors(partial / "server.safetensors", server)
-    for name in clients:
+    for name in clients.here:
         write_tensors(partial / "clients" / f"{name}.safetensors", flatten(clients.parked(name)))
     write_json(partial / "state.json", {"round": round, "clients": list(clients)})
     os.rename(partial, target)
@@ -45,7 +45,7 @@ def load_checkpoint(folder: Path, clients: Roster) -> tuple[int, dict[str, Tenso
     if state.get("clients") != list(clients):
         raise CheckpointError(f"{found[-1]}: was written for other clients")
     server = read_tensors(found[-1] / "server.safetensors")
-    for name in clients:
+    for name in clients.here:
         path = found[-1] / "clients" / f"{name}.safetensors"
         try:
             clients.replace(name, unflatten(read_tensors(path)))

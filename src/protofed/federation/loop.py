@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
-from protofed.errors import ConfigError, PayloadError
+from protofed.errors import ConfigError, FederationError, PayloadError
 from protofed.federation.records import Accuracy, RoundRecord
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.options import option
 from protofed.seeding import generator
-from protofed.training import Executor, Messages, Trained
+from protofed.training import Evaluated, Executor, Messages, Missing, Trained
 from protofed.wire import Codec, cast
 
 
@@ -23,10 +25,17 @@ class ParticipationOptions:
     """Who takes part in a round."""
 
     fraction: float = option(1.0, "share of the clients that train in each round, drawn anew")
+    min_clients: int = option(1, "in a network, a round with fewer usable results is repeated")
+    attempts: int = option(3, "in a network, how often a round is tried before the run ends with an error")
+    deadline_s: float = option(0.0, "in a network, seconds to wait for training, and for scores (0 = no limit)")
+    max_refusals: int = option(0, "a client whose uploads were refused so often is left out (0 = never)")
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must lie in (0, 1], not {self.fraction}")
+        for name, least in (("min_clients", 1), ("attempts", 1), ("deadline_s", 0), ("max_refusals", 0)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class Federation:
         evaluation: When clients are scored.
         server: The server's state.
         round: Rounds done so far.
+        refusals: Uploads refused so far, by client.
     """
 
     method: Method
@@ -68,6 +78,7 @@ class Federation:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     server: Tensors = field(default_factory=dict)
     round: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.names = list(self.executor.clients)
@@ -76,6 +87,11 @@ class Federation:
         self.trainable = [n for n in self.names if len(self.executor.clients.members[n].train)]
         if not self.trainable:
             raise ConfigError("no client has training samples")
+        least = self.participation.min_clients
+        if least > len(self.trainable):
+            raise ConfigError(
+                f"participation.min_clients={least}, but only {len(self.trainable)} clients have training samples"
+            )
         if not self.round:
             self.server = self.method.server_state()
 
@@ -86,23 +102,49 @@ class Federation:
 
     def participants(self, round: int) -> list[str]:
         """Return the clients that train in ``round``, in their fixed order."""
-        number = max(1, int(self.participation.fraction * len(self.trainable) + 0.5))
-        if number >= len(self.trainable):
-            return self.trainable
-        order = torch.randperm(len(self.trainable), generator=generator(self.seed, "participation", round))
-        return [self.trainable[i] for i in sorted(order[:number].tolist())]
+        limit = self.participation.max_refusals
+        able = [n for n in self.trainable if not limit or self.refusals[n] < limit]
+        number = max(1, int(self.participation.fraction * len(able) + 0.5))
+        if number >= len(able):
+            return able
+        order = torch.randperm(len(able), generator=generator(self.seed, "participation", round))
+        return [able[i] for i in sorted(order[:number].tolist())]
 
     def _round(self, round: int) -> RoundRecord:
         start = time.perf_counter()
         names = self.participants(round)
         record = RoundRecord(round, names)
-        messages = self._messages(names, round, record)
-        self.server, record.diagnostics = self._aggregate(names, messages, round, record)
+        while not self._attempt(names, round, record):
+            if record.attempts == self.participation.attempts:
+                raise FederationError(self._why(round, record))
+            record.attempts += 1
         self.round = round
         if round % self.evaluation.every == 0 or round == self.rounds:
             self._evaluate(round, record)
         record.seconds["total"] = time.perf_counter() - start
         return record
+
+    def _attempt(self, names: Sequence[str], round: int, record: RoundRecord) -> bool:
+        """Train and aggregate; nothing changes if fewer clients of a network gave a usable result than needed.
+
+        Clients of a network answer a repeated request with the result they have. Those that are here would train
+        once more, and fail in the same way.
+        """
+        messages = self._messages(names, round, record)
+        state, diagnostics, usable = self._aggregate(names, messages, round, record)
+        if usable < self.participation.min_clients and not self.executor.clients.here:
+            return False
+        self.server, record.diagnostics = state, diagnostics
+        return True
+
+    def _why(self, round: int, record: RoundRecord) -> str:
+        """Return why a round could not be completed, in one line."""
+        reasons = [f"{m['client']}: {m['reason']}" for m in record.missing]
+        reasons += [f"{r['client']}: {r['field']} {r['reason']}" for r in record.refused]
+        return (
+            f"round {round}: fewer than participation.min_clients={self.participation.min_clients} clients gave a "
+            f"usable result in {record.attempts} attempts; last {'; '.join(reasons[-3:]) or 'nobody was asked'}"
+        )
 
     def _messages(self, names: Sequence[str], round: int, record: RoundRecord | None = None) -> Messages:
         """Encode the broadcast for ``names``; count it where it opens a round."""
@@ -128,50 +170,66 @@ class Federation:
 
     def _aggregate(
         self, names: Sequence[str], messages: Messages, round: int, record: RoundRecord
-    ) -> tuple[Tensors, dict[str, Any]]:
-        """Train clients and aggregate their uploads as they arrive."""
+    ) -> tuple[Tensors, dict[str, Any], int]:
+        """Train clients and aggregate their uploads as they arrive; return also how many results were usable."""
         start = time.perf_counter()
         waiting = _Clock()
         trained: list[Trained] = []
-        results = self.executor.train(names, messages, round)
-        uploads = self._uploads(waiting.timed(results), trained, record)
+        uploads = self._uploads(waiting.timed(self.executor.train(names, messages, round)), trained, record)
         if self.method.communicates(round):
-            state, diagnostics = self.method.aggregate(self.server, uploads, round)
+            counter = itertools.count()
+            counted = (upload for upload, _ in zip(uploads, counter, strict=False))
+            state, diagnostics = self.method.aggregate(self.server, counted, round)
             uploads_left = sum(1 for _ in uploads)
             assert not uploads_left, f"{self.method.name} left uploads unread"
+            usable = next(counter)
         else:
             for _ in uploads:
                 pass
-            state, diagnostics = self.server, {}
+            state, diagnostics, usable = self.server, {}, len(trained)
         record.set_losses(trained)
-        record.seconds["training"] = waiting.seconds
-        record.seconds["aggregation"] = time.perf_counter() - start - waiting.seconds
-        return state, diagnostics
+        record.seconds["training"] += waiting.seconds
+        record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
+        return state, diagnostics, usable
 
-    def _uploads(self, results: Iterator[Trained], trained: list[Trained], record: RoundRecord) -> Iterator[Upload]:
+    def _uploads(
+        self, results: Iterator[Trained | Missing], trained: list[Trained], record: RoundRecord
+    ) -> Iterator[Upload]:
         """Decode and validate uploads one by one; a refused one is recorded and left out."""
         schema = self.method.upload_schema
         for result in results:
+            if isinstance(result, Missing):
+                record.miss(result, "training")
+                continue
             trained.append(result)
             if result.message is None or schema is None:
                 continue
-            record.add_traffic("up", len(result.message), result.parameters)
             try:
                 payload = cast(self.codec.decode(result.message, schema), self.method.task.dtype)
             except PayloadError as error:
+                record.add_traffic("up", len(result.message), 0)
                 record.refuse(result.client, str(error))
+                self.refusals[result.client] += 1
                 continue
+            record.add_traffic("up", len(result.message), schema.parameters(payload))
             yield Upload(result.client, payload)
 
     def _evaluate(self, round: int, record: RoundRecord) -> None:
         start = time.perf_counter()
         delivered = self.evaluation.at == "broadcast"
         messages = self._messages(self.names, round + 1) if delivered else None
-        results = list(self.executor.evaluate(self.names, messages, round))
+        results = [self._score(r, record) for r in self.executor.evaluate(self.names, messages, round)]
         record.accuracy = Accuracy.of([(r.correct, r.samples) for r in results], self.method.rules)
         if any(r.validation[1] for r in results):
             record.validation = Accuracy.of([r.validation for r in results], self.method.rules)
         record.seconds["evaluation"] = time.perf_counter() - start
+
+    @staticmethod
+    def _score(result: Evaluated | Missing, record: RoundRecord) -> Evaluated:
+        if isinstance(result, Evaluated):
+            return result
+        record.miss(result, "evaluation")
+        return Evaluated(result.client, {}, 0, 0.0)
 
 
 class _Clock:
@@ -180,7 +238,7 @@ class _Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def timed(self, items: Iterator[Trained]) -> Iterator[Trained]:
+    def timed(self, items: Iterator[Trained | Missing]) -> Iterator[Trained | Missing]:
         while True:
             start = time.perf_counter()
             item = next(items, None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protofed.training import Trained
+from protofed.training import Missing, Trained
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class RoundRecord:
         parameters: Numbers sent as the papers count them, ``up`` and ``down``.
         seconds: ``training``, ``aggregation``, ``evaluation`` and ``total``.
         refused: Uploads that broke their schema: client, field and reason.
+        missing: Clients that gave no result: client, phase (``training`` or ``evaluation``) and reason.
+        attempts: How often the round was begun, because too few clients had answered.
         diagnostics: What the method measured.
     """
 
@@ -80,6 +82,8 @@ class RoundRecord:
         default_factory=lambda: {"training": 0.0, "aggregation": 0.0, "evaluation": 0.0, "total": 0.0}
     )
     refused: list[dict[str, str]] = field(default_factory=list)
+    missing: list[dict[str, str]] = field(default_factory=list)
+    attempts: int = 1
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     def add_traffic(self, direction: str, bytes: int, parameters: int) -> None:
@@ -91,6 +95,10 @@ class RoundRecord:
         """Note an upload that was left out; ``error`` reads ``field: reason``."""
         name, _, reason = error.partition(": ")
         self.refused.append({"client": client, "field": name, "reason": reason})
+
+    def miss(self, missing: Missing, phase: str) -> None:
+        """Note a client that gave no result."""
+        self.missing.append({"client": missing.client, "phase": phase, "reason": missing.reason})
 
     def set_losses(self, trained: Sequence[Trained]) -> None:
         """Average the clients' losses, weighted by their numbers of samples."""
@@ -110,7 +118,8 @@ class RoundRecord:
         if self.validation:
             record["validation"] = self.validation.to_dict()
         rest = {n: getattr(self, n) for n in ("losses", "bytes", "parameters", "seconds")}
-        return _finite(record | rest | {"refused": self.refused, "diagnostics": self.diagnostics})
+        rest |= {n: getattr(self, n) for n in ("refused", "missing", "attempts", "diagnostics")}
+        return _finite(record | rest)
 
 
 def _finite(value: Any) -> Any:

@@ -25,6 +25,8 @@ class Field:
         unique: For labels: each class at most once, ascending.
         minimum: Smallest value allowed, or None.
         limit: Largest magnitude allowed: one diverged client must not push numbers through everybody's float range.
+
+    A field with bounds of its own is ``exact``.
     """
 
     shape: tuple[int | str, ...]
@@ -33,6 +35,15 @@ class Field:
     unique: bool = True
     minimum: float | None = None
     limit: float = 1e9
+
+    @property
+    def exact(self) -> bool:
+        """Whether lossy codecs send it in float32.
+
+        Rounded, a number could step over its bound; and what has one is a variance or a weight, of which a small
+        one must not become 0.
+        """
+        return self.minimum is not None or self.limit != Field.limit
 
 
 @dataclass(frozen=True)
@@ -75,5 +86,9 @@ def prototype_schema(num_classes: int, width: int | str, sizes: Mapping[str, int
 
 def weight_schema(weights: Mapping[str, Tensor], num_classes: int, **more: Field) -> Schema:
     """Return the schema of a set of weights of fixed shapes, as given by an example."""
-    fields = {name: Field(tuple(tensor.shape)) for name, tensor in weights.items()}
+    fields = {
+        # BatchNorm divides by the root of its running variances.
+        name: Field(tuple(tensor.shape), minimum=0.0 if name.endswith("running_var") else None)
+        for name, tensor in weights.items()
+    }
     return Schema({**fields, **more}, num_classes)

@@ -5,7 +5,7 @@ from protofed.training.executor import Executor, Messages, Sequential
 from protofed.training.fused import Fused
 from protofed.training.roster import Files, Memory, Roster, Store
 from protofed.training.samples import ClientData, FederatedData, Samples
-from protofed.training.visit import Evaluated, Trained, Visitor
+from protofed.training.visit import Evaluated, Missing, Trained, Visitor
 from protofed.training.workers import Workers
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Member",
     "Memory",
     "Messages",
+    "Missing",
     "Parked",
     "Roster",
     "Samples",

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from protofed.training.roster import Roster
-from protofed.training.visit import Evaluated, Trained, Visitor
+from protofed.training.visit import Evaluated, Missing, Trained, Visitor
 
 Messages = Mapping[str, bytes | None]
 """The encoded broadcast of each client."""
@@ -19,11 +19,13 @@ class Executor(Protocol):
 
     clients: Roster
 
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
+    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
         """Train the named clients."""
         ...
 
-    def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
+    def evaluate(
+        self, names: Iterable[str], messages: Messages | None, round: int
+    ) -> Iterator[Evaluated | Missing]:
         """Evaluate the named clients; without messages, as they were left by training."""
         ...
 

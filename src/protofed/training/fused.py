@@ -256,19 +256,18 @@ class _Training:
             begun = time.perf_counter()
             with self.roster.visit(local.name) as client:
                 put_back(client, local, unstack(self.stack.parameters | self.stack.buffers, index))
-                message, parameters = None, 0
+                message = None
                 if sends:
                     assert schema is not None
                     with torch.no_grad():
                         payload = self.method.upload(local, statistics[index])
                     message = self.visitor.codec.encode(payload, schema)
-                    parameters = schema.parameters(payload)
             losses = {
                 n: float(s[index] / self.samples[n][index]) for n, s in self.sums.items() if self.samples[n][index]
             }
             samples = len(self._train(local))
             passed = seconds + time.perf_counter() - begun
-            trained.append(Trained(local.name, message, losses, samples, parameters, passed))
+            trained.append(Trained(local.name, message, losses, samples, passed))
         return trained
 
     @torch.no_grad()

@@ -152,12 +152,16 @@ class Roster(Mapping[str, Client]):
         members: The clients.
         models: One working model per kind, on the device.
         store: Where clients rest.
+
+    Attributes:
+        here: Names of the clients whose state is here; clients of a network keep theirs themselves.
     """
 
     def __init__(self, members: Sequence[Member], models: Mapping[str, SplitModel], store: Store) -> None:
         self.members = {member.name: member for member in members}
         self.models = models
         self.store = store
+        self.here = list(self.members)
 
     def __getitem__(self, name: str) -> Client:
         client = Client(self.members[name], copy.deepcopy(self.models[self.members[name].kind]))

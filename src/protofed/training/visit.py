@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from protofed.models import Output
 
 EVALUATION_BATCH = 256
+NORMALISED_AT_ONCE = 2**24
+"""Numbers of a client's training data up to which they are normalised once per visit instead of batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class Trained:
         message: The encoded upload, or None where the round does not communicate.
         losses: Mean per sample over the round, per named term.
         samples: Training samples ``n_i``.
-        parameters: How many numbers of the upload the papers count.
         seconds: Wall time of the visit.
     """
 
@@ -43,7 +44,6 @@ class Trained:
     message: bytes | None
     losses: dict[str, float]
     samples: int
-    parameters: int
     seconds: float
 
 
@@ -64,6 +64,19 @@ class Evaluated:
     samples: int
     seconds: float
     validation: tuple[dict[str, int], int] = field(default_factory=lambda: ({}, 0))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What comes in place of a result where a client gives none: it is late, gone, or its visit failed.
+
+    Attributes:
+        client: Its name.
+        reason: One line.
+    """
+
+    client: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -95,16 +108,16 @@ class Visitor:
         with seeded(self.seed, "training", round, client.name):
             for number, phase in enumerate(self.method.phases(round)):
                 statistics = self._phase(client, local, phase, number, losses) or statistics
-        upload, parameters = None, 0
+        upload = None
         schema = self.method.upload_schema
         if schema is not None and self.method.communicates(round):
             with torch.no_grad():
                 if self.method.statistics_from == "after":
                     statistics = self._statistics(client)
                 payload = self.method.upload(local, statistics)
-            upload, parameters = self.codec.encode(payload, schema), schema.parameters(payload)
+            upload = self.codec.encode(payload, schema)
         seconds = time.perf_counter() - start
-        return Trained(client.name, upload, losses.means(), len(client.train), parameters, seconds)
+        return Trained(client.name, upload, losses.means(), len(client.train), seconds)
 
     def noise_key(self, client: str, round: int, layer: int) -> int:
         """Return the key of a dropout layer's noise in a client's round, 63 bits."""
@@ -157,19 +170,22 @@ class Visitor:
         for update in phase.updates:
             chosen = [p for n, p in model.named_parameters() if update.trainable(n)]
             steps.append(_Step(update.loss, chosen, client.plan.build(chosen, update.optimizer)))
+        if phase.source is None and x.numel() <= NORMALISED_AT_ONCE:
+            x = _inputs(x, model)
         statistics: Tensors = {}
         for epoch in range(epochs):
-            statistics = {}
+            collected = _Statistics(self.method) if during else None
             scope = (local.round, client.name, number, epoch)
             for chosen_rows in epoch_rows(
                 len(y), client.plan.batch_size, model.needs_two_samples, self.seed, *scope
             ):
                 rows = chosen_rows.to(y.device)
                 batch = Batch(x[rows] if phase.source else _inputs(x[rows], model), y[rows])
-                if during:
-                    self._step_and_collect(local, batch, steps, losses, statistics)
-                else:
+                if collected is None:
                     self._step(local, batch, steps, losses)
+                else:
+                    collected.add(self._step_and_look(local, batch, steps, losses), batch)
+            statistics = collected.totals() if collected else {}
             self.method.epoch_end(local, statistics)
         return statistics
 
@@ -184,18 +200,15 @@ class Visitor:
             optimizer.step()
             losses.add(terms, len(batch.y))
 
-    def _step_and_collect(
-        self, local: Local, batch: Batch, steps: list[_Step], losses: _Means, statistics: Tensors
-    ) -> None:
-        """As :meth:`_step`, adding up the statistics of the outputs that the step itself computed."""
+    def _step_and_look(self, local: Local, batch: Batch, steps: list[_Step], losses: _Means) -> Output:
+        """As :meth:`_step`; return the output that the step itself computed."""
         outputs: list[Output] = []
         hook = local.model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
         try:
             self._step(local, batch, steps, losses)
         finally:
             hook.remove()
-        with torch.no_grad():
-            _add(statistics, self.method.statistics(outputs[0], batch))
+        return outputs[0]
 
     def _statistics(self, client: Client) -> Tensors:
         """Collect the method's statistics in eval mode over the training data."""
@@ -279,6 +292,34 @@ class _Step(NamedTuple):
     loss: Loss
     parameters: list[torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
+
+
+class _Statistics:
+    """A method's statistics of the outputs of many steps, worked out for some hundred samples at a time."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.sums: Tensors = {}
+        self.outputs: list[Output] = []
+        self.batches: list[Batch] = []
+
+    def add(self, output: Output, batch: Batch) -> None:
+        self.outputs.append(type(output)(*(part.detach() for part in output)))
+        self.batches.append(batch)
+        if sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
+            self._work_out()
+
+    def totals(self) -> Tensors:
+        if self.batches:
+            self._work_out()
+        return self.sums
+
+    @torch.no_grad()
+    def _work_out(self) -> None:
+        output = type(self.outputs[0])(*(torch.cat(parts) for parts in zip(*self.outputs, strict=True)))
+        batch = Batch(torch.cat([b.x for b in self.batches]), torch.cat([b.y for b in self.batches]))
+        _add(self.sums, self.method.statistics(output, batch))
+        self.outputs, self.batches = [], []
 
 
 class _Means:

@@ -20,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import BaseContext
 from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -226,7 +226,7 @@ def begin(build: Workshop, data: PackedData, folder: Path, threads: int, numbers
 def _visit(task: _Task) -> _Done:
     executor, store = _bench
     store.addresses |= task.addresses
-    results: list[Trained | Evaluated] = []
+    results: list[Any] = []
     if task.training:
         assert task.messages is not None
         results += executor.train(task.addresses, task.messages, task.round)

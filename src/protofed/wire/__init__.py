@@ -1,6 +1,7 @@
 """Everything that crosses the network: one validator, one codec, one byte counter for every method."""
 
 from protofed.wire.codec import Codec, cast, codecs, get_codec
+from protofed.wire.lossy import Float16, Int8
 from protofed.wire.validate import check_structure, check_values
 
-__all__ = ["Codec", "cast", "check_structure", "check_values", "codecs", "get_codec"]
+__all__ = ["Codec", "Float16", "Int8", "cast", "check_structure", "check_values", "codecs", "get_codec"]

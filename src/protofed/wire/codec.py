@@ -3,13 +3,15 @@
 A message is a header of 4 bytes (magic, version, codec) and 4 bytes for each symbol that varies between messages,
 followed by the fields in the order of the schema, little-endian, without padding. Both sides know the schema, so
 names, types and fixed shapes are not sent, and the exact length of a message is known from its header: a
-truncated or oversized message is refused before anything is read from it.
+truncated or oversized message is refused before anything is read from it. The fields may be compressed; the header
+never is, so the same holds then.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -19,10 +21,13 @@ from torch import Tensor
 from protofed.errors import PayloadError
 from protofed.methods.schema import Field, Payload, Schema
 from protofed.registry import Registry
+from protofed.wire.compression import compress, decompress, require
 from protofed.wire.validate import LABEL_LIMIT, check_structure, check_values
 
 MAGIC = b"PF"
 VERSION = 1
+COMPRESSED = 0x80
+"""Set in the codec's byte where the fields are compressed."""
 
 codecs: Registry[type[Codec]] = Registry("codec")
 
@@ -30,9 +35,12 @@ codecs: Registry[type[Codec]] = Registry("codec")
 class Codec:
     """Encodes real numbers at the dtype's width; a lossy codec overrides the three ``real`` methods.
 
+    Args:
+        compression: ``none``, or ``zstd``: fields are compressed where that makes the message smaller.
+
     Class attributes:
-        number: Identifies the codec in the header.
-        dtype: NumPy dtype of a real number on the wire.
+        number: Identifies the codec in the header, below 128.
+        dtype: NumPy dtype of a real number on the wire; for a lossy codec, of those sent exactly.
         memory: torch dtype of a decoded one.
     """
 
@@ -41,17 +49,24 @@ class Codec:
     memory: ClassVar[torch.dtype]
     summary: ClassVar[str]
 
+    def __init__(self, compression: str = "none") -> None:
+        require(compression)
+        self.compression = compression
+
     def encode(self, payload: Payload, schema: Schema) -> bytes:
         """Return the message.
 
         Raises:
-            PayloadError: If names, kinds or shapes do not fit the schema.
+            PayloadError: If names, kinds or shapes do not fit the schema, or a number does not fit the codec.
         """
         symbols = check_structure(payload, schema)
         free = _free_symbols(schema)
-        header = MAGIC + bytes([VERSION, self.number])
-        header += struct.pack(f"<{len(free)}I", *(symbols.get(s, 0) for s in free))
-        return header + b"".join(self._encode_field(payload[n], f) for n, f in schema.fields.items())
+        sizes = struct.pack(f"<{len(free)}I", *(symbols.get(s, 0) for s in free))
+        body = b"".join(self._encode_field(n, payload[n], f) for n, f in schema.fields.items())
+        kind = self.number
+        if self.compression != "none" and len(packed := compress(body)) < len(body):
+            kind, body = kind | COMPRESSED, packed
+        return MAGIC + bytes([VERSION, kind]) + sizes + body
 
     def decode(self, message: bytes, schema: Schema) -> Payload:
         """Return the validated payload.
@@ -59,30 +74,44 @@ class Codec:
         Raises:
             PayloadError: If the message is damaged or breaks any rule of the schema.
         """
+        if len(message) > (allowed := self.largest(schema)):
+            raise PayloadError(f"message: has {len(message)} bytes, at most {allowed} are allowed")
         free = _free_symbols(schema)
-        start = 4 + 4 * len(free)
+        start = _header_size(schema)
         if len(message) < start or message[:3] != MAGIC + bytes([VERSION]):
             raise PayloadError(f"message: not a protofed message of version {VERSION}")
-        if message[3] != self.number:
-            raise PayloadError(f"message: encoded with codec {message[3]}, expected {self.number}")
+        if (number := message[3] & ~COMPRESSED) != self.number:
+            raise PayloadError(f"message: encoded with codec {number}, expected {self.number}")
         symbols = dict(schema.sizes)
         for symbol, size in zip(free, struct.unpack_from(f"<{len(free)}I", message, 4), strict=True):
             if size > schema.limits[symbol]:
                 raise PayloadError(f"message: {symbol} may be at most {schema.limits[symbol]}, not {size}")
             symbols[symbol] = size
-        shapes = {n: tuple(_size(s, symbols) for s in f.shape) for n, f in schema.fields.items()}
-        lengths = {n: self._field_size(f, shapes[n]) for n, f in schema.fields.items()}
-        if len(message) != start + sum(lengths.values()):
-            raise PayloadError(
-                f"message: has {len(message)} bytes, its header announces {start + sum(lengths.values())}"
-            )
+        lengths = self._lengths(schema, symbols)
+        view = self._body(message, start, sum(lengths.values()))
         payload: Payload = {}
-        view = memoryview(message)
+        start = 0
         for name, field in schema.fields.items():
-            payload[name] = self._decode_field(view[start : start + lengths[name]], field, shapes[name])
+            data = view[start : start + lengths[name]]
+            payload[name] = self._decode_field(name, data, field, _shape(field, symbols))
             start += lengths[name]
         check_values(payload, schema)
         return payload
+
+    def largest(self, schema: Schema) -> int:
+        """Return the most bytes that a message can have, compressed or not; :meth:`decode` refuses longer ones."""
+        return _header_size(schema) + sum(self._lengths(schema, {**schema.sizes, **schema.limits}).values())
+
+    def _body(self, message: bytes, start: int, length: int) -> memoryview:
+        """Return the ``length`` bytes of all fields; the header ends at ``start``."""
+        body = memoryview(message)[start:]
+        if not message[3] & COMPRESSED:
+            if len(body) != length:
+                raise PayloadError(f"message: has {len(message)} bytes, its header announces {start + length}")
+            return body
+        if self.compression == "none":
+            raise PayloadError("message: compressed, expected wire.compression=none")
+        return memoryview(decompress(body, length))
 
     # Real numbers: what a lossy codec changes.
 
@@ -90,29 +119,43 @@ class Codec:
         """Return how many bytes real numbers of ``shape`` take."""
         return math.prod(shape) * np.dtype(self.dtype).itemsize
 
-    def encode_real(self, tensor: Tensor) -> bytes:
-        """Return ``tensor`` as bytes."""
-        return tensor.detach().cpu().contiguous().numpy().astype(self.dtype, copy=False).tobytes()
+    def encode_real(self, name: str, tensor: Tensor) -> bytes:
+        """Return the field ``name`` as bytes."""
+        return self.array(tensor).astype(self.dtype, copy=False).tobytes()
 
-    def decode_real(self, data: memoryview, shape: tuple[int, ...]) -> Tensor:
+    def decode_real(self, name: str, data: memoryview, shape: tuple[int, ...]) -> Tensor:
         """Return the inverse of :meth:`encode_real`."""
         return torch.from_numpy(np.frombuffer(data, self.dtype).copy()).to(self.memory).reshape(shape)
 
+    def array(self, tensor: Tensor) -> np.ndarray:
+        """Return ``tensor`` on the CPU in the dtype that it will be decoded to."""
+        return tensor.detach().to("cpu", self.memory).contiguous().numpy()
+
     # Fields.
 
+    def _lengths(self, schema: Schema, symbols: Mapping[str, int]) -> dict[str, int]:
+        """Return the bytes of each field, not compressed."""
+        return {name: self._field_size(field, _shape(field, symbols)) for name, field in schema.fields.items()}
+
     def _field_size(self, field: Field, shape: tuple[int, ...]) -> int:
-        if field.kind == "real":
-            return self.real_size(shape)
-        return math.prod(shape) * np.dtype(_INTEGERS[field.kind]).itemsize
+        if field.kind != "real":
+            return math.prod(shape) * np.dtype(_INTEGERS[field.kind]).itemsize
+        return Codec.real_size(self, shape) if field.exact else self.real_size(shape)
 
-    def _encode_field(self, tensor: Tensor, field: Field) -> bytes:
+    def _encode_field(self, name: str, tensor: Tensor, field: Field) -> bytes:
         if field.kind == "real":
-            return self.encode_real(tensor)
-        return tensor.detach().cpu().numpy().astype(_INTEGERS[field.kind]).tobytes()
+            return Codec.encode_real(self, name, tensor) if field.exact else self.encode_real(name, tensor)
+        numbers = tensor.detach().cpu().numpy()
+        sent = numbers.astype(_INTEGERS[field.kind])
+        if (sent != numbers).any():  # they would arrive as other classes or counts
+            raise PayloadError(f"{name}: contains integers that do not fit {sent.itemsize} bytes")
+        return sent.tobytes()
 
-    def _decode_field(self, data: memoryview, field: Field, shape: tuple[int, ...]) -> Tensor:
+    def _decode_field(self, name: str, data: memoryview, field: Field, shape: tuple[int, ...]) -> Tensor:
         if field.kind == "real":
-            return self.decode_real(data, shape)
+            if field.exact:
+                return Codec.decode_real(self, name, data, shape)
+            return self.decode_real(name, data, shape)
         return torch.from_numpy(np.frombuffer(data, _INTEGERS[field.kind]).astype("<i8")).reshape(shape)
 
 
@@ -140,13 +183,13 @@ class Float64(Codec):
     summary = "8 bytes a number, for comparisons in double precision"
 
 
-def get_codec(name: str) -> Codec:
-    """Return the codec called ``name``.
+def get_codec(name: str, compression: str = "none") -> Codec:
+    """Return the codec called ``name``, compressing its messages or not.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is none, no such compression, or its package is not installed.
     """
-    return codecs.get(name)()
+    return codecs.get(name)(compression)
 
 
 def _free_symbols(schema: Schema) -> list[str]:
@@ -156,5 +199,9 @@ def _free_symbols(schema: Schema) -> list[str]:
     return sorted(schema.limits)
 
 
-def _size(symbol: int | str, symbols: dict[str, int]) -> int:
-    return symbol if isinstance(symbol, int) else symbols[symbol]
+def _header_size(schema: Schema) -> int:
+    return 4 + 4 * len(_free_symbols(schema))
+
+
+def _shape(field: Field, symbols: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(s if isinstance(s, int) else symbols[s] for s in field.shape)

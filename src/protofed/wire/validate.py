@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from protofed.errors import PayloadError
@@ -48,10 +49,10 @@ def check_values(payload: Payload, schema: Schema) -> None:
             if tensor.numel() and (tensor.min() < 0 or tensor.max() >= COUNT_LIMIT):
                 raise PayloadError(f"{name}: counts must lie in [0, {COUNT_LIMIT})")
         elif tensor.numel():
-            largest = float(tensor.abs().max())  # NaN if any number is
+            largest = tensor.abs().max()  # NaN if any number is
             if not math.isfinite(largest):
                 raise PayloadError(f"{name}: contains {'NaN' if math.isnan(largest) else 'infinite values'}")
-            if largest > field.limit:
+            if largest > field.limit:  # in the tensor's dtype: a number at the limit may have been rounded to it
                 raise PayloadError(f"{name}: magnitudes may be at most {field.limit:g}, found {largest:g}")
         if field.minimum is not None and tensor.numel() and tensor.min() < field.minimum:
             raise PayloadError(f"{name}: values must be at least {field.minimum}, found {tensor.min():g}")
@@ -59,7 +60,8 @@ def check_values(payload: Payload, schema: Schema) -> None:
 
 def _check_shape(name: str, tensor: Tensor, field: Field, symbols: dict[str, int], schema: Schema) -> None:
     """Check one field's kind and shape, binding symbols that are not bound yet."""
-    if (field.kind == "real") != tensor.is_floating_point():
+    neither = tensor.is_complex() or tensor.dtype == torch.bool
+    if neither or (field.kind == "real") != tensor.is_floating_point():
         raise PayloadError(f"{name}: must be {field.kind}, not {str(tensor.dtype).removeprefix('torch.')}")
     if tensor.dim() != len(field.shape):
         raise PayloadError(f"{name}: must have shape {field.shape}, not {tuple(tensor.shape)}")

@@ -1,0 +1,1 @@
+"""A federation of machines of their own, over Flower."""

@@ -1,0 +1,281 @@
+"""What an operator can know before the first round: whether a node's data, model, certificates and key fit.
+
+Every check ends in one line: ok, a problem with what would be right, or skipped because its option is not given.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+from cryptography import x509
+from torch import Tensor
+
+from protofed import methods, models
+from protofed.data import DataOptions
+from protofed.data.federation import load_client
+from protofed.errors import ConfigError, DataError, ModelError, ProtofedError
+from protofed.experiments import Experiment, load_recipe, resolve
+from protofed.experiments.config import apply_overrides, parse_overrides
+from protofed.experiments.workshop import Census, open_workshop, place
+from protofed.federation.files import read_tensors
+from protofed.flower import trust
+from protofed.training import ClientData, FederatedData, Memory, Samples
+from protofed.training.visit import batches
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to check; each None leaves its check out.
+
+    Attributes:
+        client_dir: One client's folder: ``train``, ``test``, perhaps ``client.toml``.
+        classes: Names of all classes of the federation in order, or none.
+        recipe: The experiment that the node will take part in.
+        overrides: ``NAME=VALUE``, on top of the recipe.
+        state_dir: Where the node keeps its model between rounds.
+        superlink: ``HOST:PORT``.
+        root_certificates: The authority that signed the SuperLink's certificate.
+        key: The node's private key.
+    """
+
+    client_dir: Path | None = None
+    classes: Sequence[str] = ()
+    recipe: str | None = None
+    overrides: Sequence[str] = ()
+    state_dir: Path | None = None
+    superlink: str | None = None
+    root_certificates: Path | None = None
+    key: Path | None = None
+
+
+class Finding(NamedTuple):
+    """The outcome of one check."""
+
+    name: str
+    state: Literal["ok", "problem", "skipped"]
+    text: str
+
+
+class _SkippedError(Exception):
+    """A check that cannot be made yet."""
+
+
+def check_node(request: Request) -> Iterator[Finding]:
+    """Yield the outcome of every check, in the order in which an operator would mend things."""
+    node = _Node(request)
+    steps: list[tuple[str, Callable[[], str]]] = [
+        ("recipe", node.check_recipe),
+        ("client-dir", node.check_data),
+        ("model", node.check_model),
+        ("state-dir", node.check_state),
+        ("superlink", node.check_superlink),
+        ("root-certificates", node.check_root_certificates),
+        ("tls", node.check_tls),
+        ("key", node.check_key),
+    ]
+    for name, step in steps:
+        try:
+            yield Finding(name, "ok", step())
+        except _SkippedError as reason:
+            yield Finding(name, "skipped", str(reason))
+        except ProtofedError as error:
+            yield Finding(name, "problem", str(error))
+        except OSError as error:  # a folder that may not be listed, a file that may not be read
+            yield Finding(name, "problem", f"{error.filename}: {error.strerror}: correct the path, or its rights")
+
+
+class _Node:
+    """A node as its operator describes it; later checks use what earlier ones found."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.experiment: Experiment | None = None
+        self.federated: FederatedData | None = None
+        self.models: list[models.SplitModel] = []
+        self.address: tuple[str, int] | None = None
+        self.authorities: list[x509.Certificate] = []
+
+    def check_recipe(self) -> str:
+        recipe = _given(self.request.recipe, "RECIPE")
+        self.experiment = resolve(apply_overrides(load_recipe(recipe), parse_overrides(self.request.overrides)))
+        return f"{self.experiment.recipe}: {self.experiment.method}"
+
+    def check_data(self) -> str:
+        folder = _given(self.request.client_dir, "--client-dir").expanduser().absolute()
+        self.federated = _read_client(folder, self.experiment, tuple(self.request.classes))
+        client = self.federated.clients[0]
+        held = int((client.train.counts(self.federated.num_classes) > 0).sum())
+        own = ", ".join(f"{name} = {value!r}" for name, value in client.settings.items())
+        return (
+            f"{client.name}: {len(client.train)} training and {len(client.test)} test samples of shape "
+            f"{_show(self.federated.input_shape)}, {held} of {self.federated.num_classes} classes"
+            + (f", client.toml: {own}" if own else "")
+        )
+
+    def check_model(self) -> str:
+        _given(self.request.recipe, "RECIPE")
+        _given(self.request.client_dir, "--client-dir")
+        if self.experiment is None or self.federated is None:
+            raise _SkippedError("needs a recipe and a client's folder without problems")
+        try:
+            described, self.models = _build_models(self.experiment, self.federated)
+        except ProtofedError:
+            raise
+        except Exception as error:  # a user's own model may raise anything
+            reason = next(iter(str(error).splitlines()), "")
+            raise ModelError(f"cannot be built or fed: {type(error).__name__}: {reason}") from None
+        return f"{' or '.join(described)}: takes a sample, gives {self.federated.num_classes} logits"
+
+    def check_state(self) -> str:
+        folder = _given(self.request.state_dir, "--state-dir").expanduser()
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise ConfigError(f"{existing}: is a file: give a folder that belongs to this node alone")
+        try:
+            # Rights alone do not tell: the file system may be read-only or full.
+            with tempfile.TemporaryFile(dir=existing) as file:
+                file.write(bytes(4096))
+        except OSError as error:
+            raise ConfigError(
+                f"{existing}: cannot be written to ({error.strerror}): give this user the right, or another folder"
+            ) from None
+        if not folder.exists():
+            return f"{folder}: not there yet, can be made"
+        name = self.federated.clients[0].name if self.federated else ""
+        own = (
+            folder / name if (folder / name).is_dir() else folder
+        )  # a node keeps each client in a folder of its own
+        saved = [(path, found) for path in _newest_first(own) if (found := _saved_model(path))]
+        if not saved:
+            return f"{folder}: writable, no saved model yet"
+        if not self.models:
+            return f"{folder}: writable; its saved model is not compared, for lack of a model without problems"
+        for path, tensors in saved:
+            reasons = [_misfit(tensors, model) for model in self.models]
+            if all(reasons):
+                raise ModelError(
+                    f"{path}: {reasons[0]}: saved under another recipe or client.toml: set those right, or move "
+                    f"{path.parent} away to begin anew"
+                )
+        return f"{folder}: writable, its saved model fits"
+
+    def check_superlink(self) -> str:
+        host, port = trust.split_address(_given(self.request.superlink, "--superlink"))
+        trust.connect(host, port).close()
+        self.address = host, port
+        return f"{host}:{port} answers"
+
+    def check_root_certificates(self) -> str:
+        path = _given(self.request.root_certificates, "--root-certificates").expanduser()
+        self.authorities = trust.read_authorities(path)
+        until = min(authority.not_valid_after_utc for authority in self.authorities)
+        return f"{path}: {trust.full_name(self.authorities[0].subject)}, valid until {until:%Y-%m-%d}"
+
+    def check_tls(self) -> str:
+        _given(self.request.superlink, "--superlink")
+        path = _given(self.request.root_certificates, "--root-certificates").expanduser()
+        if self.address is None or not self.authorities:
+            raise _SkippedError("needs a SuperLink that answers and root certificates without problems")
+        shown = trust.handshake(*self.address, path, self.authorities)
+        return f"certificate for {trust.host_names(shown)}, valid until {shown.not_valid_after_utc:%Y-%m-%d}"
+
+    def check_key(self) -> str:
+        return trust.check_key(_given(self.request.key, "--key").expanduser())
+
+
+def _given(value: T | None, option: str) -> T:
+    if value is None:
+        raise _SkippedError(f"no {option} given")
+    return value
+
+
+def _read_client(folder: Path, experiment: Experiment | None, classes: tuple[str, ...]) -> FederatedData:
+    """Return what the node will read, with the settings checked as far as they can be without a recipe."""
+    data, seed = (experiment.data, experiment.seed) if experiment else (DataOptions(), 0)
+    federated, named = load_client(folder, data, seed, classes)
+    if classes and not named:
+        # Numbers are numbers whatever they are called, so names that differ would go unnoticed.
+        own = load_client(folder, data, seed)[0].class_names
+        pairs = enumerate(zip(own, classes, strict=False))
+        if any(mine not in (theirs, str(number)) for number, (mine, theirs) in pairs):
+            raise DataError(
+                f"{folder}: its classes are {', '.join(own)}, but --classes says {', '.join(classes)}: number the "
+                "classes in that order"
+            )
+    settings = federated.clients[0].settings
+    if "model" in settings:
+        try:
+            models.assign(settings["model"], 1)
+        except ConfigError as error:
+            raise ConfigError(f"{folder / 'client.toml'}: {error}") from None
+    return federated
+
+
+def _build_models(experiment: Experiment, alone: FederatedData) -> tuple[list[str], list[models.SplitModel]]:
+    """Return the models that this node may be given, with their descriptions, after a forward pass of each."""
+    client = alone.clients[0]
+    clients = _turns(experiment, client)
+    # What the method needs all clients to share is compared with a client that decides nothing for itself.
+    Census.of(experiment, replace(alone, clients=(*clients, replace(client, name="the recipe", settings={}))))
+    federated = place(experiment, replace(alone, clients=clients))
+    _, roster = open_workshop(experiment, federated, Memory())
+    for member in roster.members.values():
+        some = member.train if len(member.train) else member.test
+        model = roster.models[member.kind].eval()
+        with torch.no_grad():
+            output = model(next(batches(Samples(some.x[:1], some.y[:1]), model)).x)
+        for what, tensor, width in (
+            ("features", output.features, model.feature_dim),
+            ("logits", output.logits, alone.num_classes),
+        ):
+            if tuple(tensor.shape) != (1, width) or not bool(tensor.isfinite().all()):
+                raise ModelError(
+                    f"{member.name}: {member.kind}: {what} of a sample are {_show(tuple(tensor.shape))}, "
+                    f"expected 1×{width} finite numbers"
+                )
+    return list(roster.models), list(roster.models.values())
+
+
+def _turns(experiment: Experiment, client: ClientData) -> tuple[ClientData, ...]:
+    """Return the client once per architecture it may be given: a group's go to clients in turn."""
+    kind, model = methods.get(experiment.method), experiment.model
+    group = (kind.same_architecture and model.shared) or model.name
+    if "model" in client.settings or group not in models.groups:
+        return (client,)
+    count = len(models.groups.get(group).members)
+    return tuple(replace(client, name=f"{client.name} with model {i + 1} of {group}") for i in range(count))
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the files with tensors; a client's model as it is now before older ones."""
+    return sorted(folder.rglob("*.safetensors"), key=lambda path: (path.name != "model.safetensors", path))
+
+
+def _saved_model(path: Path) -> dict[str, Tensor]:
+    """Return the weights in a file: of a client at rest (``model.…``) or of a model alone; else nothing."""
+    tensors = read_tensors(path)
+    model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+    return model or (tensors if "head.weight" in tensors else {})
+
+
+def _misfit(tensors: dict[str, Tensor], model: models.SplitModel) -> str:
+    """Say why ``tensors`` are not the weights of ``model``; empty if they are."""
+    own = model.state_dict()
+    for name, tensor in own.items():
+        if name not in tensors:
+            return f"has no {name}, which the model has"
+        if tensors[name].shape != tensor.shape:
+            return f"{name} is {_show(tuple(tensors[name].shape))}, but {_show(tuple(tensor.shape))} in the model"
+    extra = tensors.keys() - own.keys()
+    return f"has {min(extra)}, which the model has not" if extra else ""
+
+
+def _show(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "one number"

@@ -1,0 +1,85 @@
+"""``protofed deploy``: what operators of a real federation need. Heavy imports happen inside commands."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+deploy = typer.Typer(no_args_is_help=True, help="Help for operators of a federation over Flower.")
+console = Console()
+
+COLOURS = {"ok": "green", "problem": "bold red", "skipped": "dim"}
+
+
+@deploy.command()
+def keys(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make; new or empty.")],
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Number of SuperNodes.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="By which nodes reach the SuperLink; may be repeated (default: 127.0.0.1 and localhost)."
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="How long the certificates are valid.")] = 365,
+) -> None:
+    """Make certificates and node keys for a trial: TLS, and SuperNodes that prove who they are."""
+    _need_cryptography()
+    from protofed.flower.keys import HOSTS, create_keys
+
+    hosts = host or list(HOSTS)
+    create_keys(directory, nodes, hosts, days)
+    which = "node1, node1.pub" if nodes == 1 else f"node1 … node{nodes}, each with .pub"
+    for files, use in (
+        ("ca.crt", "for everybody: SuperLink (--ssl-ca-certfile), nodes and users (--root-certificates)"),
+        ("server.pem, server.key", f"for the SuperLink, reached as {', '.join(hosts)}; valid for {days} days"),
+        (which, "a node's private key, for its operator alone; `flwr supernode register` takes the .pub"),
+        ("ca.key", "signs further certificates: keep it away from all machines of the federation"),
+    ):
+        console.print(Text(f"{directory / files}: {use}"), soft_wrap=True)
+    note = "For a trial: whoever made this directory has everybody's keys. In earnest each node makes its own."
+    console.print(Text(note, style="yellow"), soft_wrap=True)
+
+
+@deploy.command(no_args_is_help=True)
+def check(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [NAME=VALUE]...",
+            help="The experiment, as in `protofed run` (default with NAME=VALUE: quickstart); its model is tried.",
+        ),
+    ] = None,
+    client_dir: Annotated[Path | None, typer.Option(help="One client's folder: train, test, client.toml.")] = None,
+    classes: Annotated[str, typer.Option(help="All classes of the federation in order, separated by commas.")] = "",
+    state_dir: Annotated[Path | None, typer.Option(help="Where the node keeps its model between rounds.")] = None,
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The SuperLink to reach.")] = None,
+    root_certificates: Annotated[Path | None, typer.Option(help="The SuperLink's ca.crt.")] = None,
+    key: Annotated[Path | None, typer.Option(help="This node's private key.")] = None,
+) -> None:
+    """Tell what is wrong with a node before the first round: one line per check, exit status 1 for a problem."""
+    _need_cryptography()
+    from protofed.flower.check import Request, check_node
+
+    items = list(arguments or [])
+    recipe = (items.pop(0) if "=" not in items[0] else "quickstart") if items else None
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    request = Request(client_dir, names, recipe, items, state_dir, superlink, root_certificates, key)
+    problems = 0
+    for finding in check_node(request):
+        state = Text(f"{finding.state:<8}", style=COLOURS[finding.state])
+        console.print(Text.assemble(state, f" {finding.name:<17}  {finding.text}"), soft_wrap=True)
+        problems += finding.state == "problem"
+    raise typer.Exit(1 if problems else 0)
+
+
+def _need_cryptography() -> None:
+    """End the command unless the package is there; printed here, since main takes brackets as markup."""
+    if importlib.util.find_spec("cryptography") is None:
+        typer.echo("error: the package cryptography is missing: pip install 'protofed[flower]'", err=True)
+        raise typer.Exit(2)

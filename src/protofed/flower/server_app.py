@@ -1,0 +1,178 @@
+"""The ServerApp: the round loop of a simulation, with clients at the nodes of a network."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from protofed.errors import ConfigError, ProtofedError
+from protofed.experiments.api import directory_for
+from protofed.experiments.assemble import describe_clients
+from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
+from protofed.experiments.rundir import RunDirectory
+from protofed.experiments.running import Progress, Run, conduct
+from protofed.experiments.workshop import Census, open_workshop
+from protofed.federation import Federation
+from protofed.federation.files import read_json, write_json
+from protofed.flower.census import class_order, labels_only, shared
+from protofed.flower.grid import GridExecutor, Nodes
+from protofed.flower.messages import description
+from protofed.flower.node import experiment_key
+from protofed.training import Memory
+
+log = logging.getLogger("protofed")
+NODES = "nodes.json"
+"""In the run directory: which clients there are, so that a server that starts again knows those who are away."""
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Whom to wait for before the first round.
+
+    Attributes:
+        clients: How many clients; 0 for as many as a round needs and whoever else has come by then.
+        wait_s: Seconds to wait.
+        classes: Names of all classes in their order; empty to take them from the clients.
+    """
+
+    clients: int = 0
+    wait_s: float = 600.0
+    classes: tuple[str, ...] = ()
+
+
+def serve(
+    grid: Grid,
+    experiment: Experiment,
+    files: RunDirectory,
+    gathering: Gathering,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    label: str = "",
+    report: bool = True,
+    gather: Callable[[Federation], None] | None = None,
+) -> Run:
+    """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.conduct`.
+
+    Raises:
+        ProtofedError: For anything wrong with the experiment, the directory or the clients; FederationError if too
+            few clients come or stay.
+    """
+    # Nodes decide for themselves where they compute.
+    experiment = replace(
+        experiment,
+        execution=replace(experiment.execution, executor="sequential", threads=0, workers=0, device="cpu"),
+    )
+    if not files.finished:
+        files.open(experiment, resume=resume)  # before anybody is asked
+
+    def begin() -> tuple[Federation, Tree]:
+        return _federation(grid, experiment, files, gathering)
+
+    return conduct(
+        experiment, files, begin, resume=True, progress=progress, label=label, report=report, gather=gather
+    )
+
+
+def _federation(
+    grid: Grid, experiment: Experiment, files: RunDirectory, gathering: Gathering
+) -> tuple[Federation, Tree]:
+    """Meet the clients and build the federation as the server knows it."""
+    nodes = Nodes(grid, experiment_key(experiment))
+    least = max(experiment.participation.min_clients, 1)
+    known = files.path / NODES
+    if known.is_file():
+        kept = read_json(known)
+        nodes.descriptions = {d["name"]: description(d) for d in kept["clients"]}
+        run, classes = str(kept["run"]), tuple(kept["classes"])
+        nodes.wait(min(least, len(nodes.descriptions)), gathering.wait_s)
+        descriptions = [d for d in nodes.descriptions.values() if d.name in {c["name"] for c in kept["clients"]}]
+    else:
+        nodes.wait(gathering.clients or least, gathering.wait_s)
+        if not gathering.clients:
+            nodes.settle()
+        descriptions = sorted(nodes.descriptions.values(), key=lambda d: (d.place, d.name))
+        run, classes = secrets.token_hex(8), class_order(descriptions, gathering.classes)
+        write_json(known, {"run": run, "classes": classes, "clients": [asdict(d) for d in descriptions]})
+    federated = labels_only(descriptions, classes)
+    census = Census.of(experiment, federated)
+    visitor, roster = open_workshop(experiment, federated, Memory(), census=census)
+    roster.here = []
+    names = [d.name for d in descriptions]
+    executor = GridExecutor(
+        nodes,
+        run,
+        roster,
+        dict(zip(names, shared(census, classes), strict=True)),
+        visitor.method.rules,
+        experiment.participation.deadline_s,
+    )
+    federation = Federation(
+        visitor.method,
+        visitor.codec,
+        executor,
+        experiment.rounds,
+        experiment.seed,
+        experiment.participation,
+        experiment.evaluation,
+    )
+    return federation, describe_clients(federation, federated)
+
+
+class Log(Progress):
+    """Tells what happens in the server's log."""
+
+    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
+        """Name the run directory."""
+        log.info("%s: rounds %d to %d, run directory %s", label, done + 1, rounds, directory)
+
+    def round(self, label: str, record: Mapping[str, Any]) -> None:
+        """Tell accuracy, traffic and who was missing."""
+        accuracy = {rule: round(100 * a["weighted"], 1) for rule, a in record.get("accuracy", {}).items()}
+        missing = [f"{m['client']} ({m['reason']})" for m in record["missing"]]
+        missing += [f"{r['client']} (refused: {r['field']} {r['reason']})" for r in record["refused"]]
+        traffic = f"{record['bytes']['up']} B up, {record['bytes']['down']} B down"
+        log.info("%s round %d: %s, %s%s", label, record["round"], accuracy, traffic, _listed(missing))
+
+    def finished(self, label: str, run: Run) -> None:
+        """Name the report."""
+        log.info("%s: complete, report %s", label, run.report)
+
+
+def _listed(missing: Sequence[str]) -> str:
+    return f"; without {', '.join(missing)}" if missing else ""
+
+
+app = ServerApp()
+"""The ServerApp of this repository as a Flower App; see ``[tool.flwr.app.config]`` in ``pyproject.toml``."""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the recipe that the run config names."""
+    config = dict(context.run_config)
+    try:
+        overrides = parse_overrides(shlex.split(str(config.get("overrides", ""))))
+        experiment = resolve(apply_overrides(load_recipe(str(config.get("recipe", "quickstart"))), overrides))
+        resume = str(config.get("resume", ""))
+        out = resume or str(config.get("out", ""))
+        directory = directory_for(out or None, experiment, resume=bool(resume))
+        gathering = Gathering(
+            int(config.get("clients", 0)),
+            float(config.get("wait-s", 600.0)),
+            tuple(name for name in str(config.get("classes", "")).split(",") if name),
+        )
+        serve(grid, experiment, RunDirectory(directory), gathering, resume=bool(resume), progress=Log())
+    except ProtofedError as error:
+        log.error("error: %s", error)
+        raise
+    except ValueError as error:
+        raise ConfigError(f"run config: {error}") from None

@@ -1,0 +1,94 @@
+"""A simulation on Flower's engine (Ray): the nodes of a network, all on this machine or over a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from protofed.errors import FederationError
+from protofed.experiments.assemble import load_data
+from protofed.experiments.config import Experiment
+from protofed.experiments.rundir import RunDirectory
+from protofed.experiments.running import Progress, Run
+from protofed.experiments.workshop import open_workshop, place
+from protofed.federation import Federation
+from protofed.federation.files import read_json
+from protofed.flower.client_app import client_app
+from protofed.flower.server_app import NODES, Gathering, serve
+from protofed.flower.state import ClientFolder
+from protofed.training import Memory
+
+STATES = "nodes"
+"""In the run directory, while it runs: what a deployed node would keep itself."""
+
+
+def simulate(
+    experiment: Experiment, directory: Path, *, resume: bool = False, progress: Progress | None = None
+) -> Run:
+    """Run an experiment on Flower's simulation engine, one node per client.
+
+    Raises:
+        ProtofedError: As :func:`~protofed.flower.server_app.serve`.
+    """
+    files = RunDirectory(directory)
+    clients = len(load_data(experiment).clients)
+    results: list[Run] = []
+    errors: list[BaseException] = []
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            results.append(
+                serve(
+                    grid,
+                    experiment,
+                    files,
+                    Gathering(clients),
+                    resume=resume,
+                    progress=progress,
+                    gather=lambda federation: _gather(experiment, federation, files.path),
+                )
+            )
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+        os.environ.setdefault(name, "0")
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    backend: dict[str, dict[str, Any]] = {
+        "client_resources": {"num_cpus": max(1, experiment.execution.threads), "num_gpus": 0.0},
+        "init_args": {"logging_level": logging.ERROR, "log_to_driver": False},
+    }
+    try:
+        run_simulation(server, client_app(files.path / STATES), num_supernodes=clients, backend_config=backend)
+    except Exception:
+        if not errors:
+            raise
+    if errors:
+        raise errors[0]
+    if not results:
+        raise FederationError("Flower's simulation engine ended without a result")
+    shutil.rmtree(files.path / STATES, ignore_errors=True)
+    return results[0]
+
+
+def _gather(experiment: Experiment, federation: Federation, directory: Path) -> None:
+    """Bring the clients' models here: in a simulation they are on this machine, or on a disk it shares."""
+    _, roster = open_workshop(experiment, place(experiment, load_data(experiment)), Memory())
+    run = read_json(directory / NODES)["run"]
+    roster.here = []
+    for name in roster:
+        folder = ClientFolder(directory / STATES / name, run)
+        if folder.latest is not None:
+            roster.store.write(name, folder.read(folder.latest))
+            roster.here.append(name)
+    federation.executor.clients = roster

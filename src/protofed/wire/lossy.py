@@ -1,0 +1,115 @@
+"""Codecs that round real numbers. Fields that are :attr:`~protofed.methods.schema.Field.exact` stay in float32."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from protofed.errors import PayloadError
+from protofed.wire.codec import Codec, codecs
+
+FLOAT16_LIMIT = 65504.0
+
+Floats = npt.NDArray[np.float32]
+
+
+@codecs.register("float16")
+class Float16(Codec):
+    """Two bytes a number.
+
+    The error is at most 2⁻¹¹ (0.05 %) of a number, or 3e-8 where that is more. NaN and infinity pass: it is the
+    receiver who refuses them and knows from whom they came.
+    """
+
+    number, dtype, memory = 3, "<f4", torch.float32
+    summary = "2 bytes a number, magnitudes up to 65504, error at most 0.05 %"
+
+    def real_size(self, shape: tuple[int, ...]) -> int:
+        """Return two bytes a number."""
+        return 2 * math.prod(shape)
+
+    def encode_real(self, name: str, tensor: Tensor) -> bytes:
+        """Return the nearest float16 numbers.
+
+        Raises:
+            PayloadError: If one would become infinite. Cut off at 65504 it would be a wrong number that nobody
+                notices.
+        """
+        numbers = self.array(tensor)
+        largest = np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0)
+        if largest > FLOAT16_LIMIT:
+            raise PayloadError(
+                f"{name}: float16 holds magnitudes up to {FLOAT16_LIMIT:g}, found {largest:g}: "
+                "choose wire.codec=float32"
+            )
+        return numbers.astype("<f2").tobytes()
+
+    def decode_real(self, name: str, data: memoryview, shape: tuple[int, ...]) -> Tensor:
+        """Return the numbers in float32."""
+        return torch.from_numpy(np.frombuffer(data, "<f2").astype("<f4")).reshape(shape)
+
+
+@codecs.register("int8")
+class Int8(Codec):
+    """One byte a number and a float32 scale per row: ``scale · q`` with integers ``-127 ≤ q ≤ 127``.
+
+    A row is the last dimension; a single number is a row of its own. The scale is the row's largest magnitude / 127
+    and the error at most half of it, 0.4 % of that magnitude. Rows without a magnitude above 1.5e-36 become 0.
+
+    On the wire: the scales of all rows, then their integers.
+    """
+
+    number, dtype, memory = 4, "<f4", torch.float32
+    summary = "1 byte a number and 4 a row, error at most 0.4 % of the row's largest magnitude"
+
+    def real_size(self, shape: tuple[int, ...]) -> int:
+        """Return one byte a number, four a row."""
+        rows, width = _rows(shape)
+        return rows * (4 + width)
+
+    def encode_real(self, name: str, tensor: Tensor) -> bytes:
+        """Return scales and integers; a row that is not finite has a scale that is not finite."""
+        numbers = self.array(tensor)
+        rows = numbers.reshape(_rows(numbers.shape))
+        scales = _scales(np.abs(rows).max(axis=1, initial=0.0))
+        usable = np.isfinite(scales) & (scales > 0)
+        steps = np.zeros(rows.shape, np.float64)
+        np.divide(rows, scales[:, None], out=steps, where=usable[:, None])
+        return scales.tobytes() + np.rint(steps, out=steps).astype("i1").tobytes()
+
+    def decode_real(self, name: str, data: memoryview, shape: tuple[int, ...]) -> Tensor:
+        """Return the numbers in float32.
+
+        Raises:
+            PayloadError: If a scale is negative or not finite.
+        """
+        rows, width = _rows(shape)
+        scales = np.frombuffer(data, "<f4", rows)
+        if not (usable := np.isfinite(scales) & (scales >= 0)).all():
+            raise PayloadError(
+                f"{name}: the scale of a row must be finite and not negative, not {scales[~usable][0]}"
+            )
+        numbers = np.frombuffer(data, "i1", offset=4 * rows).reshape(rows, width).astype("<f4")
+        with np.errstate(over="ignore"):  # an infinite product is refused with the field's name
+            numbers *= scales[:, None]
+        return torch.from_numpy(numbers).reshape(shape)
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many rows numbers of ``shape`` have, and how many numbers a row."""
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def _scales(largest: Floats) -> Floats:
+    """Return the scales of rows, given their largest magnitudes; ``(r,)`` both.
+
+    They are rounded down to 17 of float32's 24 bits. Each product with an integer up to 127 is then exact, so a
+    decoded row encodes to the same bytes again and never exceeds the magnitudes of the original, and its limit.
+    """
+    scales = largest.astype("<f4") / np.float32(127)
+    scales[scales < np.finfo(np.float32).tiny] = 0
+    return (scales.view("<u4") & np.uint32(0xFFFFFF80)).view("<f4")
