@@ -66,7 +66,7 @@ def test_the_bare_loop_computes_the_same_as_a_round(method, options, reduced):
                 if method == "fedproto":
                     own = loop.prototypes[client.name]
                     torch.testing.assert_close(own, parked.state["prototypes"], rtol=1e-9, atol=1e-11)
-            scored = {"head"} if method == "local" else {"head", "global"}
+            scored = {"head"} if method == "local" else {"head", "local", "global", "global_own"}
             assert loop.correct.keys() == scored
             for rule in scored:
                 found = sum(

@@ -73,8 +73,8 @@ class BareLoop:
     Attributes:
         clients: In their fixed order.
         prototypes: Of each client, ``(K, d)``: what the last round made of its training data.
-        correct: Correctly classified held-out samples of the last round, of all clients: by the head and, where
-            there are global prototypes, by the nearest of them.
+        correct: Correctly classified held-out samples of the last round, of all clients, by the rules of the
+            method: the head and, where there are prototypes, the nearest own or global one.
 
     Raises:
         ConfigError: If the method is another one.
@@ -152,17 +152,36 @@ class BareLoop:
     @torch.no_grad()
     def _score(self, client: BareClient) -> None:
         client.model.eval()
+        tables = self._tables(client)
         correct: Tensors = {}
         for x, y in (chunk for samples in client.held_out for chunk in _chunks(samples)):
             features, logits = client.model(x)
             predicted = {"head": logits.argmax(1)}
-            if self.table is not None:
-                known = self.table.rows[self.table.classes]
-                predicted["global"] = self.table.classes[torch.cdist(features, known).argmin(1)]
+            for rule, table in tables.items():
+                nearest = predicted["head"]  # decides where there is no prototype
+                if len(table.classes):
+                    nearest = table.classes[torch.cdist(features, table.rows).argmin(1)]
+                predicted[rule] = nearest
             for rule, classes in predicted.items():
                 correct[rule] = correct.get(rule, 0) + (classes == y).sum()
         for rule, count in correct.items():
             self.correct[rule] = self.correct.get(rule, 0) + int(count)
+
+    def _tables(self, client: BareClient) -> dict[str, Table]:
+        """Return the prototypes of each rule, only those of the classes it may answer."""
+        if not self.prototypes_from:
+            return {}
+        own = client.train.counts(self.num_classes).nonzero().squeeze(-1)
+        local = Table(self.prototypes[client.name][own], own) if len(own) else Table(own, own)
+        if self.table is None:
+            return {"local": local, "global": Table(own, own[:0]), "global_own": Table(own, own[:0])}
+        rows, known = self.table
+        mine = known[torch.isin(known, own)]
+        return {
+            "local": local,
+            "global": Table(rows[known], known),
+            "global_own": Table(rows[mine], mine),
+        }
 
     def _rows(self, client: BareClient, round: int, epoch: int) -> Sequence[Tensor]:
         random = generator(self.seed, "shuffle", round, client.name, 0, epoch)

@@ -10,64 +10,74 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from protofed.errors import ConfigError, PayloadError, ProtofedError
-from protofed.flower.grid import RECORD
+from protofed.flower.grid import RECORD, STATES
 from protofed.flower.messages import Job, Values, description_values, evaluated_values, trained_values
 from protofed.flower.node import Node
 from protofed.flower.sources import source_of
 
-
-def client_app(state: Path | None = None) -> ClientApp:
-    """Return the ClientApp that runs any method.
-
-    Args:
-        state: Folder for the clients' states in a simulation; a deployed node names its own (``state-dir``).
-    """
-    app = ClientApp()
-
-    def answer(message: Message, context: Context, act: Callable[[Node, dict[str, Any]], Values]) -> Message:
-        given = message.content.get(RECORD)
-        values = dict(given) if isinstance(given, ConfigRecord) else {}
-        try:
-            found = act(_node(context, state), values)
-        except ProtofedError as error:
-            found = {"error": str(error), "client": str(values.get("client", ""))}
-        content: dict[str, Any] = {RECORD: ConfigRecord(found)}
-        return Message(RecordDict(content), reply_to=message)
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        def act(node: Node, values: dict[str, Any]) -> Values:
-            config = values.get("config")
-            if not isinstance(config, str):
-                raise PayloadError("config: missing")
-            return description_values(node.describe(config))
-
-        return answer(message, context, act)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda node, values: trained_values(node.train(Job.of(values))))
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda node, values: evaluated_values(node.evaluate(Job.of(values))))
-
-    return app
+app = ClientApp()
+"""The ClientApp, of a simulation and of a deployment, that runs any method."""
 
 
-def _node(context: Context, state: Path | None) -> Node:
-    config = context.node_config
-    if "state-dir" in config:
-        state = Path(str(config["state-dir"])).expanduser()
-    elif "client-dir" in config:
-        raise ConfigError('the node has no place for its model: add state-dir="FOLDER" to --node-config')
-    elif state is None:
-        state = Path(str(context.run_config.get("out", "runs/flower"))) / "nodes"
-    device = config.get("device", "auto")
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Tell the server whose data are here."""
+
+    def act(values: Values) -> Values:
+        config = values.get("config")
+        if not isinstance(config, str):
+            raise PayloadError("config: missing")
+        return description_values(_node(context, Path()).describe(config))
+
+    return _answer(message, act)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train one client."""
+
+    def act(values: Values) -> Values:
+        job = Job.of(values)
+        return trained_values(_node(context, _states(context, job)).train(job))
+
+    return _answer(message, act)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Score one client."""
+
+    def act(values: Values) -> Values:
+        job = Job.of(values)
+        return evaluated_values(_node(context, _states(context, job)).evaluate(job))
+
+    return _answer(message, act)
+
+
+def _answer(message: Message, act: Callable[[Values], Values]) -> Message:
+    """Return what ``act`` makes of a message, or what is wrong with it in one line."""
+    given = message.content.get(RECORD)
+    values = dict(given) if isinstance(given, ConfigRecord) else {}
+    try:
+        found = act(values)
+    except ProtofedError as error:
+        found = {"error": str(error), "client": str(values.get("client", ""))}
+    content: dict[str, Any] = {RECORD: ConfigRecord(found)}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def _node(context: Context, states: Path) -> Node:
+    device = context.node_config.get("device", "auto")
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device={device!r} in --node-config: must be auto, cpu or cuda")
-    return Node(source_of(config), state, device)  # type: ignore[arg-type]
+    return Node(source_of(context.node_config), states, device)  # type: ignore[arg-type]
 
 
-app = client_app()
-"""The ClientApp of this repository as a Flower App."""
+def _states(context: Context, job: Job) -> Path:
+    """Return where the node keeps its clients' models; only nodes of a simulation let the server say."""
+    config = context.node_config
+    if "state-dir" in config:
+        return Path(str(config["state-dir"])).expanduser()
+    if "client-dir" in config or not job.home:
+        raise ConfigError('the node has no place for its model: add state-dir="FOLDER" to --node-config')
+    return Path(job.home) / STATES

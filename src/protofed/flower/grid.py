@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -18,6 +19,8 @@ from protofed.training import Evaluated, Messages, Missing, Roster, Trained
 
 RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
+STATES = "nodes"
+"""In the run directory of a simulation, while it runs: what deployed nodes keep themselves."""
 POLL = 1.0
 T = TypeVar("T", Trained, Evaluated)
 log = logging.getLogger("protofed")
@@ -103,6 +106,7 @@ class GridExecutor:
     Args:
         nodes: Who is connected.
         run: Identifies the run.
+        home: The run directory.
         clients: As the server knows them.
         shared: What each client is told of the federation.
         rules: By which the method classifies.
@@ -113,6 +117,7 @@ class GridExecutor:
         self,
         nodes: Nodes,
         run: str,
+        home: Path,
         clients: Roster,
         shared: Mapping[str, Shared],
         rules: tuple[str, ...],
@@ -120,6 +125,7 @@ class GridExecutor:
     ) -> None:
         self.nodes = nodes
         self.run = run
+        self.home = str(home.resolve())
         self.clients = clients
         self.shared = {name: s.to_json() for name, s in shared.items()}
         self.rules = rules
@@ -156,7 +162,7 @@ class GridExecutor:
         """Nothing to free: nodes outlive a run."""
 
     def _job(self, name: str, message: bytes | None, round: int) -> Job:
-        return Job(self.run, name, round, self.nodes.config, self.shared[name], message)
+        return Job(self.run, name, round, self.nodes.config, self.shared[name], message, home=self.home)
 
     def _answers(self, jobs: Sequence[Job], kind: str, read: Callable[[Values, str], T]) -> Iterator[T | Missing]:
         """Send jobs; yield answers in their order once all are there or the time is up."""

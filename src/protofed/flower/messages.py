@@ -57,6 +57,7 @@ class Job:
         census: What is known of all clients (see :class:`~protofed.flower.census.Shared`), as JSON.
         message: The encoded broadcast, or None.
         deliver: Whether an evaluation delivers the broadcast.
+        home: The run directory, where nodes of a simulation keep their states; others have a place of their own.
     """
 
     run: str
@@ -66,6 +67,7 @@ class Job:
     census: str
     message: bytes | None = None
     deliver: bool = True
+    home: str = ""
 
     def to_values(self) -> Values:
         """Return the job as Flower carries it."""
@@ -78,7 +80,15 @@ class Job:
         Raises:
             PayloadError: If something is missing or of another type.
         """
-        kinds = {"run": str, "client": str, "round": int, "config": str, "census": str, "deliver": bool}
+        kinds = {
+            "run": str,
+            "client": str,
+            "round": int,
+            "config": str,
+            "census": str,
+            "deliver": bool,
+            "home": str,
+        }
         found = {name: _take(values, name, kind) for name, kind in kinds.items()}
         message = _take(values, "message", bytes) if "message" in values else None
         return cls(**found, message=message)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,18 @@ from flwr.serverapp import Grid, ServerApp
 
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.api import directory_for
-from protofed.experiments.assemble import describe_clients
+from protofed.experiments.assemble import describe_clients, load_data
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Run, conduct
-from protofed.experiments.workshop import Census, open_workshop
+from protofed.experiments.workshop import Census, open_workshop, place
 from protofed.federation import Federation
 from protofed.federation.files import read_json, write_json
 from protofed.flower.census import class_order, labels_only, shared
-from protofed.flower.grid import GridExecutor, Nodes
+from protofed.flower.grid import STATES, GridExecutor, Nodes
 from protofed.flower.messages import description
 from protofed.flower.node import experiment_key
+from protofed.flower.state import ClientFolder
 from protofed.training import Memory
 
 log = logging.getLogger("protofed")
@@ -58,7 +60,6 @@ def serve(
     progress: Progress | None = None,
     label: str = "",
     report: bool = True,
-    gather: Callable[[Federation], None] | None = None,
 ) -> Run:
     """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.conduct`.
 
@@ -77,9 +78,14 @@ def serve(
     def begin() -> tuple[Federation, Tree]:
         return _federation(grid, experiment, files, gathering)
 
-    return conduct(
+    def gather(federation: Federation) -> None:
+        _gather(experiment, federation, files.path)
+
+    result = conduct(
         experiment, files, begin, resume=True, progress=progress, label=label, report=report, gather=gather
     )
+    shutil.rmtree(files.path / STATES, ignore_errors=True)
+    return result
 
 
 def _federation(
@@ -110,6 +116,7 @@ def _federation(
     executor = GridExecutor(
         nodes,
         run,
+        files.path,
         roster,
         dict(zip(names, shared(census, classes), strict=True)),
         visitor.method.rules,
@@ -125,6 +132,21 @@ def _federation(
         experiment.evaluation,
     )
     return federation, describe_clients(federation, federated)
+
+
+def _gather(experiment: Experiment, federation: Federation, directory: Path) -> None:
+    """Bring the clients' models here if this is a simulation, whose nodes share a disk with the server."""
+    if not (directory / STATES).is_dir():
+        return
+    _, roster = open_workshop(experiment, place(experiment, load_data(experiment)), Memory())
+    run = read_json(directory / NODES)["run"]
+    roster.here = []
+    for name in roster:
+        folder = ClientFolder(directory / STATES / name, run)
+        if folder.latest is not None:
+            roster.store.write(name, folder.read(folder.latest))
+            roster.here.append(name)
+    federation.executor.clients = roster
 
 
 class Log(Progress):
@@ -158,6 +180,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the recipe that the run config names."""
+    flower = logging.getLogger("flwr")
+    log.handlers, log.level, log.propagate = flower.handlers, logging.INFO, False
     config = dict(context.run_config)
     try:
         overrides = parse_overrides(shlex.split(str(config.get("overrides", ""))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,8 @@ from protofed.experiments.assemble import load_data
 from protofed.experiments.config import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Run
-from protofed.experiments.workshop import open_workshop, place
-from protofed.federation import Federation
-from protofed.federation.files import read_json
-from protofed.flower.client_app import client_app
-from protofed.flower.server_app import NODES, Gathering, serve
-from protofed.flower.state import ClientFolder
-from protofed.training import Memory
-
-STATES = "nodes"
-"""In the run directory, while it runs: what a deployed node would keep itself."""
+from protofed.flower.client_app import app
+from protofed.flower.server_app import Gathering, serve
 
 
 def simulate(
@@ -46,17 +37,7 @@ def simulate(
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            results.append(
-                serve(
-                    grid,
-                    experiment,
-                    files,
-                    Gathering(clients),
-                    resume=resume,
-                    progress=progress,
-                    gather=lambda federation: _gather(experiment, federation, files.path),
-                )
-            )
+            results.append(serve(grid, experiment, files, Gathering(clients), resume=resume, progress=progress))
         except BaseException as error:
             errors.append(error)
             raise
@@ -69,7 +50,7 @@ def simulate(
         "init_args": {"logging_level": logging.ERROR, "log_to_driver": False},
     }
     try:
-        run_simulation(server, client_app(files.path / STATES), num_supernodes=clients, backend_config=backend)
+        run_simulation(server, app, num_supernodes=clients, backend_config=backend)
     except Exception:
         if not errors:
             raise
@@ -77,18 +58,4 @@ def simulate(
         raise errors[0]
     if not results:
         raise FederationError("Flower's simulation engine ended without a result")
-    shutil.rmtree(files.path / STATES, ignore_errors=True)
     return results[0]
-
-
-def _gather(experiment: Experiment, federation: Federation, directory: Path) -> None:
-    """Bring the clients' models here: in a simulation they are on this machine, or on a disk it shares."""
-    _, roster = open_workshop(experiment, place(experiment, load_data(experiment)), Memory())
-    run = read_json(directory / NODES)["run"]
-    roster.here = []
-    for name in roster:
-        folder = ClientFolder(directory / STATES / name, run)
-        if folder.latest is not None:
-            roster.store.write(name, folder.read(folder.latest))
-            roster.here.append(name)
-    federation.executor.clients = roster

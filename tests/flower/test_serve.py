@@ -1,0 +1,283 @@
+"""The networked run gives the numbers of the local one, and survives what networks do."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
+from protofed.errors import FederationError, ProtofedError
+from protofed.flower.grid import RECORD
+from protofed.methods import methods
+from support import client, federated, ordinary
+
+METHODS = sorted(methods())
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    forget()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_folders(tmp_path / "data", ordinary())
+
+
+def numbers(run) -> list[dict]:
+    """Return what of the rounds must not depend on the engine."""
+    names = ("round", "participants", "accuracy", "losses", "bytes", "parameters", "diagnostics", "refused")
+    return [{n: r.get(n) for n in names} for r in run.rounds]
+
+
+def same_prototypes(a: Path, b: Path) -> None:
+    expected, found = (load_file(path / "prototypes.safetensors") for path in (a, b))
+    for name in expected.keys() & found.keys():
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)
+    assert {n for n in expected if n.startswith("global.")} <= found.keys()
+
+
+def reply_with(to: Message, /, **values) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord(values)}), reply_to=to)
+
+
+def training(message: Message) -> bool:
+    return message.metadata.message_type == "train"
+
+
+def round_of(message: Message) -> int:
+    return int(message.content[RECORD]["round"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_same_numbers(method, root, tmp_path):
+    options = {"method__start": 2, "method__interval": 1} if method == "gfpl" else {}
+    chosen = wanted(method, root, **options)
+    local = locally(chosen, tmp_path / "local")
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"))
+    remote = over(grid, chosen, tmp_path / "remote")
+    assert numbers(remote) == numbers(local)
+    same_prototypes(local.directory, remote.directory)
+    for name in ("ann", "bob", "cid"):
+        mine = load_file(tmp_path / "state" / name / name / "model.safetensors")
+        theirs = load_file(tmp_path / "local" / "clients" / name / "model.safetensors")
+        assert all(torch.equal(mine[n], theirs[n]) for n in theirs)
+    assert not (tmp_path / "remote" / "clients").exists(), "personal models stay where they are"
+
+
+@pytest.mark.parametrize("codec", ["int8", "float16"])
+def test_lossy_codecs_act_in_the_same_way(codec, root, tmp_path):
+    chosen = wanted("fedproto", root, wire__codec=codec, wire__compression="zstd")
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
+def test_clients_with_models_and_epochs_of_their_own(tmp_path):
+    data = federated(
+        client("ann", [0, 0, 1, 1, 1], epochs=2),
+        client("bob", [1, 2, 2, 3, 3], model="support:WithBatchNorm", lr=0.05),
+    )
+    root = write_folders(tmp_path / "data", data)
+    chosen = wanted("protonorm", root)
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
+def test_partial_participation(root, tmp_path):
+    chosen = wanted("fedproto", root, participation__fraction=0.5, rounds=4)
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
+def test_a_node_that_restarts_goes_on_from_its_own_state(root, tmp_path):
+    def restart(node, message, reply):
+        if node == 102:
+            forget()
+        return reply
+
+    chosen = wanted("protonorm", root, rounds=4)
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), restart), chosen, tmp_path / "remote")
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_server_that_dies_is_resumed_with_the_numbers_of_the_undisturbed_run(lost, root, tmp_path):
+    """It dies while the answers to round 3 come in; half of the clients have trained, and must not train twice."""
+    chosen = wanted("protonorm", root, rounds=5)
+    died = False
+
+    def die(node, message, reply):
+        nonlocal died
+        if training(message) and round_of(message) == 3 and node == 102 and not died:
+            died = True
+            raise KeyboardInterrupt
+        return reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    with pytest.raises(KeyboardInterrupt):
+        over(grid, chosen, tmp_path / "remote")
+    with pytest.raises(ProtofedError, match="pass --resume"):
+        over(grid, chosen, tmp_path / "remote")
+    forget()
+    if lost:  # nodes come back under other numbers
+        grid.nodes = {node + 100: config for node, config in grid.nodes.items()}
+    remote = over(grid, chosen, tmp_path / "remote", resume=True)
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
+def test_half_of_the_clients_are_silent_in_every_round(root, tmp_path):
+    def silent(node, message, reply):
+        return None if message.metadata.message_type != "query" and (node + round_of(message)) % 2 else reply
+
+    chosen = wanted("protonorm", root, rounds=4, participation__deadline_s=5.0)
+    run = over(FakeGrid(nodes_of(root, tmp_path / "state"), silent), chosen, tmp_path / "remote")
+    assert len(run.rounds) == 4
+    for record in run.rounds:
+        missing = [m["client"] for m in record["missing"] if m["phase"] == "training"]
+        assert missing == (["ann", "cid"] if record["round"] % 2 == 0 else ["bob"])
+        assert all(m["reason"] == "no answer within 5 s" for m in record["missing"])
+        scored = record["accuracy"]["head"]["clients"]
+        assert [a is None for a in scored] == [name in missing for name in ("ann", "bob", "cid")]
+
+
+def test_a_class_nobody_reports_keeps_its_prototype(root, tmp_path):
+    """Only ann and cid have class 0, only bob and cid class 3."""
+
+    def silent(node, message, reply):
+        return None if training(message) and round_of(message) > 1 and node != 102 else reply
+
+    chosen = wanted("fedproto", root, rounds=2)
+    kept = over(FakeGrid(nodes_of(root, tmp_path / "s1"), silent), chosen, tmp_path / "two")
+    first = over(FakeGrid(nodes_of(root, tmp_path / "s2")), wanted("fedproto", root, rounds=1), tmp_path / "one")
+    before, after = (load_file(r.directory / "prototypes.safetensors")["global.prototypes"] for r in (first, kept))
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[3], after[3])
+
+
+def test_a_round_with_too_few_answers_is_repeated_and_nobody_trains_twice(root, tmp_path):
+    lost = []
+
+    def lose_once(node, message, reply):
+        if training(message) and round_of(message) == 2 and node in (101, 102) and len(lost) < 2:
+            lost.append(node)
+            return None
+        return reply
+
+    chosen = wanted("fedproto", root, participation__min_clients=2)
+    run = over(FakeGrid(nodes_of(root, tmp_path / "state"), lose_once), chosen, tmp_path / "remote")
+    local = locally(chosen, tmp_path / "local")
+    assert [r["attempts"] for r in run.rounds] == [1, 2, 1]
+    assert [m["client"] for m in run.rounds[1]["missing"]] == ["ann", "bob"]
+    assert [r["accuracy"] for r in run.rounds] == [r["accuracy"] for r in local.rounds]
+    same_prototypes(local.directory, run.directory)
+
+
+def test_a_round_that_cannot_be_completed_ends_the_run_in_one_line(root, tmp_path):
+    chosen = wanted("fedproto", root, participation__min_clients=3, participation__deadline_s=1.0)
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), lambda n, m, r: None if n == 103 and training(m) else r)
+    with pytest.raises(
+        FederationError, match=r"round 1: fewer than .*=3 .* 3 attempts; last .*cid: no answer"
+    ) as e:
+        over(grid, chosen, tmp_path / "remote")
+    assert "\n" not in str(e.value)
+
+
+def test_too_few_clients_come(root, tmp_path):
+    with pytest.raises(FederationError, match=r"3 clients connected within 0 s, 5 are needed: ann, bob, cid"):
+        over(FakeGrid(nodes_of(root, tmp_path / "state")), wanted("fedproto", root), tmp_path / "remote", clients=5)
+
+
+HEADER = b"PF\x01\x01"
+BAD = {
+    "truncated": lambda m: m[:-3],
+    "a pickle": lambda m: pickle.dumps({"prototypes": [1.0]}),
+    "large": lambda m: bytes(200_000_000),
+    "nan": lambda m: m[:-4] + b"\x00\x00\xc0\x7f",
+    "infinite": lambda m: m[:-4] + b"\x00\x00\x80\x7f",
+    "unknown class": lambda m: m[:8] + b"\xff\x00" + m[10:],
+    "scaled": lambda m: m[:-4] + b"\x28\x6b\x6e\x5f",
+    "empty": lambda m: b"",
+}
+
+
+@pytest.mark.parametrize("attack", BAD)
+def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_path):
+    def tampered(node, message, reply):
+        if training(message) and node == 102:
+            values = dict(reply.content[RECORD])
+            return reply_with(message, **{**values, "message": BAD[attack](values["message"])})
+        return reply
+
+    chosen = wanted("fedproto", root, participation__max_refusals=2)
+    run = over(FakeGrid(nodes_of(root, tmp_path / "state"), tampered), chosen, tmp_path / "remote")
+    refused = [r["refused"] for r in run.rounds]
+    assert [[r["client"] for r in round_] for round_ in refused] == [["bob"], ["bob"], []]
+    assert all(r["field"] and r["reason"] for round_ in refused for r in round_)
+    assert [r["participants"] for r in run.rounds][-1] == ["ann", "cid"], "left out after two refusals"
+    assert load_file(run.directory / "prototypes.safetensors")["global.prototypes"].isfinite().all()
+
+
+REPLIES = {
+    "another type": lambda m, v: reply_with(m, **{**v, "message": "text"}),
+    "no losses": lambda m, v: reply_with(m, **{n: x for n, x in v.items() if n != "losses"}),
+    "losses that are none": lambda m, v: reply_with(m, **{**v, "losses": "[1"}),
+    "somebody else": lambda m, v: reply_with(m, **{**v, "client": "ann"}),
+    "nobody": lambda m, v: reply_with(m, **{n: x for n, x in v.items() if n != "client"}),
+    "another record": lambda m, v: Message(RecordDict({"else": ConfigRecord({"a": 1})}), reply_to=m),
+    "an error of Flower": lambda m, v: Message(Error(code=5, reason="node\nunavailable"), reply_to=m),
+    "an error of the node": lambda m, v: reply_with(m, error="data: disk full", client="bob"),
+}
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+def test_a_reply_that_is_none_is_named(kind, root, tmp_path):
+    def tampered(node, message, reply):
+        if training(message) and node == 102:
+            return REPLIES[kind](message, dict(reply.content[RECORD]))
+        return reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), tampered)
+    run = over(grid, wanted("fedproto", root, rounds=2), tmp_path / "remote")
+    for record in run.rounds:
+        (missing,) = record["missing"]
+        assert (missing["client"], missing["phase"]) == ("bob", "training")
+        assert "\n" not in missing["reason"]
+
+
+def test_scores_that_cannot_be_are_not_counted(root, tmp_path):
+    def boast(node, message, reply):
+        values = dict(reply.content.get(RECORD, {}))
+        if "correct" in values and node == 102:
+            return reply_with(message, **{**values, "correct": json.dumps({"head": 10**9})})
+        return reply
+
+    run = over(FakeGrid(nodes_of(root, tmp_path / "state"), boast), wanted("fedproto", root), tmp_path / "remote")
+    assert all(r["accuracy"]["head"]["clients"][1] is None for r in run.rounds)
+    assert all("must be a count from 0 to 7" in r["missing"][0]["reason"] for r in run.rounds)
+
+
+def test_a_node_whose_data_are_gone_says_so(root, tmp_path):
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"))
+
+    def lose(node, message, reply):
+        if round_of(message) == 1 if message.metadata.message_type == "evaluate" else False:
+            (root / "clients" / "bob" / "train.npz").rename(root / "gone.npz") if node == 102 else None
+            forget()
+        return reply
+
+    grid.tamper = lose
+    run = over(grid, wanted("fedproto", root, rounds=2), tmp_path / "remote")
+    assert "train.npz" in run.rounds[1]["missing"][0]["reason"]

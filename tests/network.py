@@ -1,0 +1,99 @@
+"""A network without sockets: Flower's messages and this project's apps, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from protofed.experiments import Experiment
+from protofed.experiments.rundir import RunDirectory
+from protofed.experiments.running import Run, run_experiment
+from protofed.flower.client_app import app
+from protofed.flower.node import _workshop
+from protofed.flower.server_app import Gathering, serve
+from protofed.training import FederatedData
+from support import experiment
+
+Tamper = Callable[[int, Message, Message], Message | None]
+
+
+class FakeGrid:
+    """Delivers messages to ClientApps in this process.
+
+    Args:
+        nodes: Node configurations by number.
+        tamper: May replace a reply, given the node and the message, or lose it (None).
+    """
+
+    def __init__(self, nodes: dict[int, dict[str, Any]], tamper: Tamper | None = None) -> None:
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+        self.nodes = nodes
+        self.tamper = tamper or (lambda node, message, reply: reply)
+        self.app = app
+        self.sent: list[tuple[int, str]] = []
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.sent.append((node, message.metadata.message_type))
+            if node not in self.nodes:
+                continue
+            context = Context(1, node, self.nodes[node], RecordDict(), {})
+            reply = self.tamper(node, message, self.app(message, context))
+            if reply is not None:
+                replies.append(reply)
+        return replies[::-1]  # answers come in no particular order
+
+
+def forget() -> None:
+    """Lose what a process remembers, as a restart does."""
+    _workshop.cache_clear()
+
+
+def write_folders(root: Path, federated: FederatedData) -> Path:
+    """Write a federation folder with numbered classes."""
+    for client in federated.clients:
+        folder = root / "clients" / client.name
+        folder.mkdir(parents=True)
+        for split, samples in (("train", client.train), ("test", client.test)):
+            np.savez(folder / f"{split}.npz", x=samples.x.numpy(), y=samples.y.numpy())
+        settings = "".join(f"{k} = {v!r}\n".replace("'", '"') for k, v in client.settings.items())
+        if settings:
+            (folder / "client.toml").write_text(settings)
+    return root
+
+
+def nodes_of(root: Path, state: Path) -> dict[int, dict[str, Any]]:
+    """Return one node per client folder, numbered from 101."""
+    folders = sorted((root / "clients").iterdir())
+    return {
+        101 + i: {"client-dir": str(folder), "state-dir": str(state / folder.name)}
+        for i, folder in enumerate(folders)
+    }
+
+
+def wanted(method: str, root: Path, **overrides: Any) -> Experiment:
+    """Return a tiny experiment on the folder."""
+    return experiment(
+        method, data__source="path", data__path=str(root), execution__threads=1, **{"rounds": 3, **overrides}
+    )
+
+
+def locally(chosen: Experiment, out: Path) -> Run:
+    """Run on the local engine."""
+    return run_experiment(chosen, out, report=False)
+
+
+def over(grid: FakeGrid, chosen: Experiment, out: Path, *, resume: bool = False, clients: int = 0) -> Run:
+    """Run over a network."""
+    gathering = Gathering(clients or len(grid.nodes), wait_s=0.0)
+    return serve(grid, chosen, RunDirectory(out), gathering, resume=resume, report=False)  # type: ignore[arg-type]
