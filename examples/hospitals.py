@@ -1,6 +1,6 @@
 """Write three clients' folders for a trial: digits, with classes and an architecture of their own for each.
 
-    python examples/hospitals.py FOLDER
+python examples/hospitals.py FOLDER
 """
 
 import sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -35,18 +36,28 @@ class FakeGrid:
         self.nodes = nodes
         self.tamper = tamper or (lambda node, message, reply: reply)
         self.app = app
-        self.sent: list[tuple[int, str]] = []
+        self.numbers = itertools.count()
+        self.waiting: dict[str, Message] = {}
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        replies = []
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
         for message in messages:
-            node = message.metadata.dst_node_id
-            self.sent.append((node, message.metadata.message_type))
-            if node not in self.nodes:
+            number = f"m{next(self.numbers)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.waiting[number] = message
+            ids.append(number)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = []
+        for number in message_ids:
+            message = self.waiting.pop(number, None)
+            if message is None:
                 continue
+            node = message.metadata.dst_node_id
             context = Context(1, node, self.nodes[node], RecordDict(), {})
             reply = self.tamper(node, message, self.app(message, context))
             if reply is not None:

@@ -21,7 +21,8 @@ RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 STATES = "nodes"
 """In the run directory of a simulation, while it runs: what deployed nodes keep themselves."""
-POLL = 1.0
+POLL = 0.3
+"""Seconds between two looks for replies."""
 T = TypeVar("T", Trained, Evaluated)
 log = logging.getLogger("protofed")
 
@@ -54,8 +55,8 @@ class Nodes:
         if not new:
             return
         questions = [_message({"config": self.config}, node, QUERY) for node in new]
-        for reply in self.grid.send_and_receive(questions, timeout=self.patience):
-            node = reply.metadata.src_node_id
+        for number, reply in self.exchange(questions, self.patience):
+            node = new[number]
             try:
                 found = read_descriptions(_values(reply))
             except PayloadError as error:
@@ -64,6 +65,27 @@ class Nodes:
             self.asked.add(node)
             for description in found:
                 self._welcome(description, node)
+
+    def exchange(self, messages: Sequence[Message], seconds: float) -> Iterator[tuple[int, Message]]:
+        """Send messages; yield the number of each in the list with its reply, as they come.
+
+        Args:
+            messages: At most one for each client.
+            seconds: How long to wait; 0 for as long as it takes. Flower answers for nodes that are gone.
+        """
+        # What a reply belongs to is known from Flower's own numbers, not from what its sender says.
+        pushed = set(self.grid.push_messages(messages)) if messages else set()
+        waiting = {m.metadata.message_id: number for number, m in enumerate(messages)}
+        waiting = {key: number for key, number in waiting.items() if key in pushed}
+        end = time.monotonic() + seconds if seconds else float("inf")
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                number = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if number is not None:
+                    yield number, reply
+            if not waiting or time.monotonic() > end:
+                return
+            time.sleep(POLL)
 
     def wait(self, number: int, seconds: float) -> None:
         """Wait until ``number`` clients are there.
@@ -79,7 +101,7 @@ class Nodes:
                     f"{len(self.node_of)} clients connected within {seconds:g} s, {number} are needed: "
                     f"{', '.join(sorted(self.node_of)) or 'none'}"
                 )
-            time.sleep(POLL)
+            time.sleep(1.0)
             self.refresh()
 
     def settle(self, seconds: float = 3.0) -> None:
@@ -165,29 +187,28 @@ class GridExecutor:
         return Job(self.run, name, round, self.nodes.config, self.shared[name], message, home=self.home)
 
     def _answers(self, jobs: Sequence[Job], kind: str, read: Callable[[Values, str], T]) -> Iterator[T | Missing]:
-        """Send jobs; yield answers in their order once all are there or the time is up."""
+        """Send jobs; yield answers in their order as soon as it is complete so far."""
         self.nodes.refresh()
-        asked = {job.client: self.nodes.node_of[job.client] for job in jobs if job.client in self.nodes.node_of}
-        sent = [_message(job.to_values(), asked[job.client], kind) for job in jobs if job.client in asked]
-        found: dict[str, T | Missing] = {}
-        for reply in self.nodes.grid.send_and_receive(sent, timeout=self.deadline or None) if sent else ():
-            node = reply.metadata.src_node_id
-            own = [name for name, its in asked.items() if its == node and name not in found]
+        there = [job for job in jobs if job.client in self.nodes.node_of]
+        found: dict[str, T | Missing] = {
+            job.client: Missing(job.client, "not connected") for job in jobs if job.client not in self.nodes.node_of
+        }
+        order = iter(jobs)
+        job = next(order, None)
+        messages = [_message(job.to_values(), self.nodes.node_of[job.client], kind) for job in there]
+        for number, reply in self.nodes.exchange(messages, self.deadline):
+            name = there[number].client
             try:
-                values = _values(reply)
-                name = values.get("client")
-                if name not in own:
-                    raise PayloadError(f"client: {name!r} was not asked at this node")
-                found[name] = read(values, name)
+                found[name] = read(_values(reply), name)
             except PayloadError as error:
-                # An error without a name is that of the node's client; of several, the first without an answer.
-                claimed = reply.content[RECORD].get("client") if _whole(reply) else None
-                name = claimed if claimed in own else next(iter(own), None)
-                if name is not None:
-                    found[name] = Missing(name, str(error))
-        for job in jobs:
-            late = f"no answer within {self.deadline:g} s" if job.client in asked else "not connected"
-            yield found.get(job.client, Missing(job.client, late))
+                found[name] = Missing(name, str(error))
+            while job is not None and job.client in found:
+                yield found.pop(job.client)
+                job = next(order, None)
+        late = f"no answer within {self.deadline:g} s" if self.deadline else "could not be sent"
+        while job is not None:
+            yield found.pop(job.client, Missing(job.client, late))
+            job = next(order, None)
 
 
 def _message(values: Values, node: int, kind: str) -> Message:

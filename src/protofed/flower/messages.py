@@ -106,7 +106,10 @@ def read_descriptions(values: Mapping[str, Any]) -> list[Description]:
         PayloadError: If it is damaged.
     """
     try:
-        return [description(item) for item in json.loads(_take(values, "clients", str))]
+        found = json.loads(_take(values, "clients", str))
+        if not isinstance(found, list):
+            raise ValueError("expected a list")
+        return [description(item) for item in found]
     except (ValueError, TypeError, KeyError) as error:
         raise PayloadError(f"clients: not a description of clients ({error})") from None
 
