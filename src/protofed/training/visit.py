@@ -170,8 +170,9 @@ class Visitor:
         for update in phase.updates:
             chosen = [p for n, p in model.named_parameters() if update.trainable(n)]
             steps.append(_Step(update.loss, chosen, client.plan.build(chosen, update.optimizer)))
+        dtype = next(model.parameters()).dtype
         if phase.source is None and x.numel() <= NORMALISED_AT_ONCE:
-            x = _inputs(x, model)
+            x = normalise(x, dtype)
         statistics: Tensors = {}
         for epoch in range(epochs):
             collected = _Statistics(self.method) if during else None
@@ -180,7 +181,7 @@ class Visitor:
                 len(y), client.plan.batch_size, model.needs_two_samples, self.seed, *scope
             ):
                 rows = chosen_rows.to(y.device)
-                batch = Batch(x[rows] if phase.source else _inputs(x[rows], model), y[rows])
+                batch = Batch(x[rows] if phase.source else normalise(x[rows], dtype), y[rows])
                 if collected is None:
                     self._step(local, batch, steps, losses)
                 else:
@@ -249,9 +250,10 @@ def batch_rows(order: Tensor, size: int, *, even: bool) -> Sequence[Tensor]:
 
 def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BATCH) -> Iterator[Batch]:
     """Yield normalised batches in order."""
+    dtype = next(model.parameters()).dtype
     for start in range(0, len(samples), size):
         rows = slice(start, start + size)
-        yield Batch(_inputs(samples.x[rows], model), samples.y[rows])
+        yield Batch(normalise(samples.x[rows], dtype), samples.y[rows])
 
 
 def normalise(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -259,10 +261,6 @@ def normalise(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == torch.uint8:
         return x.to(dtype).div_(127.5).sub_(1)
     return x.to(dtype)
-
-
-def _inputs(x: Tensor, model: torch.nn.Module) -> Tensor:
-    return normalise(x, next(model.parameters()).dtype)
 
 
 _Pass = Callable[[], tuple[Tensor, Tensor]]

@@ -1,0 +1,199 @@
+"""A real federation on loopback: SuperLink, SuperNodes and runs, each a process that can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from conftest import REPOSITORY
+from protofed.flower.keys import create_keys
+
+BIN = Path(sys.executable).parent
+CONNECTION = "trial"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def until(true: Callable[[], bool], seconds: float, what: str, pause: float = 0.1) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(pause)
+
+
+class Deployment:
+    """Programs as ``docs/deployment.md`` starts them; the block's end kills whatever still runs.
+
+    Args:
+        root: Keys, logs, states and Flower's own files go here.
+        data: One folder per node.
+    """
+
+    def __init__(self, root: Path, data: list[Path]) -> None:
+        self.root = root
+        self.data = data
+        self.keys = root / "keys"
+        create_keys(self.keys, len(data))
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(root / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        (root / "flower").mkdir()
+        (root / "flower" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
+        )
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+    # Programs.
+
+    def link(self) -> None:
+        """Start the SuperLink; wait until it listens."""
+        keys = self.keys
+        self.start(
+            "link",
+            f"flower-superlink --host 127.0.0.1 --port {self.port} --ssl-ca-certfile {keys}/ca.crt "
+            f"--ssl-certfile {keys}/server.pem --ssl-keyfile {keys}/server.key --enable-supernode-auth "
+            f"--disable-runtime-dependency-installation --database {self.root}/flower/state.db",
+        )
+
+        def listens() -> bool:
+            assert self.processes["link"].poll() is None, self.log("link")
+            with socket.socket() as s:
+                return s.connect_ex(("127.0.0.1", self.port)) == 0
+
+        until(listens, 90, "SuperLink")
+
+    def register(self) -> None:
+        """Let all nodes in."""
+        for number in range(len(self.data)):
+            self.flwr(f"supernode register {self.keys}/node{number + 1}.pub")
+
+    def node(self, number: int, *, name: str = "", key: Path | None = None, authority: Path | None = None) -> None:
+        """Start a SuperNode, by default ``node1`` and so on with its own key."""
+        own = f"node{number + 1}"
+        folder = self.data[number]
+        config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}"'
+        self.start(
+            name or own,
+            f"flower-supernode --superlink 127.0.0.1:{self.port} "
+            f"--root-certificates {authority or self.keys / 'ca.crt'} "
+            f"--auth-supernode-private-key {key or self.keys / own} --port {free_port()} "
+            f"--node-config {shlex.quote(config)}",
+        )
+
+    def up(self) -> None:
+        """Start everything."""
+        self.link()
+        self.register()
+        for number in range(len(self.data)):
+            self.node(number)
+
+    def start(self, name: str, command: str) -> None:
+        with (self.root / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                shlex.split(command), env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self, name: str) -> None:
+        """Kill -9 a program and all that it started."""
+        process = self.processes.pop(name)
+        try:
+            family = psutil.Process(process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            family = []
+        for child in [process, *family]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.wait()
+
+    def kill_server_app(self) -> None:
+        """Kill -9 the process that runs the ServerApp."""
+        found = [p for p in self.descendants("link") if any("flwr-serverapp" in word for word in p.cmdline())]
+        assert found, [p.cmdline() for p in self.descendants("link")]
+        for process in found:
+            process.send_signal(signal.SIGKILL)
+
+    def descendants(self, name: str) -> list[psutil.Process]:
+        return psutil.Process(self.processes[name].pid).children(recursive=True)
+
+    def log(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text(errors="replace")
+
+    def ended(self, name: str, seconds: float = 120) -> int:
+        """Wait for a program's end; return its status."""
+        return self.processes[name].wait(seconds)
+
+    # Runs.
+
+    def flwr(self, command: str) -> str:
+        """Run a command of Flower's; return what it prints."""
+        done = subprocess.run(
+            [str(BIN / "flwr"), *shlex.split(command)], env=self.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"flwr {command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def begin(self, recipe: Path, out: Path, *, resume: bool = False) -> None:
+        """Submit a run and go on."""
+        where = "resume" if resume else "out"
+        config = f'recipe="{recipe}" overrides="" clients={len(self.data)} {where}="{out}"'
+        self.flwr(f"run {REPOSITORY} {CONNECTION} -c {shlex.quote(config)}")
+
+    def state(self) -> str:
+        """Return the status of the newest run."""
+        runs = json.loads(self.flwr(f"list {CONNECTION} --format json"))["runs"]
+        return str(max(runs, key=lambda run: run["pending-at"])["status"])
+
+    def finish(self, seconds: float = 900) -> None:
+        """Wait until the newest run is complete."""
+        state = self.end(seconds)
+        assert state == "finished:completed", self.log("link")[-5000:]
+
+    def end(self, seconds: float = 900) -> str:
+        """Wait for the end of the newest run; return how it ended."""
+        state = ""
+
+        def finished() -> bool:
+            nonlocal state
+            state = self.state()
+            return state.startswith("finished")
+
+        until(finished, seconds, "end of the run", pause=5.0)  # asking starts a process that imports Flower
+        return state
+
+
+def rounds_of(out: Path) -> list[dict[str, object]]:
+    """Return the records written so far."""
+    path = out / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

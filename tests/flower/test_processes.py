@@ -1,0 +1,227 @@
+"""Real processes on loopback: the same numbers, and faults that cost nothing but time."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+
+from deployment import BIN, Deployment, rounds_of, until
+from network import write_folders
+from protofed.flower.keys import certificate_authority, create_keys
+from support import client, federated, ordinary
+
+METHODS = ("fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl", "fedavg")
+
+
+def folders(root: Path, clients: int = 3) -> Path:
+    """Write a federation folder of three clients or four."""
+    extra = [client("dan", [2, 2, 2, 0, 0, 3])] if clients == 4 else []
+    return write_folders(root, federated(*ordinary().clients, *extra))
+
+
+def recipe(data: Path, method: str, rounds: int = 3) -> Path:
+    """Write a tiny experiment."""
+    path = data.parent / f"{method}.toml"
+    path.write_text(f"""rounds = {rounds}
+[method]
+name = "{method}"
+[data]
+source = "path"
+path = "{data}"
+[model]
+name = "mlp"
+d = 5
+[training]
+batch_size = 4
+lr = 0.1
+[execution]
+threads = 1
+""")
+    return path
+
+
+def here(chosen: Path, out: Path, *words: str) -> Path:
+    """Run on this machine with the command line."""
+    command = [str(BIN / "protofed"), "run", str(chosen), "--out", str(out), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def same(expected: Path, found: Path) -> None:
+    """Same accuracies, bytes and prototypes."""
+    names = ("round", "participants", "accuracy", "bytes", "parameters")
+    for a, b in zip(rounds_of(expected), rounds_of(found), strict=True):
+        assert {n: a.get(n) for n in names} == {n: b.get(n) for n in names}
+    a, b = (path / "prototypes.safetensors" for path in (expected, found))
+    assert a.is_file() == b.is_file()
+    if a.is_file():
+        known, other = load_file(a), load_file(b)
+        assert {n for n in known if n.startswith("global.")} <= other.keys()
+        for name in known.keys() & other.keys():
+            torch.testing.assert_close(other[name], known[name], rtol=1e-5, atol=1e-6)
+
+
+def clients_of(data: Path) -> list[Path]:
+    return sorted((data / "clients").iterdir())
+
+
+def model_of(deployment: Deployment, number: int) -> Path:
+    folder = deployment.data[number]
+    return deployment.root / "state" / folder.name / folder.name / "model.safetensors"
+
+
+def absent(out: Path, name: str) -> list[int]:
+    """Return the rounds in which a client's training is missing."""
+    return [
+        record["round"]
+        for record in rounds_of(out)
+        if any(m["client"] == name and m["phase"] == "training" for m in record["missing"])
+    ]
+
+
+def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(tmp_path):
+    """The short version for every day: two rounds of ProtoNorm over TLS with authenticated nodes."""
+    data = folders(tmp_path / "data")
+    chosen = recipe(data, "protonorm", 2)
+    local = here(chosen, tmp_path / "local")
+    create_keys(tmp_path / "others", 1)
+    with Deployment(tmp_path, clients_of(data)) as d:
+        d.up()
+        d.begin(chosen, tmp_path / "remote")
+        # While the run goes on: a key that nobody registered, and an authority that did not sign the server.
+        d.node(0, name="stranger", key=tmp_path / "others" / "node1")
+        d.node(0, name="misled", authority=tmp_path / "others" / "ca.crt")
+        assert d.ended("stranger") != 0
+        assert d.ended("misled") != 0
+        d.finish()
+        assert all(model_of(d, n).is_file() for n in range(3))
+    same(local, tmp_path / "remote")
+    assert (tmp_path / "remote" / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_simulation_on_ray_gives_the_numbers_of_the_local_engine(method, tmp_path):
+    chosen = recipe(folders(tmp_path / "data", 4), method)
+    same(here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower"))
+
+
+@pytest.mark.slow
+def test_every_method_gives_the_same_numbers_over_a_network(tmp_path):
+    data = folders(tmp_path / "data", 4)
+    with Deployment(tmp_path, clients_of(data)) as d:
+        d.up()
+        for method in METHODS:
+            chosen = recipe(data, method)
+            d.begin(chosen, tmp_path / method)
+            d.finish()
+            same(here(chosen, tmp_path / f"local-{method}"), tmp_path / method)
+
+
+@pytest.mark.slow
+def test_a_node_killed_in_round_2_comes_back_with_its_own_model(tmp_path):
+    data = folders(tmp_path / "data")
+    chosen = recipe(data, "tinyproto", 6)
+    out = tmp_path / "run"
+    with Deployment(tmp_path, clients_of(data)) as d:
+        d.up()
+        d.begin(chosen, out)
+        until(lambda: len(rounds_of(out)) == 1, 300, "round 1")
+        state = model_of(d, 1)
+        d.kill("node2")
+        before = load_file(state)
+        until(lambda: "bob" in str([r["missing"] for r in rounds_of(out)]), 300, "a round without bob")
+        after = load_file(state)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[n], after[n]) for n in before)
+
+        def joined() -> bool:
+            """Start it again for as long as Flower refuses a node that counts as online."""
+            if "node2" not in d.processes or d.processes["node2"].poll() is not None:
+                d.node(1)
+            return len(rounds_of(out)) == 6
+
+        until(joined, 900, "the rest of the run")
+        d.finish()
+    gone = absent(out, "bob")
+    assert gone
+    assert max(gone) < 6
+    rounds = rounds_of(out)
+    back = next(r for r in rounds if r["round"] > max(gone))
+    # A model that began anew would be as bad as in round 1.
+    assert back["losses"]["cross_entropy"] < rounds[0]["losses"]["cross_entropy"]
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_round_3_is_resumed_with_the_numbers_of_the_undisturbed_run(tmp_path):
+    data = folders(tmp_path / "data")
+    chosen = recipe(data, "protonorm", 5)
+    out = tmp_path / "run"
+    with Deployment(tmp_path, clients_of(data)) as d:
+        d.up()
+        d.begin(chosen, out)
+        until(lambda: len(rounds_of(out)) == 2, 300, "round 2")
+        d.kill_server_app()
+        assert d.end() == "finished:failed"
+        assert 2 <= len(rounds_of(out)) < 5
+        d.begin(chosen, out, resume=True)
+        d.finish()
+    same(here(chosen, tmp_path / "local"), out)
+
+
+@pytest.mark.slow
+def test_a_superlink_killed_and_started_again_with_its_database(tmp_path):
+    data = folders(tmp_path / "data")
+    chosen = recipe(data, "fedproto", 4)
+    out = tmp_path / "run"
+    with Deployment(tmp_path, clients_of(data)) as d:
+        d.up()
+        d.begin(chosen, out)
+        until(lambda: len(rounds_of(out)) == 2, 300, "round 2")
+        d.kill("link")
+        d.link()  # no node is registered or started again
+        d.begin(chosen, out, resume=True)
+        d.finish()
+        assert all(d.processes[f"node{n}"].poll() is None for n in (1, 2, 3))
+    same(here(chosen, tmp_path / "local"), out)
+
+
+@pytest.mark.slow
+def test_an_expired_certificate_is_refused(tmp_path):
+    from protofed.flower import keys
+
+    data = folders(tmp_path / "data")
+    with Deployment(tmp_path, clients_of(data)[:1]) as d:
+        end = datetime.now(UTC) - timedelta(days=1)
+        authority = certificate_authority(end - timedelta(days=2), datetime.now(UTC) + timedelta(days=2))
+        names = [keys._subject_name(host) for host in keys.HOSTS]
+        server = keys.server_certificate(authority, names, end - timedelta(days=1), end)
+        for name, content in {
+            **keys._pem_files("ca.crt", "ca.key", authority),
+            **keys._pem_files("server.pem", "server.key", server),
+        }.items():
+            (d.keys / name).unlink()
+            (d.keys / name).write_bytes(content)
+        d.link()
+        d.node(0)
+        assert d.ended("node1") != 0
+        check = subprocess.run(
+            shlex.split(
+                f"{BIN}/protofed deploy check --client-dir {d.data[0]} --state-dir {tmp_path}/s "
+                f"--superlink 127.0.0.1:{d.port} --root-certificates {d.keys}/ca.crt --key {d.keys}/node1"
+            ),
+            capture_output=True,
+            text=True,
+            env={**d.environment, "COLUMNS": "200"},
+        )
+    assert check.returncode != 0
+    assert "expired" in check.stdout + check.stderr
