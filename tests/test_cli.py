@@ -118,6 +118,7 @@ def test_inspect_prints_and_draws_the_split(tmp_path):
         (["compare", "mnist-dirichlet"], "nothing to compare"),
         (["list", "method"], "did you mean 'methods'?"),
         (["report", "nowhere"], "nowhere"),
+        (["report", "[bold]nowhere[/]"], "[bold]nowhere[/]"),
     ],
 )
 def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):

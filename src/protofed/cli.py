@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from protofed.errors import ConfigError, ProtofedError
 from protofed.flower.cli import deploy
@@ -251,7 +252,7 @@ def main() -> None:
     try:
         app()
     except ProtofedError as error:
-        errors.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True, markup=True)
         sys.exit(2)
     except KeyboardInterrupt:
         errors.print("stopped; the same command with --resume continues", highlight=False)

@@ -121,6 +121,10 @@ def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, va
         if t == 3 and sends
         else []
     )
+    record["missing"] = [
+        {"client": name, "phase": "training", "reason": "no answer within 60 s"}
+        for name in (names[1:2] if t in (2, 4) and sends else [])
+    ]
     record["diagnostics"] = {}
     if method == "protonorm":
         record["diagnostics"] = {

@@ -105,6 +105,7 @@ def test_of_one_run(page, run_at):
     ]
     assert clients[3][-4:] == ["–"] * 4
     assert ["client_00", "prototypes", "holds NaN in 2 of 7 rows", "0", "1", "3"] in parsed.rows
+    assert ["client_01", "training", "no answer within 60 s", "0", "2", "2 to 4"] in parsed.rows
 
 
 def test_methods_without_alignment_say_nothing_of_it(page, run_at):

@@ -160,6 +160,8 @@ def test_the_order_of_classes():
     assert class_order([described("x", "ca")], "bca") == tuple("bca")
     with pytest.raises(DataError, match=r"x numbers its classes, but y names them"):
         class_order([described("x", "01", False), described("y", "ab")])
+    with pytest.raises(DataError, match=r"y: its numbered classes have other names"):
+        class_order([described("x", "012", False), described("y", "10", False)])
     with pytest.raises(DataError, match=r"x: has class 'c', which is not among"):
         class_order([described("x", "ca")], "ab")
 

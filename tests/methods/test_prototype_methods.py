@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload
 from protofed.prototypes.alignment import align
 from protofed.prototypes.contrastive import adaptive_margin
 from protofed.prototypes.etf import spread_directions
+from protofed.wire.validate import check_values
 from support import K, client, degenerate, experiment, federated, ordinary
 
 D = 5
@@ -241,6 +242,26 @@ def test_gfpl_weights_by_counts_on_request():
     per_class = [float(weights[classes == j].sum()) for j in range(K)]
     held = sum(c.train.counts(K) for c in federation.executor.clients.values())
     assert per_class == pytest.approx(held.tolist(), rel=1e-5)
+
+
+def test_gfpl_survives_mixtures_at_the_edge_of_what_is_allowed():
+    federation = build("gfpl", method__weight_by_counts=True, method__start=2, method__interval=1, rounds=1)
+    method = federation.method
+    field = method.upload_schema.fields["stds"]
+    payload = {
+        "classes": torch.tensor([0, 0, 1, 2]),
+        "weights": torch.tensor([0.5, 0.5, 0.0, 1.0]),
+        "means": torch.tensor([[1e9], [-1e9], [0.0], [0.0]]).repeat(1, D),
+        "stds": torch.tensor([[field.minimum], [field.limit], [1.0], [1.0]]).repeat(1, D),
+        "counts": torch.tensor([3, 3, 5, 0]),
+    }
+    state, _ = method.aggregate(method.server_state(), [Upload("ann", payload)], 1)
+    assert state["classes"].tolist() == [0, 0]  # nothing has weight in the other classes
+    assert all(bool(t.isfinite().all()) for t in state.values())
+    for least in (0.0, 1e-30):
+        refused = {**payload, "stds": torch.full((4, D), least)}
+        with pytest.raises(PayloadError, match=r"^stds: values must be at least"):
+            check_values(refused, method.upload_schema)
 
 
 # FixedETF

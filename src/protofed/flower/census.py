@@ -72,7 +72,8 @@ def class_order(descriptions: Sequence[Description], chosen: Sequence[str] = ())
         ones the sorted union, as a federation folder with the same clients would have it.
 
     Raises:
-        DataError: If some clients number their classes and others name them, or one has a class that is not chosen.
+        DataError: If some clients number their classes and others name them, or numbers have different names, or a
+            client has a class that is not chosen.
     """
     kinds = {d.named: d.name for d in descriptions if any(d.train) or any(d.test)}
     if len(kinds) > 1:
@@ -86,7 +87,13 @@ def class_order(descriptions: Sequence[Description], chosen: Sequence[str] = ())
     lists = [d.classes for d in descriptions]
     if kinds == {} or len(set(lists)) == 1:
         return lists[0]
-    return tuple(sorted(set().union(*lists))) if True in kinds else max(lists, key=len)
+    if True in kinds:
+        return tuple(sorted(set().union(*lists)))
+    longest = max(lists, key=len)
+    for d in descriptions:
+        if d.classes != longest[: len(d.classes)]:
+            raise DataError(f"{d.name}: its numbered classes have other names than those of the others")
+    return longest
 
 
 def labels_only(descriptions: Sequence[Description], classes: tuple[str, ...]) -> FederatedData:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 VARIANCE_FLOOR = 1e-6
+LEAST_STD = 0.5 * VARIANCE_FLOOR**0.5
+"""On the wire; half of what clients fit, for rounding on the way."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class GFPL(Method):
             "classes": Field(("c",), "label", parameter=False, unique=False),
             "weights": Field(("c",), minimum=0.0),
             "means": Field(("c", "d")),
-            "stds": Field(("c", "d"), minimum=0.0),
+            "stds": Field(("c", "d"), minimum=LEAST_STD),
             **more,
         }
         return Schema(fields, self.task.num_classes, {"d": self.task.feature_dim}, {"c": limit})
@@ -232,6 +234,8 @@ class GFPL(Method):
             reported["weights"] = reported["weights"] * reported["counts"]
         fused = {label: Mixture(*parts) for label, parts in by_class(server).items()}
         for label, mixture in by_class(reported).items():
+            if not (mixture.weights > 0).any():
+                continue  # nothing of this class was reported
             fused[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), self.options.threshold)
         rows = [(label, *fused[label]) for label in sorted(fused)]
         state = {

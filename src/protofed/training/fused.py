@@ -246,8 +246,7 @@ class _Training:
 
     def _upload(self, statistics: list[Tensors], start: float) -> list[Trained]:
         """Put every client's weights back and let it compose its upload."""
-        schema = self.method.upload_schema
-        sends = schema is not None and self.method.communicates(self.round)
+        sends = self.method.upload_schema is not None and self.method.communicates(self.round)
         if sends and self.method.statistics_from == "after":
             statistics = self._statistics()
         seconds = (time.perf_counter() - start) / len(self.group)
@@ -258,10 +257,9 @@ class _Training:
                 put_back(client, local, unstack(self.stack.parameters | self.stack.buffers, index))
                 message = None
                 if sends:
-                    assert schema is not None
                     with torch.no_grad():
                         payload = self.method.upload(local, statistics[index])
-                    message = self.visitor.codec.encode(payload, schema)
+                    message = self.visitor.encode(local.name, payload)
             losses = {
                 n: float(s[index] / self.samples[n][index]) for n, s in self.sums.items() if self.samples[n][index]
             }

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from protofed.errors import PayloadError
 from protofed.methods.contract import Batch, Local, Loss, Method, Phase, Tensors
+from protofed.methods.schema import Payload
 from protofed.seeding import derive, generator, seeded
 from protofed.training.client import Client
 from protofed.training.samples import Samples
@@ -97,7 +99,7 @@ class Visitor:
         """Run one client's round.
 
         Raises:
-            PayloadError: If the broadcast breaks its schema.
+            PayloadError: If the broadcast breaks its schema, or the upload does not fit the codec.
         """
         start = time.perf_counter()
         local = self.receive(client, message, round)
@@ -109,15 +111,27 @@ class Visitor:
             for number, phase in enumerate(self.method.phases(round)):
                 statistics = self._phase(client, local, phase, number, losses) or statistics
         upload = None
-        schema = self.method.upload_schema
-        if schema is not None and self.method.communicates(round):
+        if self.method.upload_schema is not None and self.method.communicates(round):
             with torch.no_grad():
                 if self.method.statistics_from == "after":
                     statistics = self._statistics(client)
                 payload = self.method.upload(local, statistics)
-            upload = self.codec.encode(payload, schema)
+            upload = self.encode(client.name, payload)
         seconds = time.perf_counter() - start
         return Trained(client.name, upload, losses.means(), len(client.train), seconds)
+
+    def encode(self, client: str, payload: Payload) -> bytes:
+        """Return the message of a client's upload.
+
+        Raises:
+            PayloadError: If it does not fit the schema or the codec; names the client.
+        """
+        schema = self.method.upload_schema
+        assert schema is not None
+        try:
+            return self.codec.encode(payload, schema)
+        except PayloadError as error:
+            raise PayloadError(f"{client}: {error}") from None
 
     def noise_key(self, client: str, round: int, layer: int) -> int:
         """Return the key of a dropout layer's noise in a client's round, 63 bits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -135,22 +134,27 @@ def geometry(run: RunData) -> Table | None:
 
 def refused(runs: Sequence[RunData]) -> Table | None:
     """Return the uploads that broke their schema; None if there were none."""
-    seen: Counter[tuple[int, str, str, str]] = Counter()
-    rounds: dict[tuple[int, str, str, str], list[int]] = {}
+    return _incidents(runs, "refused", ("client", "field", "reason"))
+
+
+def missing(runs: Sequence[RunData]) -> Table | None:
+    """Return the clients of a network that gave no result, and why; None if there were none."""
+    return _incidents(runs, "missing", ("client", "phase", "reason"))
+
+
+def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> Table | None:
+    """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
+    rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
         for record in run.rounds:
-            for refusal in record["refused"]:
-                key = (run.seed, refusal["client"], refusal["field"], refusal["reason"])
-                seen[key] += 1
+            for incident in record.get(kind, ()):
+                key = (*(incident[name] for name in fields), str(run.seed))
                 rounds.setdefault(key, []).append(record["round"])
-    if not seen:
+    if not rounds:
         return None
-    table = Table(["Client", "Field", "Reason", "Seed", "Times", "Rounds"], text_columns=3)
-    for (seed, client, name, reason), times in seen.most_common():
-        first, last = rounds[seed, client, name, reason][0], rounds[seed, client, name, reason][-1]
-        table.add(
-            client, name, reason, str(seed), str(times), str(first) if first == last else f"{first} to {last}"
-        )
+    table = Table([*(name.capitalize() for name in fields), "Seed", "Times", "Rounds"], text_columns=len(fields))
+    for key, when in sorted(rounds.items(), key=lambda item: -len(item[1])):
+        table.add(*key, str(len(when)), str(when[0]) if when[0] == when[-1] else f"{when[0]} to {when[-1]}")
     return table
 
 
