@@ -170,15 +170,15 @@ class Deployment:
         config = f'recipe="{recipe}" overrides="" clients={len(self.data)} {where}="{out}"'
         self.flwr(f"run {REPOSITORY} {CONNECTION} -c {shlex.quote(config)}")
 
-    def state(self) -> str:
-        """Return the status of the newest run."""
+    def newest(self, what: str = "run-id") -> str:
+        """Return something of the newest run."""
         runs = json.loads(self.flwr(f"list {CONNECTION} --format json"))["runs"]
-        return str(max(runs, key=lambda run: run["pending-at"])["status"])
+        return str(max(runs, key=lambda run: run["pending-at"])[what])
 
     def finish(self, seconds: float = 900) -> None:
         """Wait until the newest run is complete."""
         state = self.end(seconds)
-        assert state == "finished:completed", self.log("link")[-5000:]
+        assert state == "finished:completed", f"{state}\n{self.flwr(f'log {self.newest()} {CONNECTION} --show')}"
 
     def end(self, seconds: float = 900) -> str:
         """Wait for the end of the newest run; return how it ended."""
@@ -186,7 +186,7 @@ class Deployment:
 
         def finished() -> bool:
             nonlocal state
-            state = self.state()
+            state = self.newest("status")
             return state.startswith("finished")
 
         until(finished, seconds, "end of the run", pause=5.0)  # asking starts a process that imports Flower

@@ -41,7 +41,7 @@ name = "mlp"
 d = 5
 [training]
 batch_size = 4
-lr = 0.1
+lr = 0.02
 [execution]
 threads = 1
 """)
@@ -205,7 +205,7 @@ def test_an_expired_certificate_is_refused(tmp_path):
         authority = certificate_authority(end - timedelta(days=2), datetime.now(UTC) + timedelta(days=2))
         names = [keys._subject_name(host) for host in keys.HOSTS]
         server = keys.server_certificate(authority, names, end - timedelta(days=1), end)
-        for name, content in {
+        for name, (content, _mode) in {
             **keys._pem_files("ca.crt", "ca.key", authority),
             **keys._pem_files("server.pem", "server.key", server),
         }.items():

@@ -1,0 +1,92 @@
+"""What Flower costs: seconds per round of the local engine, a simulation on Ray and a deployment on loopback.
+
+``python benchmarks/network.py [--rounds 4]``. Needs ``protofed[flower]``; the case of real clients needs
+``fed-mnist7k`` in PROTOFED_DATA or ../shared/data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "tests"))  # which start and stop the same processes
+
+from conftest import data_root  # noqa: E402
+from deployment import BIN, Deployment, rounds_of  # noqa: E402
+
+CLIENTS = 3
+
+
+def trivial(root: Path) -> tuple[Path, str]:
+    """Three clients with a few hundred digits and a small network."""
+    subprocess.run(
+        [sys.executable, str(REPOSITORY / "examples" / "hospitals.py"), str(root / "clients")], check=True
+    )
+    return root, '[model]\nname = "mlp"\nd = 32\n'
+
+
+def real(root: Path) -> tuple[Path, str] | None:
+    """Three clients of fed-mnist7k with cnn2."""
+    data = data_root()
+    if data is None or not (data / "fed-mnist7k").is_dir():
+        print("real clients: left out, no fed-mnist7k in PROTOFED_DATA or ../shared/data")
+        return None
+    (root / "clients").mkdir(parents=True)
+    for folder in sorted((data / "fed-mnist7k" / "clients").iterdir())[:CLIENTS]:
+        (root / "clients" / folder.name).symlink_to(folder)
+    return root, '[model]\nname = "cnn2"\nd = 512\n[training]\nlr = 0.01\nbatch_size = 32\n'
+
+
+def recipe(root: Path, data: Path, settings: str, rounds: int) -> Path:
+    """Write the experiment."""
+    path = root / "experiment.toml"
+    path.write_text(
+        f'rounds = {rounds}\n[method]\nname = "fedproto"\n[data]\nsource = "path"\npath = "{data}"\n{settings}'
+    )
+    return path
+
+
+def seconds(out: Path, whole: float) -> str:
+    """Return the median round after the first, the first, and what else the run took."""
+    rounds = [record["seconds"]["total"] for record in rounds_of(out)]
+    return f"{statistics.median(rounds[1:]):8.2f}  {rounds[0]:8.2f}  {whole - sum(rounds):8.1f}"
+
+
+def measure(name: str, root: Path, data: Path, settings: str, rounds: int) -> None:
+    chosen = recipe(root, data, settings, rounds)
+    print(f"\n{name:24s}    round     first      rest")
+    for label, words in (("local", ()), ("simulation (Ray)", ("--engine", "flower"))):
+        out, start = root / label.split()[0], time.perf_counter()
+        command = [str(BIN / "protofed"), "run", str(chosen), "--quiet", "--out", str(out), *words]
+        subprocess.run(command, check=True, capture_output=True)
+        print(f"{label:24s} {seconds(out, time.perf_counter() - start)}", flush=True)
+    (root / "deployment").mkdir()
+    with Deployment(root / "deployment", sorted((data / "clients").iterdir())) as deployment:
+        deployment.up()
+        out, start = root / "remote", time.perf_counter()
+        deployment.begin(chosen, out)
+        deployment.finish()
+        print(f"{'deployment (loopback)':24s} {seconds(out, time.perf_counter() - start)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=4)
+    rounds = parser.parse_args().rounds
+    print("Seconds: the median round after the first, the first round, and start and end of the program.")
+    for name, make in (("trivial clients", trivial), ("real clients", real)):
+        with tempfile.TemporaryDirectory() as temporary:
+            root = Path(temporary)
+            found = make(root / "data")
+            if found is not None:
+                measure(name, root, *found, rounds)
+
+
+if __name__ == "__main__":
+    main()
