@@ -8,8 +8,8 @@ from typing import Any
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.comparing import Comparison, Plan
-from protofed.experiments.config import Experiment, Tree, apply_overrides, comparison, load_recipe, resolve
-from protofed.experiments.rundir import RunDirectory, existing_paths, free_path
+from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, resolve
+from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Run, run_experiment
 
 Overrides = Mapping[str, Any]
@@ -100,31 +100,5 @@ def _compare(
     tree: Tree, out: str | Path | None, resume: bool, progress: Progress | None, jobs: int = 1
 ) -> Comparison:
     plan = Plan.of(tree)
-    directory = _directory(out, plan.recipe, resume, None)
+    directory = place_for(out, plan.recipe, resume=resume)
     return plan.run(directory, resume=resume, progress=progress or Progress(), jobs=jobs)
-
-
-def directory_for(out: str | Path | None, experiment: Experiment, *, resume: bool) -> Path:
-    """Return where to run an experiment: ``out``, or a directory below ``runs`` named after it."""
-    method = experiment.method.rpartition(":")[2]
-    return _directory(out, f"{experiment.recipe}-{method}", resume, experiment)
-
-
-def _directory(out: str | Path | None, name: str, resume: bool, experiment: Experiment | None) -> Path:
-    """Return the directory asked for, the newest one that can be resumed, or a free one."""
-    if out is not None:
-        return Path(out)
-    base = Path("runs") / name
-    if resume:
-        for path in existing_paths(base):
-            if experiment is None or _resumable(path, experiment):
-                return path
-    return free_path(base)
-
-
-def _resumable(path: Path, experiment: Experiment) -> bool:
-    try:
-        RunDirectory(path).open(experiment, resume=True)
-    except ConfigError:
-        return False
-    return True

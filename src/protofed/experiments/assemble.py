@@ -67,19 +67,24 @@ def assemble(
     executor = _executor(experiment, federated, visitor, roster)
     try:
         fill(experiment, federated, visitor.method, executor.clients)
-        federation = Federation(
-            visitor.method,
-            visitor.codec,
-            executor,
-            experiment.rounds,
-            experiment.seed,
-            experiment.participation,
-            experiment.evaluation,
-        )
+        federation = found(experiment, visitor, executor)
     except BaseException:
         executor.close()
         raise
     return federation, federated
+
+
+def found(experiment: Experiment, visitor: Visitor, executor: Executor) -> Federation:
+    """Return the federation of the clients that ``executor`` runs, before its first round."""
+    return Federation(
+        visitor.method,
+        visitor.codec,
+        executor,
+        experiment.rounds,
+        experiment.seed,
+        experiment.participation,
+        experiment.evaluation,
+    )
 
 
 def _executor(experiment: Experiment, federated: FederatedData, visitor: Visitor, roster: Roster) -> Executor:

@@ -177,7 +177,28 @@ def _class_means(client: Client, num_classes: int) -> tuple[Tensor, Tensor]:
     return class_means(sum(s for s, _ in parts), sum(c for _, c in parts))  # type: ignore[arg-type]
 
 
-def free_path(base: Path) -> Path:
+def directory_for(out: str | Path | None, experiment: Experiment, *, resume: bool) -> Path:
+    """Return where to run an experiment: ``out``, or a directory below ``runs`` named after it."""
+    method = experiment.method.rpartition(":")[2]
+    return place_for(out, f"{experiment.recipe}-{method}", resume=resume, experiment=experiment)
+
+
+def place_for(out: str | Path | None, name: str, *, resume: bool, experiment: Experiment | None = None) -> Path:
+    """Return ``out``, or ``runs/NAME``, numbered where taken.
+
+    To resume, that is the newest of those there are, or the newest that belongs to ``experiment``.
+    """
+    if out is not None:
+        return Path(out)
+    base = Path("runs") / name
+    if resume:
+        for path in _existing(base):
+            if experiment is None or _resumable(path, experiment):
+                return path
+    return _free(base)
+
+
+def _free(base: Path) -> Path:
     """Return ``base``, or ``base-2``, ``base-3``, …: the first that does not exist."""
     number, path = 1, base
     while path.exists():
@@ -186,11 +207,19 @@ def free_path(base: Path) -> Path:
     return path
 
 
-def existing_paths(base: Path) -> Sequence[Path]:
+def _existing(base: Path) -> Sequence[Path]:
     """Return ``base``, ``base-2``, … as far as they exist, newest first."""
     numbered = [p for p in base.parent.glob(f"{base.name}-*") if p.name.removeprefix(f"{base.name}-").isdigit()]
     numbered.sort(key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
     return [*numbered, *([base] if base.is_dir() else [])]
+
+
+def _resumable(path: Path, experiment: Experiment) -> bool:
+    try:
+        RunDirectory(path).open(experiment, resume=True)
+    except ConfigError:
+        return False
+    return True
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

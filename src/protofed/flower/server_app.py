@@ -15,10 +15,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofed.errors import ConfigError, ProtofedError
-from protofed.experiments.api import directory_for
-from protofed.experiments.assemble import describe_clients, load_data
+from protofed.experiments.assemble import describe_clients, found, load_data
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
-from protofed.experiments.rundir import RunDirectory
+from protofed.experiments.rundir import RunDirectory, directory_for
 from protofed.experiments.running import Progress, Run, conduct
 from protofed.experiments.workshop import Census, open_workshop, place
 from protofed.federation import Federation
@@ -122,15 +121,7 @@ def _federation(
         visitor.method.rules,
         experiment.participation.deadline_s,
     )
-    federation = Federation(
-        visitor.method,
-        visitor.codec,
-        executor,
-        experiment.rounds,
-        experiment.seed,
-        experiment.participation,
-        experiment.evaluation,
-    )
+    federation = found(experiment, visitor, executor)
     return federation, describe_clients(federation, federated)
 
 
