@@ -192,6 +192,19 @@ def test_int8_is_within_half_a_step_per_row(x):
             assert abs(b) <= largest
 
 
+@pytest.mark.parametrize(("shape", "rows"), [((), 1), ((7,), 1), ((4, 7), 4), ((4, 3, 5, 5), 4), ((0, 3), 0)])
+def test_int8_has_a_scale_per_prototype_filter_or_vector(shape, rows):
+    schema = Schema({"x": Field(shape)}, K)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    message = get_codec("int8").encode({"x": x}, schema)
+    assert len(message) == 4 + 4 * rows + x.numel()
+    received = get_codec("int8").decode(message, schema)["x"]
+    assert received.shape == x.shape
+    flat = x.reshape(rows, -1) if rows else x
+    for a, b in zip(flat, received.reshape(flat.shape), strict=True):
+        assert (a - b).abs().max() <= 0.51 * a.abs().max() / 127
+
+
 def test_int8_messages_repeat_to_the_last_bit():
     """Over many rows of all sizes that the limit allows, up to the limit itself."""
     codec, schema = get_codec("int8"), Schema({"x": Field((20000, 5))}, K)

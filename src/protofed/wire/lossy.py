@@ -57,8 +57,9 @@ class Float16(Codec):
 class Int8(Codec):
     """One byte a number and a float32 scale per row: ``scale · q`` with integers ``-127 ≤ q ≤ 127``.
 
-    A row is the last dimension; a single number is a row of its own. The scale is the row's largest magnitude / 127
-    and the error at most half of it, 0.4 % of that magnitude. Rows without a magnitude above 1.5e-36 become 0.
+    A row is all that shares the first index: a prototype, a filter of a convolution. A vector or a single number is
+    one row. The scale is the row's largest magnitude / 127 and the error at most half of it, 0.4 % of that
+    magnitude. Rows without a magnitude above 1.5e-36 become 0.
 
     On the wire: the scales of all rows, then their integers.
     """
@@ -101,7 +102,7 @@ class Int8(Codec):
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return how many rows numbers of ``shape`` have, and how many numbers a row."""
-    return math.prod(shape[:-1]), shape[-1] if shape else 1
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def _scales(largest: Floats) -> Floats:
