@@ -12,6 +12,7 @@ from rich.console import Console
 
 from protofed.errors import ConfigError, ProtofedError
 from protofed.flower.cli import deploy
+from protofed.ui import cli as ui
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -244,6 +245,9 @@ def _integer(text: str, where: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"{where}: {text!r} is not an integer") from None
+
+
+ui.register(app)
 
 
 def main() -> None:
