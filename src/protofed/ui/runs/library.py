@@ -62,7 +62,7 @@ class Library:
         self._runs: dict[str, Seen] = {}
         self._labels: dict[str, str] = {}
         self._named: object = None
-        self._look_at = 0.0
+        self._look_at = self._again_at = 0.0
         self._places: list[Place] = []
         self._lock = threading.Lock()
 
@@ -84,6 +84,14 @@ class Library:
                 took = time.monotonic() - started
                 self._look_at = started + max(1.0, took / LOOKING_SHARE)
             return self._follow()
+
+    def refresh(self) -> None:
+        """Bring everything up to date, unless that was done a moment ago: pages may ask as often as they like."""
+        if time.monotonic() >= self._again_at:
+            started = time.monotonic()
+            self.poll()
+            took = time.monotonic() - started
+            self._again_at = started + max(0.3, took / LOOKING_SHARE)
 
     def _follow(self) -> bool:
         found: dict[str, Seen] = {}
