@@ -98,9 +98,14 @@ class OneRun:
                 "Mean per training sample.",
                 xName="Round",
                 missing="No client has trained yet.",
+                legendFrom=2,
             )
             self.measured = Plot(
-                "lines", "What the method measured", xName="Round", missing="The method records no numbers."
+                "lines",
+                "What the method measured",
+                xName="Round",
+                missing="The method records no numbers.",
+                legendFrom=2,
             )
             with self.measured.above:
                 self.quantity = Choice("Show", {}, "", lambda _: self._draw_measured())
@@ -138,6 +143,7 @@ class OneRun:
                 height="360px",
                 xName="Client, worst to best",
                 missing="No client has been evaluated yet.",
+                legendFrom=2,
             )
         with ui.element("section").classes("card flush"):
             self.clients = Records(rows.client_columns(run), label="Clients", filterable=M > 12)
@@ -153,7 +159,7 @@ class OneRun:
             self.distances = Plot(
                 "heat",
                 "Distances between classes",
-                "Euclidean, from prototype to prototype.",
+                "Euclidean, from prototype to prototype; blank: a class without one.",
                 height=f"{min(620, max(320, 120 + 18 * K))}px",
                 xName="Class",
                 yName="Class",
@@ -166,6 +172,7 @@ class OneRun:
                     height="220px",
                     y="number",
                     xName="Class",
+                    legendFrom=2,
                 )
                 self.entries = Plot(
                     "heat",

@@ -15,6 +15,8 @@ from protofed.ui.runs.parts import Choice, Plot, Records, check
 
 MAIN_RULE = {"": "each method's main rule"}
 
+TOLD = (State.RUNNING, State.QUIET, State.STARTING, State.WAITING, State.FINISHED, State.DAMAGED)
+
 NO_RUNS = "No run here yet. One that begins below this folder will appear by itself."
 
 
@@ -98,7 +100,7 @@ def told(seen: dict[str, Seen]) -> str:
         'no runs'
     """
     counts = Counter(s.state for s in seen.values())
-    words = [f"{counts[state]} {state}" for state in reversed(State) if counts[state]]
+    words = [f"{counts[state]} {state}" for state in TOLD if counts[state]]
     return f"{len(seen)} run{'s' * (len(seen) > 1)} ({', '.join(words)})" if seen else "no runs"
 
 

@@ -63,7 +63,8 @@ def state_text(seen: Seen) -> str:
     left = run.planned_rounds - run.last_round
     if seen.state is State.RUNNING and left > 0:
         recent = [r["seconds"]["total"] for r in run.rounds[-10:]]
-        text += f", {duration(round(left * sum(recent) / len(recent)))} left"
+        seconds = round(left * sum(recent) / len(recent))
+        text += f", {duration(seconds) if seconds >= 60 else f'{seconds} s'} left"
     return text
 
 

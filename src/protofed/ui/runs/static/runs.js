@@ -29,7 +29,7 @@ window.runs = (() => {
     String(text).replace(/[&<>"']/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" })[c]);
 
   function swatch(look) {
-    const dash = look.dashes?.length ? ` stroke-dasharray="${look.dashes.map((d) => d * 2).join(" ")}"` : "";
+    const dash = look.dashes?.length ? ` stroke-dasharray="${look.dashes.map((d) => d * 1.3).join(" ")}"` : "";
     const colour = `var(--c${Number(look.colour)})`;
     const width = look.thin ? 1.2 : 2.2;
     const line = look.only ? "" : `<path d="M0 8H34" stroke="${colour}" stroke-width="${width}"${dash}/>`;
@@ -124,7 +124,7 @@ window.runs = (() => {
     place.dataset.shown = wanted;
     const focused = document.activeElement?.closest?.(".legend") === place ? document.activeElement.dataset.key : null;
     place.replaceChildren(
-      ...(entries.length < 2 && it.kind === "dots" ? [] : entries).map(([key, entry]) => {
+      ...(entries.length < (it.settings.legendFrom ?? 1) ? [] : entries).map(([key, entry]) => {
         const button = document.createElement("button");
         button.type = "button";
         button.dataset.key = key;

@@ -21,7 +21,9 @@ export default {
               <template v-for="(column, i) in columns" :key="column.name">
                 <th v-if="i === 0" scope="row">
                   <span class="name"><span v-if="row.look" v-html="swatch(row.look)"></span>
-                    <span><a v-if="row.href" :href="row.href">{{ row.title }}</a><span v-else>{{ row.title }}</span><small v-if="row.note">{{ row.note }}</small></span></span>
+                    <span><a v-if="row.href" :href="row.href">{{ row.title }}</a><span v-else>{{ row.title }}</span><small v-if="row.note">{{ row.note }}</small>
+                      <span v-if="row.state" class="pill narrow" :class="row.state"><i aria-hidden="true"></i>{{ row.cells.state[1] }}</span>
+                      <small v-if="row.reason" class="reason narrow">{{ row.reason }}</small></span></span>
                 </th>
                 <td v-else-if="column.kind === 'state'" class="state"><span class="pill" :class="row.state"><i aria-hidden="true"></i>{{ text(row, column) }}</span>
                   <progress v-if="row.part != null" :value="row.part" max="1" :aria-label="text(row, column)"></progress>
