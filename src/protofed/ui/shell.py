@@ -13,8 +13,9 @@ A set of pages is a function without arguments that registers them; :func:`serve
 
 Looks come from ``static/shell.css``: its variables (``--ink``, ``--soft``, ``--line``, ``--card``, ``--accent`` …)
 follow the theme, and its classes are the parts of a page: ``card``, ``soft``, ``eyebrow``, ``figure`` (large
-number), ``grid`` (cards side by side). Charts from :func:`chart` follow the theme by themselves. Colours of classes
-and methods are :mod:`protofed.analysis.style`'s. A page asks no other host for anything.
+number), ``grid`` (cards side by side). Charts from :func:`chart` follow the theme by themselves: give them colours
+of the palette in :mod:`protofed.analysis.style`, which the browser exchanges for lighter ones on a dark ground. No
+page asks another host for anything.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ from typing import Any
 
 from rich.console import Console
 
+from protofed.analysis.style import PALETTE
 from protofed.errors import ConfigError
 
 STATIC = Path(__file__).parent / "static"
+PREFIX = "/static"
+ON_DARK = ("#3A9BDC", "#F0792A", "#1FBF94", "#E29CC0", "#F0B429", "#7FCBF5", "#A0A0A0", "#F4F6F8")
+"""The palette's colours on a dark ground, one for one; charts exchange them with the theme."""
 DEFAULT_PORT = 8520
 TRIED = 20
 """Ports tried from the default one on, where the user names none."""
@@ -124,8 +129,9 @@ def page(title: str, *, lead: str = "", links: Mapping[str, str] | None = None) 
     from nicegui import ui
 
     ui.page_title(f"{title} · protofed")
-    ui.add_head_html(f'<script src="{_static("shell.js")}"></script>')
-    ui.add_head_html(f'<link rel="stylesheet" href="{_static("shell.css")}">')
+    colours = ";".join(f"--palette{suffix}:{' '.join(p)}" for suffix, p in (("", PALETTE), ("-dark", ON_DARK)))
+    ui.add_head_html(f"<style>:root{{{colours}}}</style>")
+    assets("shell.css", "shell.js")
     ui.query(".nicegui-content").classes("shell")
     with ui.element("header").classes("bar"):
         ui.link("protofed", "/").classes("brand")
@@ -142,6 +148,19 @@ def page(title: str, *, lead: str = "", links: Mapping[str, str] | None = None) 
         if lead:
             ui.label(lead).classes("lead")
         yield
+
+
+def assets(*names: str) -> None:
+    """Let the page load style sheets and scripts of the folder ``static``."""
+    from nicegui import ui
+
+    for name in names:
+        # The address changes when the file does, so that browsers may keep it.
+        address = f"{PREFIX}/{name}?{(STATIC / name).stat().st_mtime_ns:x}"
+        script = name.endswith(".js")
+        ui.add_head_html(
+            f'<script src="{address}"></script>' if script else f'<link rel="stylesheet" href="{address}">'
+        )
 
 
 def chart(options: dict[str, Any], *, label: str) -> Any:
@@ -165,7 +184,7 @@ def _run(site: Callable[[], None], title: str, host: str, listener: socket.socke
     from nicegui import ui
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    pages.add_static_files("/shell", str(STATIC))
+    pages.add_static_files(PREFIX, str(STATIC))
     site()
     server = FastAPI(openapi_url=None)
     if _is_loopback(host) and ":" not in host:
@@ -183,11 +202,6 @@ def _run(site: Callable[[], None], title: str, host: str, listener: socket.socke
     config = uvicorn.Config(server, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=2**20)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def _static(name: str) -> str:
-    """Return the address of a static file; it changes when the file does, so that browsers may cache it."""
-    return f"/shell/{name}?{(STATIC / name).stat().st_mtime_ns:x}"
 
 
 def _address(host: str, port: int) -> str:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 
 def open_demo(*, host: str, port: int | None, browser: bool) -> None:
-    """Serve the demonstration until Ctrl-C."""
+    """Serve the demonstration until Ctrl-C.
+
+    Raises:
+        ConfigError: If the address cannot be listened on.
+    """
     from protofed.ui import shell
+    from protofed.ui.demo import worker
 
     def site() -> None:
-        from nicegui import ui
+        from protofed.ui.demo.page import site
 
-        @ui.page("/")
-        def overview() -> None:
-            with shell.page("See it learn", lead="Two federations, the same clients, the same start."):
-                shell.chart(
-                    {
-                        "xAxis": {"type": "value"},
-                        "yAxis": {"type": "value"},
-                        "series": [{"type": "line", "data": [[0, 1], [1, 2], [2, 1.5]]}],
-                    },
-                    label="test",
-                )
+        site()
 
-    shell.serve(site, title="protofed demo", host=host, port=port, browser=browser)
+    # What learns takes longest to load: it begins while the server does.
+    shell.serve(site, title="protofed demo", host=host, port=port, browser=browser, ready=worker.prepare)

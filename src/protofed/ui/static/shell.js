@@ -38,6 +38,26 @@ window.protofed = (() => {
     return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   }
 
+  // The palette of the present theme.
+  function palette() {
+    return variable(isDark() ? "palette-dark" : "palette").split(/\s+/);
+  }
+
+  // Options name colours of the light palette; on a dark ground each becomes its lighter partner, and back.
+  function recolour(value) {
+    if (typeof value === "string" && value.length === 7 && value[0] === "#") {
+      const [from, to] = ["palette", "palette-dark"].map((n) => variable(n).toUpperCase().split(/\s+/));
+      const [old, now] = isDark() ? [from, to] : [to, from];
+      const place = old.indexOf(value.toUpperCase());
+      return place < 0 ? value : now[place];
+    }
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(recolour);
+    if (value && typeof value === "object" && Object.getPrototypeOf(value) === Object.prototype) {
+      return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, k === "data" && !v?.[0]?.itemStyle ? v : recolour(v)]));
+    }
+    return value;
+  }
+
   // An ECharts theme from the page's own variables.
   function chartTheme() {
     const [ink, soft, line, card] = ["ink", "soft", "line", "card"].map(variable);
@@ -50,7 +70,7 @@ window.protofed = (() => {
     };
     return {
       darkMode: isDark(),
-      color: variable("palette").split(/\s+/),
+      color: palette(),
       textStyle: { color: ink, fontFamily: getComputedStyle(document.body).fontFamily },
       title: { textStyle: { color: ink }, subtextStyle: { color: soft } },
       legend: { textStyle: { color: ink }, inactiveColor: line, pageTextStyle: { color: soft } },
@@ -67,10 +87,22 @@ window.protofed = (() => {
     return typeof getElement === "function" ? getElement(element)?.chart : undefined;
   }
 
+  // The parts of a series that hold its colours.
+  function paint(series) {
+    const parts = ["color", "itemStyle", "lineStyle", "areaStyle", "label", "endLabel", "markLine"];
+    return Object.fromEntries(["type", ...parts].filter((p) => series[p] !== undefined).map((p) => [p, series[p]]));
+  }
+
   function dress(element) {
     const chart = instance(element);
     if (!chart) return false;
     chart.setTheme(chartTheme());
+    if (!chart.plainly) {
+      chart.plainly = chart.setOption;
+      chart.setOption = (option, ...rest) => chart.plainly(recolour(option), ...rest);
+    }
+    const { series, visualMap } = chart.getOption() ?? {};
+    if (series?.length) chart.plainly(recolour({ series: series.map(paint), ...(visualMap ? { visualMap } : {}) }));
     element.dataset.dressed = document.documentElement.dataset.theme;
     return true;
   }
@@ -99,5 +131,5 @@ window.protofed = (() => {
     watch();
   });
 
-  return { isDark, switchTheme, variable, chartTheme, instance, onTheme: (listen) => listeners.push(listen) };
+  return { isDark, switchTheme, variable, palette, chartTheme, instance, onTheme: (listen) => listeners.push(listen) };
 })();
