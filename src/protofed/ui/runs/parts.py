@@ -165,7 +165,7 @@ class Choice:
         self._on_change = on_change
         with ui.element("label").classes("field"):
             ui.label(label)
-            self._select = ui.html(self._inner(), sanitize=False, tag="select")
+            self._select = ui.html(self._inner(), sanitize=False, tag="select").props(f'aria-label="{label}"')
             self._select.on("change", self._changed, js_handler="(event) => emit(event.target.value)")
 
     def offer(self, options: Mapping[str, str]) -> None:
@@ -247,7 +247,7 @@ def options_table(options: Sequence[Option], names: Sequence[str]) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
     body = "".join(
         f'<tr{" class=differs" * option.differs}><th scope="row">{html.escape(option.name)}'
-        + '<span class="hidden"> (differs)</span>' * option.differs
+        + '<span class="unseen"> (differs)</span>' * option.differs
         + "</th>"
         + "".join(f"<td>{html.escape(value)}</td>" for value in option.values)
         + "</tr>"

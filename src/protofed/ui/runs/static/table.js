@@ -3,14 +3,14 @@ export default {
   template: `
     <div class="records">
       <div v-if="filterable" class="above">
-        <label><span class="hidden">Filter</span><input type="search" v-model="sought" placeholder="Filter" autocomplete="off" spellcheck="false"></label>
+        <label><span class="unseen">Filter</span><input type="search" v-model="sought" placeholder="Filter" autocomplete="off" spellcheck="false"></label>
         <span class="soft" role="status">{{ said }}</span>
         <slot></slot>
       </div>
       <div class="scroll" tabindex="0" role="region" :aria-label="label">
         <table>
           <thead><tr>
-            <th v-if="pickable" class="pick"><span class="hidden">Choose</span></th>
+            <th v-if="pickable" class="pick"><span class="unseen">Choose</span></th>
             <th v-for="column in columns" :key="column.name" scope="col" :class="column.kind" :aria-sort="sorted(column)">
               <button type="button" @click="sort(column)" :title="column.title || null">{{ column.label }}<span class="arrow" aria-hidden="true">{{ arrow(column) }}</span></button>
             </th>
