@@ -280,6 +280,22 @@ def test_a_run_is_watched_from_its_first_round(visit, serve, tmp_path):
     page.get_by_text("This run is gone").wait_for()
 
 
+def test_a_tab_whose_connection_broke_gets_everything_again(visit, shown):
+    page = visit(shown.address).page
+    drawn(page, "Test accuracy against rounds")
+    count = "document.querySelectorAll('.records tbody tr').length"
+    wait(page, f"{count} === 8")
+    told = page.locator(".crumb").inner_text()
+    # As if these had been lost on their way.
+    page.evaluate("runs.plots.forEach((plot) => { plot.lines = {}; plot.order = []; })")
+    page.evaluate("mounted_app.elements[document.querySelector('.crumb').id.slice(1)].text = ''")
+    page.evaluate("getElement(document.querySelector('.records').id.slice(1)).rows.clear()")
+    page.evaluate("window.socket.io.engine.close()")
+    wait(page, "[...runs.plots.values()].every((plot) => plot.order.length === 4)")
+    wait(page, f"{count} === 8")
+    assert page.locator(".crumb").inner_text() == told
+
+
 def test_a_real_run_is_followed_to_its_end(visit, serve, tmp_path):
     served = serve("ui", str(tmp_path))
     page = visit(served.address).page

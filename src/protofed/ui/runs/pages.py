@@ -5,19 +5,38 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from fastapi import Request
-from nicegui import app, run, ui
+from nicegui import Client, app, run, ui
 
 from protofed.ui import shell
 from protofed.ui.runs.comparing import Comparing
 from protofed.ui.runs.library import Library
 from protofed.ui.runs.one import OneRun
 from protofed.ui.runs.overview import Overview
-from protofed.ui.runs.parts import STATIC, assets
+from protofed.ui.runs.parts import STATIC, assets, tell_again
 
 LINKS = {"Runs": "/", "Compare": "/compare"}
 
 INTERVAL_S = 0.5
 """Pages look for news so often."""
+
+
+class Connections:
+    """Notes when a tab comes back after its connection broke."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._count = self._answered = 0
+        client.on_connect(self._connected)
+
+    def _connected(self) -> None:
+        self._count += 1
+
+    def restored(self) -> bool:
+        """Tell, once, that the tab was connected again and that nothing is on its way to it."""
+        back = self._count > max(1, self._answered) and not self._client.outbox.messages
+        if back:
+            self._answered = self._count
+        return back
 
 
 def register(library: Library) -> None:
@@ -26,9 +45,13 @@ def register(library: Library) -> None:
 
     async def follow(show: Callable[[], Awaitable[None]]) -> None:
         """Show the runs as they are, now and as long as the tab is open."""
+        client = ui.context.client
+        connections = Connections(client)
 
         async def look() -> None:
             await run.io_bound(library.refresh)
+            if connections.restored():
+                tell_again(client)
             await show()
 
         ui.timer(INTERVAL_S, look)

@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from nicegui import ui
+from nicegui import Client, ui
 from nicegui.element import Element
 
 from protofed.analysis.report.facts import Card
@@ -19,6 +20,17 @@ from protofed.ui.runs.lines import Feed, Lines
 from protofed.ui.runs.rows import Row, Sent, state_text
 
 STATIC = Path(__file__).parent / "static"
+
+_FED: WeakKeyDictionary[Client, list[Plot | Records]] = WeakKeyDictionary()
+"""Tab → its parts that are sent news only."""
+
+
+def tell_again(client: Client) -> None:
+    """Send a tab everything anew: what was on its way when a connection broke may be lost or out of order."""
+    for element in list(client.elements.values()):
+        element.update()
+    for part in _FED.get(client, ()):
+        part.tell_again()
 
 
 def assets() -> None:
@@ -70,24 +82,36 @@ class Plot:
             if height:
                 self.chart.style(f"height: {height}")
             legend = ui.element("div").classes("legend").props('role="group" aria-label="Show or hide"')
-        self._feed, self._content, self._missing = Feed(), "", missing
-        self._call("plot", kind, {**settings, "legend": legend.id, "missing": missing})
-        self._first = True
+        self._kind, self._settings = kind, {**settings, "legend": legend.id, "missing": missing}
+        self._missing = missing
+        self._lines: Lines | None = None
+        self._message: dict[str, Any] | None = None
+        self._feed = Feed()
+        self._call("plot", kind, self._settings)
+        _FED.setdefault(self.chart.client, []).append(self)
 
     def draw(self, lines: Lines) -> None:
         """Draw lines."""
         message = self._feed.changes(lines)
-        if message is not None or self._first:
-            self._first = False
+        if message is not None or self._lines is None:
             self._call("feed", message or {})
+        self._lines = lines
 
     def show(self, content: Mapping[str, Any] | None, missing: str = "") -> None:
         """Show other content: of a heat map or of dots; or say what is missing."""
         message = {"content": content, "missing": missing or self._missing}
-        text = _json(message)
-        if text != self._content:
-            self._content = text
+        if message != self._message:
+            self._message = message
             self._call("feed", message)
+
+    def tell_again(self) -> None:
+        """Send everything anew."""
+        self._call("plot", self._kind, self._settings)
+        if self._lines is not None:
+            self._feed = Feed()
+            self._call("feed", self._feed.changes(self._lines) or {})
+        if self._message is not None:
+            self._call("feed", self._message)
 
     def say(self, note: str) -> None:
         """Change the line below the heading."""
@@ -133,15 +157,24 @@ class Records(Element, component="static/table.js"):
         self._props["pickable"] = on_pick is not None
         self._props["filterable"] = filterable
         self._sent = Sent()
+        self._rows: Sequence[Row] | None = None
+        _FED.setdefault(self.client, []).append(self)
         self._column_names = [c["name"] for c in columns]
         if on_pick is not None:
             self.on("picked", lambda event: on_pick([str(key) for key in event.args]))
 
     def fill(self, rows: Sequence[Row]) -> None:
         """Show these rows."""
+        self._rows = rows
         news = self._sent.changes(rows)
         if news is not None:
             self.run_method("merge", *news)
+
+    def tell_again(self) -> None:
+        """Send everything anew."""
+        if self._rows is not None:
+            self._sent = Sent()
+            self.fill(self._rows)
 
     def set_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
         """Show other columns of the same rows."""

@@ -55,7 +55,7 @@ window.runs = (() => {
 
   // One plot: `kind` is lines, heat or dots; `settings` stay, the rest is fed.
   function plot(id, kind, settings) {
-    plots.set(id, { id, kind, settings, lines: {}, order: [], hidden: new Set(), content: null, fed: 0 });
+    plots.set(id, { id, kind, settings, lines: {}, order: [], hidden: plots.get(id)?.hidden ?? new Set(), content: null, fed: 0 });
     later(id);
   }
 
