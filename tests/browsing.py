@@ -83,9 +83,14 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            rest, _ = self.process.communicate(timeout=60)
+            self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
             raise
-        return rest
+        # Not communicate(), which passes over what readline() has read ahead.
+        rest = self.process.stdout
+        if rest is None or rest.closed:
+            return ""
+        with rest:
+            return rest.read()

@@ -68,10 +68,9 @@ def serve(
     Raises:
         ConfigError: If the port is taken, or the host is none of this machine's.
     """
-    with listen(host, port) as listener:
+    with listen(host, port) as listener, suppress(KeyboardInterrupt):
         address = _address(host, listener.getsockname()[1])
-        console.print(f"{title}: {address}", highlight=False, soft_wrap=True)
-        console.print("Ctrl-C stops it.", style="dim", highlight=False)
+        console.print(f"{title}: {address} [dim](Ctrl-C stops it)[/]", highlight=False, soft_wrap=True)
         if not _is_loopback(host):
             errors.print(
                 f"warning: listening on {host}: anybody who can reach this machine can open these pages, "
@@ -200,8 +199,7 @@ def _run(site: Callable[[], None], title: str, host: str, listener: socket.socke
         reconnect_timeout=3.0,
     )
     config = uvicorn.Config(server, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=2**20)
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _address(host: str, port: int) -> str:

@@ -260,7 +260,7 @@ def _recipe(setup: Setup, method: str, options: dict[str, Any]) -> dict[str, Any
         "rounds": ROUNDS,
         "method": {"name": method, **options},
         "model": {"d": setup.d, **(same if setup.models == "same" else {"name": MIXED})},
-        "training": {"lr": 0.02, "momentum": 0.5, "batch_size": 32},
+        "training": {"lr": 0.01, "momentum": 0.5, "batch_size": 32},
         "execution": {"device": "cpu", "executor": "sequential", "threads": 1},
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 SKEWS = {"paired": "by halves, 3 : 1", "dirichlet": "by Dir(α)"}
 MODELS = {"same": "784→64→16→d for all", "mixed": "four different ones"}
+_STROKE = '<svg class="stroke" aria-hidden="true"><line x1="0" y1="5" x2="26" y2="5"/></svg>'
 DIMENSIONS = (2, 3, 4, 8, 16, 32)
 
 
@@ -70,18 +73,16 @@ class Layout:
     def _build_side(self, side: Side) -> None:
         with ui.element("section").classes(f"card side {side}").props(f'data-side="{side}"'):
             with ui.element("div").classes("head"):
-                ui.html(
-                    '<svg class="stroke" aria-hidden="true"><line x1="0" y1="5" x2="26" y2="5"/></svg>',
-                    sanitize=False,
-                )
+                ui.html(_STROKE, sanitize=False)
                 chosen = self.demo.setup.chosen(side).method
                 self._method[side] = (
                     ui.select(
                         {name: title(name) for name in TITLES},
+                        label=f"Method on the {side}",
                         value=chosen,
                         on_change=lambda e, side=side: self.demo.choose(side, e.value),
                     )
-                    .props(f'dense borderless options-dense aria-label="Method on the {side}"')
+                    .props("dense borderless options-dense")
                     .classes("method")
                 )
                 self._does[side] = ui.label().classes("soft does")
@@ -105,6 +106,10 @@ class Layout:
         with ui.element("section").classes("card curves"):
             with ui.element("div").classes("head"):
                 ui.html("<h2>Accuracy</h2>", sanitize=False)
+                for side in SIDES:
+                    ui.html(f'{_STROKE}<span data-read="method"></span>', sanitize=False).classes(
+                        f"line {side}"
+                    ).props(f'data-side="{side}"')
                 ui.element("span").classes("spring")
                 self._toggle("Against", {"round": "rounds", "bytes": "bytes"}, "round", "against")
                 self._toggle("By", {"accuracy": "prototypes", "head": "head"}, "accuracy", "by")
@@ -179,23 +184,38 @@ class Layout:
             self._controls += [clients, self._digits, skew, models, dimension, seed, self._look, glyphs]
 
     def _slider(
-        self, name: str, unit: str, low: float, high: float, step: float, value: float, act: Any, write: Any = None
+        self,
+        name: str,
+        unit: str,
+        low: float,
+        high: float,
+        step: float,
+        value: float,
+        act: Callable[[float], None],
+        write: Callable[[float], str] = "{:g}".format,
     ) -> None:
-        """Add a slider with its name, its value and what it does."""
-        write = write or (lambda v: f"{v:g}")
-        with ui.element("div").classes("slider"):
-            with ui.element("div").classes("caption"):
-                ui.label(name).classes("name")
+        """Add a slider with its name, its value and what it does.
+
+        The browser's own: it can be focused where its role is, which Quasar's cannot.
+        """
+        with ui.element("label").classes("slider"):
+            with ui.element("span").classes("caption"):
+                ui.html(f"<b>{name}</b>", sanitize=False)
                 shown = ui.label(write(value)).classes("value")
                 ui.label(unit).classes("soft")
+            # As plain HTML: a bound element would be set back to the server's value while a hand moves it.
+            slider = ui.html(
+                f'<input type="range" min="{low:g}" max="{high:g}" step="{step:g}" value="{value:g}" '
+                f'aria-label="{name}: {unit}">',
+                sanitize=False,
+            )
 
-            def changed(event: Any) -> None:
-                shown.set_text(write(event.value))
-                act(event.value)
+            def turned(event: Any) -> None:
+                value = float(event.args)
+                shown.set_text(write(value))
+                act(value)
 
-            slider = ui.slider(min=low, max=high, step=step, value=value, on_change=changed)
-            slider.props(f'aria-label="{name}: {unit}" dense')
-        self._controls.append(slider)
+            slider.on("input", turned, throttle=0.05, js_handler="(event) => emit(event.target.value)")
 
     def _toggle(self, name: str, options: dict[str, str], value: str, function: str) -> None:
         toggle = ui.toggle(
@@ -266,7 +286,7 @@ class Layout:
                     high,
                     knob.step,
                     value,
-                    lambda value, side=side, name=name: self.demo.change(side, name, value),
+                    partial(self.demo.change, side, name),
                 )
 
     def _set_clients(self, event: Any) -> None:

@@ -45,7 +45,7 @@ DOCUMENT = (
     "<b>Then watch the dots follow.</b> Every client pulls its images towards the circle of their digit. Circles "
     "with room between them make fewer mistakes: that is the gap between the two lines.",
     "<b>Now move the margin</b>, while it runs. At 0 training is averaging, and both sides do the same. Around 0.8 "
-    "the digits part. Far above 1 the circles flee faster than the images can follow.",
+    "the digits part. Far above 1 the circles flee faster than the images can follow, and learning breaks down.",
 )
 
 

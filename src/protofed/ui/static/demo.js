@@ -212,7 +212,7 @@ window.protofedDemo = (() => {
           minInterval: against === "bytes" ? 0 : 1,
           max: against === "bytes" ? null : Math.max(20, 10 * Math.ceil((points.length - 1) / 10)),
           axisLabel: { formatter: against === "bytes" ? bytesText : "{value}" },
-          splitNumber: narrow ? 3 : 6,
+          splitNumber: narrow ? 2 : 5,
         },
         yAxis: { axisLabel: { formatter: (v) => `${Math.round(100 * v)}%` } },
         tooltip: { valueFormatter: (v) => `${(100 * v).toFixed(1)}%` },
@@ -234,7 +234,7 @@ window.protofedDemo = (() => {
       const texts = { ...frame[side].texts };
       if (by === "head") texts.accuracy = texts.head;
       for (const name of ["accuracy", "bytes", "separation"])
-        root().querySelector(`[data-side="${side}"] [data-read="${name}"]`).textContent = texts[name];
+        root().querySelector(`.side[data-side="${side}"] [data-read="${name}"]`).textContent = texts[name];
     }
   }
 
@@ -257,6 +257,8 @@ window.protofedDemo = (() => {
       `<li><i class="dot"></i><span>a test image, as a client's model sees it</span></li>` +
       `<li>${clients}<span>their own prototypes</span></li>` +
       `<li><i class="ring"></i><span>global prototype${scene.rays ? ", at the end of its ray" : ""}</span></li>`;
+    for (const side of SIDES)
+      root().querySelector(`.line[data-side="${side}"] span`).textContent = scene.methods[side];
     root().querySelectorAll("[data-client]").forEach((e) => (e.innerHTML = shape(+e.dataset.client)));
   }
 
