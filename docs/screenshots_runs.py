@@ -43,7 +43,7 @@ def runs(take: Callable[..., None], folder: Path) -> None:
         def prototypes(page: Any) -> None:
             charts(page)
             page.get_by_text("After round 30.").wait_for()
-            page.get_by_role("heading", name="Prototypes").evaluate("(e) => window.scrollTo(0, e.offsetTop - 20)")
+            page.get_by_role("heading", name="Prototypes").evaluate("(e) => window.scrollTo(0, e.offsetTop - 12)")
 
         take("runs", served.address, overview)
         address = served.address + "/run/methods/protonorm-seed0"

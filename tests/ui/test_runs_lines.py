@@ -85,6 +85,8 @@ def test_bytes_ascend_and_silence_is_a_level(tmp_path):
     ]
     assert found["mean local"].name == "local: no traffic"
     assert found["mean local"].points == []
+    going = [replace(run, summary=None) for run in runs]
+    assert lines.accuracy(going, over="bytes")["mean local"].name == "local: no traffic yet"
     assert found["mean local"].level == lines.accuracy(runs)["mean local"].points[-1][1]
 
 

@@ -98,7 +98,7 @@ def test_all_runs(visit, shown):
     lines = series(page, "Test accuracy against rounds")
     assert set(lines) == {"fedtgp", "fedproto", "protonorm", "local"}
     assert [len(points) for points in lines.values()] == [3, 12, 12, 12]
-    assert "local: no traffic" in series(page, "Test accuracy against bytes sent")
+    assert "local: no traffic yet" in series(page, "Test accuracy against bytes sent")
     page.get_by_label("A line for every seed").check()
     wait(page, "document.querySelectorAll('.plot .legend')[0].children.length === 6")
     page.get_by_label("Accuracy by").select_option("global")

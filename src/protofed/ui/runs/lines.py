@@ -116,7 +116,8 @@ def _line(name: str, look: Look, runs: Sequence[RunData], rule: str, over: str) 
     sent = [run.sent() for run in runs]
     reached = [sum(s[t] for s in sent) / len(sent) for t in rounds]
     if heights and not reached[-1]:
-        return Line(f"{name}: no traffic", look, level=heights[-1][0])
+        yet = "" if all(run.finished for run in runs) else " yet"
+        return Line(f"{name}: no traffic{yet}", look, level=heights[-1][0])
     points = [[round(at), *height] for at, height in zip(reached, heights, strict=True) if at]
     return Line(name, look, points)
 

@@ -19,9 +19,13 @@ window.runs = (() => {
   const plots = new Map();
   const waiting = new Set();
   let palette = [];
+  let painted = "";
 
   function paint() {
-    palette = protofed.variable("palette").split(/\s+/);
+    const text = protofed.variable("palette");
+    if (text === painted) return;
+    painted = text;
+    palette = text.split(/\s+/);
     palette.forEach((colour, i) => document.documentElement.style.setProperty(`--c${i}`, colour));
   }
 
@@ -86,6 +90,7 @@ window.runs = (() => {
   }
 
   function flush() {
+    paint();
     for (const id of [...waiting]) {
       const element = document.getElementById(`c${id}`);
       const chart = element && protofed.instance(element);
@@ -300,7 +305,6 @@ window.runs = (() => {
 
   paint();
   protofed.onTheme(() => {
-    paint();
     for (const id of plots.keys()) later(id);
   });
   window.addEventListener("resize", () => {
