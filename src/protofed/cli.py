@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from protofed.errors import ConfigError, ProtofedError
 from protofed.flower.cli import deploy
+from protofed.ui import cli as ui
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -245,6 +246,9 @@ def _integer(text: str, where: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"{where}: {text!r} is not an integer") from None
+
+
+ui.register(app)
 
 
 def main() -> None:

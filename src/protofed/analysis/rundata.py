@@ -129,16 +129,24 @@ def load_run(path: Path) -> RunData:
     Raises:
         CheckpointError: If a file is missing or damaged.
     """
+    config, federation, summary, label = load_description(path)
+    return RunData(path, config, federation, read_rounds(path / "rounds.jsonl"), summary, label)
+
+
+def load_description(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, str]:
+    """Return what one run directory says beside its rounds: configuration, federation, summary if any, and label.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged.
+    """
     config = read_toml(path / "config.toml")
     federation = read_federation(path / "federation.json")
-    rounds = read_rounds(path / "rounds.jsonl")
     summary = read_object(path / "summary.json") if (path / "summary.json").is_file() else None
     method = config.get("method")
     named = method.get("name") if isinstance(method, dict) else None
     if not isinstance(named, str):
         raise CheckpointError(f"{path / 'config.toml'}: lacks [method] name: this is no resolved configuration")
-    label = (summary or {}).get("label") or _short(named)
-    return RunData(path, config, federation, rounds, summary, label)
+    return config, federation, summary, (summary or {}).get("label") or _short(named)
 
 
 def load_runs(paths: Sequence[Path]) -> list[RunData]:

@@ -1,0 +1,71 @@
+"""Take the pictures of pages in ``docs/figures``: ``python docs/screenshots.py [demo] …``.
+
+Needs Chromium on the path (or ``PROTOFED_CHROMIUM``) and the extras ``ui`` and ``dev``.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "docs/figures"
+SIZES = {1280: 900, 390: 844}
+THEMES = ("light", "dark")
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from browsing import WAIT_MS, Served, chromium  # noqa: E402
+
+
+def demo(take: Callable[..., None], folder: Path) -> None:
+    """Two federations after forty rounds."""
+    served = Served(["demo"], folder)
+
+    def run(page: Page) -> None:
+        page.wait_for_selector(".demo[data-round='0']")
+        for _ in range(40):
+            page.keyboard.press("s")
+        page.wait_for_selector(".demo[data-round='40']")
+
+    take("demo", served.address, run)
+    served.stop()
+
+
+PAGES = {"demo": demo}
+
+
+def main() -> None:
+    """Take all pictures, or those of the pages named."""
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+
+        def take(name: str, address: str, act: Callable[[Any], None], *, full: bool = True) -> None:
+            for width, height in SIZES.items():
+                for theme in THEMES:
+                    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+                    page.set_default_timeout(WAIT_MS)
+                    page.goto(address)
+                    act(page)
+                    page.mouse.move(0, 0)
+                    page.wait_for_timeout(500)
+                    picture = Image.open(io.BytesIO(page.screenshot(full_page=full and width > 700)))
+                    path = FIGURES / f"{name}-{width}-{theme}.png"
+                    picture.convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
+                    print(path.relative_to(ROOT))
+                    page.close()
+
+        for name in sys.argv[1:] or PAGES:
+            PAGES[name](take, Path(folder))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""``protofed demo``: two federations side by side, live."""
+
+from __future__ import annotations
+
+
+def open_demo(*, host: str, port: int | None, browser: bool) -> None:
+    """Serve the demonstration until Ctrl-C.
+
+    Raises:
+        ConfigError: If the address cannot be listened on.
+    """
+    from protofed.ui import shell
+    from protofed.ui.demo import worker
+
+    def site() -> None:
+        from protofed.ui.demo.page import site
+
+        site()
+
+    # What learns takes longest to load: it begins while the server does.
+    shell.serve(site, title="protofed demo", host=host, port=port, browser=browser, ready=worker.prepare)

@@ -1,0 +1,76 @@
+"""What a demonstration shows: plain values that travel between the page and the process that learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+Side = Literal["left", "right"]
+SIDES: tuple[Side, Side] = ("left", "right")
+ROUNDS = 300
+"""Rounds after which a demonstration stops by itself."""
+LETTERS = "ABCDEFGHIJ"
+MAX_CLIENTS = len(LETTERS)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A method and those of its options that are not as usual."""
+
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A demonstration; the default is the one of the document this page comes from.
+
+    Attributes:
+        left: The method of the one federation.
+        right: The method of the other.
+        digits: The classes.
+        clients: Number of clients.
+        skew: ``paired``: half of the clients have three quarters of the one half of the classes, and the rest of
+            the other; ``dirichlet``: shares drawn from Dir(alpha).
+        alpha: Of the Dirichlet distribution.
+        d: Dimension of features and prototypes.
+        models: ``same``: every client 784→64→16→d; ``mixed``: four architectures in turn.
+        seed: Decides initial weights, shares and order of samples.
+    """
+
+    left: Chosen = field(default_factory=lambda: usual("fedproto"))
+    right: Chosen = field(default_factory=lambda: usual("fedtgp"))
+    digits: tuple[int, ...] = (0, 1, 2, 3)
+    clients: int = 2
+    skew: Literal["paired", "dirichlet"] = "paired"
+    alpha: float = 0.3
+    d: int = 2
+    models: Literal["same", "mixed"] = "same"
+    seed: int = 0
+
+    def chosen(self, side: Side) -> Chosen:
+        """Return what runs on ``side``."""
+        return self.left if side == "left" else self.right
+
+    def with_chosen(self, side: Side, chosen: Chosen) -> Setup:
+        """Return the same with something else on ``side``."""
+        return replace(self, left=chosen) if side == "left" else replace(self, right=chosen)
+
+    def client_names(self) -> list[str]:
+        """Return what clients are called."""
+        return [f"Client {letter}" for letter in LETTERS[: self.clients]]
+
+
+USUAL: dict[str, dict[str, Any]] = {
+    "fedproto": {"lambda": 1.0},
+    "fedtgp": {"lambda": 1.0, "loss": "hinge", "margin": 0.8},
+    "protonorm": {"lambda": 1.0, "gamma": 3.0},
+    "fixed_etf": {"lambda": 1.0, "gamma": 3.0},
+    "tinyproto": {"lambda": 1.0, "s": 1},
+}
+"""Options with which methods start here: one λ for all, and a γ that features of two dimensions can follow."""
+
+
+def usual(method: str) -> Chosen:
+    """Return ``method`` with the options it starts with here."""
+    return Chosen(method, dict(USUAL.get(method, {})))

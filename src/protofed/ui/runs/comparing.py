@@ -1,0 +1,97 @@
+"""Several runs side by side: accuracies, and in which options they differ."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from nicegui import ui
+
+from protofed.analysis.rundata import RunData
+from protofed.ui.runs import differences, lines, rows
+from protofed.ui.runs.library import Library
+from protofed.ui.runs.parts import Choice, Plot, Records, check, heading, options_table
+
+NONE = {"": "choose a run"}
+
+
+class Comparing:
+    """The page that compares runs."""
+
+    def __init__(self, library: Library, keys: list[str]) -> None:
+        self.library = library
+        readable = [key for key, seen in library.runs.items() if seen.run is not None]
+        # Without any wish, the first two.
+        self.keys = keys or readable[:2]
+        self.keys += [""] * (2 - len(self.keys))
+        self.all = False
+        self._shown: object = None
+        with ui.element("div").classes("row").style("margin-top: 12px"):
+            self.choices = [
+                Choice("Run" if i == 0 else "with", NONE, key, partial(self._choose, i))
+                for i, key in enumerate(self.keys)
+            ]
+        with ui.element("div").classes("stack"):
+            with ui.element("section").classes("card flush"):
+                columns = [c for c in rows.RUN_COLUMNS if c["name"] != "seed"]
+                self.table = Records(columns, label="Results", empty="No run is chosen.")
+            with ui.element("section").classes("card flush"):
+                heading("Configuration")
+                with ui.element("div").classes("row").style("padding: 0 18px 8px"):
+                    self.said = ui.label().classes("soft").props('role="status"')
+                    check("Show options that are the same, too", False, self._set_all)
+                self.options = (
+                    ui.html("", sanitize=False)
+                    .classes("options")
+                    .props('tabindex="0" role="region" aria-label="Options"')
+                )
+            with ui.element("div").classes("two"):
+                self.over_rounds = Plot("lines", "Test accuracy against rounds", y="percent", xName="Round")
+                self.over_bytes = Plot(
+                    "lines",
+                    "Test accuracy against bytes sent",
+                    y="percent",
+                    x="bytes",
+                    log=True,
+                    xName="Sent by all parties, up and down (log scale)",
+                )
+
+    async def show(self) -> None:
+        """Show the runs as they are now."""
+        if self._shown != self.library.version:
+            self._shown = self.library.version
+            self._draw()
+
+    def _choose(self, i: int, key: str) -> None:
+        self.keys[i] = key
+        chosen = [key for key in self.keys if key]
+        ui.navigate.history.replace(rows.comparing(chosen) if chosen else "/compare")
+        self._draw()
+
+    def _set_all(self, all: bool) -> None:
+        self.all = all
+        self._draw()
+
+    def _draw(self) -> None:
+        seen = self.library.runs
+        names = {key: _name(key, s.run) for key, s in seen.items() if s.run is not None}
+        for choice in self.choices:
+            choice.offer(NONE | names)
+        chosen = {key: seen[key] for key in dict.fromkeys(self.keys) if key in names}
+        self.table.fill(rows.runs(chosen))
+        runs = [s.run for s in chosen.values() if s.run is not None]
+        for plot, over in ((self.over_rounds, "rounds"), (self.over_bytes, "bytes")):
+            plot.draw(lines.accuracy(runs, over=over, each=True))
+        options = differences.options([run.config for run in runs])
+        differing = sum(option.differs for option in options)
+        shown = options if self.all else [option for option in options if option.differs]
+        if len(runs) < 2:
+            self.said.set_text("Choose two runs.")
+        elif not differing:
+            self.said.set_text(f"All {len(options)} options are the same.")
+        else:
+            self.said.set_text(f"{differing} of {len(options)} options differ.")
+        self.options.set_content(options_table(shown, list(chosen)) if shown and len(runs) > 1 else "")
+
+
+def _name(key: str, run: RunData | None) -> str:
+    return f"{run.label} ({key})" if run is not None else key

@@ -1,0 +1,307 @@
+"""One run directory, followed while it is being written: only what is new is read."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from protofed.analysis._files import check_record, parse_json
+from protofed.analysis.rundata import RunData, load_description
+from protofed.errors import CheckpointError
+
+BEGINNING_S = 60.0
+"""A directory without all of its files is given so long before they count as missing."""
+
+QUIET_S = 60.0
+"""A run that writes nothing for so long, and for ten rounds' time, is called quiet: it may have been stopped."""
+
+MOST_BYTES = 2**30
+"""Files beyond this size are not read."""
+
+Signature = tuple[int, int, int]
+"""Which file it is, its size, and when it was last written."""
+
+
+class State(StrEnum):
+    """How far a run has come, as its files tell."""
+
+    WAITING = "waiting"
+    """Listed by a comparison, and not begun."""
+    STARTING = "starting"
+    RUNNING = "running"
+    QUIET = "quiet"
+    FINISHED = "finished"
+    DAMAGED = "damaged"
+
+
+class Border:
+    """The folder that is shown, and beyond which nothing is read.
+
+    Attributes:
+        root: Its real path.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def holds(self, path: Path) -> bool:
+        """Tell whether a path, with all links followed, lies inside."""
+        try:
+            return path.resolve().is_relative_to(self.root)
+        except (OSError, RuntimeError, ValueError):
+            return False
+
+    def signature(self, path: Path) -> Signature | None:
+        """Return what changes when a file does; None if there is no such file.
+
+        Raises:
+            CheckpointError: If it is no ordinary file, leads out of the folder, or is too large.
+        """
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{path}: is no ordinary file")
+        if not self.holds(path):
+            raise CheckpointError(f"{path}: leads out of {self.root}")
+        if found.st_size > MOST_BYTES:
+            raise CheckpointError(f"{path}: has {found.st_size} bytes, more than {MOST_BYTES}: it is not read")
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class RoundsFile:
+    """``rounds.jsonl`` while it grows.
+
+    Attributes:
+        path: The file.
+        records: Round → its record, so far.
+    """
+
+    def __init__(self, path: Path, border: Border) -> None:
+        self.path = path
+        self.border = border
+        self._forget()
+
+    def _forget(self) -> None:
+        self.records: dict[int, dict[str, Any]] = {}
+        self._seen: Signature | None = None
+        self._offset = self._lines = 0
+        self._end = b""
+        self._fault: CheckpointError | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a file."""
+        return self._seen is not None
+
+    def poll(self) -> bool:
+        """Read what was added; tell whether ``records`` changed.
+
+        A line without its end is waited for. A file that was replaced, cut, or changed before the place reached is
+        read from its beginning: a resumed run writes it anew, without the rounds that it will repeat.
+
+        Raises:
+            CheckpointError: If a line is no record of a round.
+        """
+        seen = self.border.signature(self.path)
+        if seen == self._seen:
+            if self._fault is not None:
+                raise self._fault
+            return False
+        had = len(self.records)
+        if seen is None:
+            self._forget()
+            return had > 0
+        try:
+            with self.path.open("rb") as file:
+                if self._seen is not None and (seen[0] != self._seen[0] or not self._continues(file)):
+                    self._forget()
+                file.seek(self._offset)
+                added = file.read(MOST_BYTES)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+        replaced = had > 0 and not self._offset
+        self._seen, self._fault = seen, None
+        try:
+            return self._take(added) or replaced
+        except CheckpointError as error:
+            self._fault = error
+            raise
+
+    def _continues(self, file: Any) -> bool:
+        """Tell whether the file still holds, up to the place reached, what was read there."""
+        file.seek(max(0, self._offset - len(self._end)))
+        return bool(file.read(len(self._end)) == self._end)
+
+    def _take(self, added: bytes) -> bool:
+        changed = False
+        *lines, rest = added.split(b"\n")
+        for line in lines:
+            self._record(line)
+            self._reached(line + b"\n")
+            changed = True
+        # The last line may lack its end because it is being written, or because its writer was stopped behind it.
+        try:
+            complete = bool(rest) and isinstance(parse_json(rest), dict)
+        except ValueError:
+            complete = False
+        if complete:
+            self._record(rest)
+            self._reached(rest)
+            changed = True
+        return changed
+
+    def _record(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        where = f"{self.path}: line {self._lines + 1}"
+        try:
+            record = parse_json(line)
+        except ValueError:
+            record = None
+        check_record(record, where)
+        self.records[record["round"]] = record
+        self._lines += 1
+
+    def _reached(self, read: bytes) -> None:
+        self._offset += len(read)
+        self._end = (self._end + read)[-64:]
+
+    @property
+    def in_order(self) -> list[dict[str, Any]]:
+        """The records, ascending by round."""
+        return [self.records[number] for number in sorted(self.records)]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a run at one moment.
+
+    Attributes:
+        key: Its folder below the folder shown, with ``/`` between names.
+        directory: Where it lies.
+        state: How far it has come.
+        run: Its content; None before it has begun, and where it cannot be read.
+        reason: Why it is damaged, or why it waits.
+        changed: When its files last changed, in seconds of the system's clock.
+        version: Grows with every change.
+    """
+
+    key: str
+    directory: Path
+    state: State
+    run: RunData | None = None
+    reason: str = ""
+    changed: float = 0.0
+    version: int = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether more may come."""
+        return self.state in (State.WAITING, State.STARTING, State.RUNNING, State.QUIET)
+
+
+class Follower:
+    """Follows one run directory.
+
+    Attributes:
+        seen: What is known of it.
+    """
+
+    FILES = ("config.toml", "federation.json", "summary.json")
+
+    def __init__(self, key: str, directory: Path, border: Border) -> None:
+        self.seen = Seen(key, directory, State.STARTING)
+        self.border = border
+        self.rounds = RoundsFile(directory / "rounds.jsonl", border)
+        self._signatures: dict[str, Signature | None] = {}
+        self._description: tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, str] | None = None
+        self._broken = ""
+
+    def poll(self, now: float | None = None) -> bool:
+        """Read what changed; tell whether ``seen`` is another than before. Raises nothing."""
+        now = time.time() if now is None else now
+        before = self.seen
+        try:
+            changed = self._read()
+            run, reason = (self._run() if changed else self.seen.run), ""
+            if changed and run is not None:
+                _rehearse(run)
+        except CheckpointError as error:
+            changed, run, reason = str(error) != self._broken, None, str(error)
+        except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{self.seen.directory}: not the files of a run ({type(error).__name__}: {error})"
+            changed, run = reason != self._broken, None
+        self._broken = reason
+        at = self._last_written(now) if changed or not before.version else before.changed
+        state = self._state(run, reason, now - at)
+        if state is State.STARTING:
+            reason = ""
+        if not changed and (state, reason) == (before.state, before.reason) and before.version:
+            return False
+        self.seen = Seen(before.key, before.directory, state, run, reason, at, before.version + 1)
+        return True
+
+    def _read(self) -> bool:
+        """Read files that changed since the last time; tell whether any did."""
+        folder = self.seen.directory
+        found = {name: self.border.signature(folder / name) for name in self.FILES}
+        changed = found != self._signatures
+        if changed:
+            # Before anything is read, so that a file that changes meanwhile is read again.
+            self._description, self._signatures = None, {}
+            self._description = load_description(folder)
+            self._signatures = found
+        return self.rounds.poll() or changed or bool(self._broken)
+
+    def _run(self) -> RunData | None:
+        if not self.rounds.exists:
+            raise CheckpointError(f"{self.rounds.path}: missing")
+        assert self._description is not None
+        config, federation, summary, label = self._description
+        return RunData(self.seen.directory, config, federation, self.rounds.in_order, summary, label)
+
+    def _last_written(self, now: float) -> float:
+        """Return when any of the files was last written; not in the future."""
+        times = [0.0]
+        for name in (*self.FILES, "rounds.jsonl"):
+            try:
+                times.append(os.stat(self.seen.directory / name).st_mtime)
+            except OSError:
+                continue
+        return min(now, max(times))
+
+    def _state(self, run: RunData | None, reason: str, age: float) -> State:
+        if reason:
+            # The files of a run appear one after the other.
+            missing = not all((self.seen.directory / n).exists() for n in ("federation.json", "rounds.jsonl"))
+            beginning = missing and (self.seen.directory / "config.toml").exists() and age < BEGINNING_S
+            return State.STARTING if beginning else State.DAMAGED
+        if run is None:
+            return State.STARTING
+        if run.finished:
+            return State.FINISHED
+        last = [r["seconds"]["total"] for r in run.rounds[-5:]]
+        if age > max(QUIET_S, 10 * max(last, default=0.0)):
+            return State.QUIET
+        return State.RUNNING if run.rounds else State.STARTING
+
+
+def _rehearse(run: RunData) -> None:
+    """Compute what pages will ask of a run, so that whatever is wrong with its files comes to light here."""
+    _ = run.seed, run.planned_rounds, run.facts, run.rules, run.sent()
+    for rule in run.rules:
+        run.accuracy(rule)
+        if len(run.client_accuracies(rule)) != len(run.clients):
+            raise CheckpointError(
+                f"{run.directory / 'rounds.jsonl'}: round {run.evaluated[-1]['round']} has "
+                f"{len(run.client_accuracies(rule))} accuracies for {len(run.clients)} clients"
+            )

@@ -1,0 +1,226 @@
+"""What the charts draw, as plain numbers, and what of it is new to a browser."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from protofed.analysis.figures.lines import recorded
+from protofed.analysis.rundata import RunData, by_label, main_rule, settled
+from protofed.analysis.style import MARKERS, PALETTE, RULE_COLOURS, LineStyle, method_styles, rule_title
+
+Point = list[float]
+"""``[x, y]``, or ``[x, y, spread]`` for a mean over several runs."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a line is told from the others: by colour, by the shape of its marks, and by its strokes.
+
+    Attributes:
+        colour: Number in :data:`~protofed.analysis.style.PALETTE`; the page knows a shade of it for each theme.
+        mark: A Matplotlib marker.
+        dashes: Strokes and gaps in line widths; empty for a solid line.
+        thin: Whether it is drawn thinner: a single run beside the mean of others.
+    """
+
+    colour: int
+    mark: str
+    dashes: tuple[float, ...] = ()
+    thin: bool = False
+
+    @classmethod
+    def of(cls, style: LineStyle, *, thin: bool = False) -> Look:
+        """Return the look of a style of figures."""
+        return cls(PALETTE.index(style.colour), style.marker, style.dashes, thin)
+
+    @classmethod
+    def number(cls, i: int, dashes: tuple[float, ...] = ()) -> Look:
+        """Return the ``i``-th look, for lines that have none of their own."""
+        return cls(i % len(PALETTE), MARKERS[i % len(MARKERS)], dashes)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        name: In legends.
+        look: How it is drawn.
+        points: Ascending.
+        level: Draw a horizontal line at this height instead: there is nothing to measure along the axis.
+    """
+
+    name: str
+    look: Look
+    points: list[Point] = field(default_factory=list)
+    level: float | None = None
+
+
+Lines = dict[str, Line]
+"""Id → line; an id stays the same as long as the line is about the same thing."""
+
+
+def accuracy(runs: Sequence[RunData], *, rule: str = "", over: str = "rounds", each: bool = False) -> Lines:
+    """Return test accuracy in per cent against rounds, or against bytes sent so far by all parties.
+
+    Runs of one label are averaged with their sample standard deviation. Those of them that have not finished, where
+    others have, are drawn for themselves: a mean must not mix late and early rounds.
+
+    Args:
+        runs: Any runs.
+        rule: Inference rule; each method's main rule if ``""``.
+        over: ``rounds`` or ``bytes``.
+        each: Draw every run for itself.
+    """
+    styles = method_styles(run.label for run in runs)
+    lines: Lines = {}
+    for label, group in by_label(r for r in runs if r.evaluated).items():
+        chosen = rule or main_rule(r for run in group for r in run.rules)
+        scored = [run for run in group if chosen in run.rules]
+        together = [] if each else settled(scored)
+        if together:
+            lines[f"mean {label}"] = _line(label, Look.of(styles[label]), together, chosen, over)
+        for run in scored:
+            if run not in together:
+                name = f"{label}, seed {run.seed}" if len(group) > 1 else label
+                look = Look.of(styles[label], thin=len(group) > 1)
+                lines[f"run {_text(run.directory)}"] = _line(name, look, [run], chosen, over)
+    return _told_apart(lines)
+
+
+def _told_apart(lines: Lines) -> Lines:
+    """Add the folder to names that occur twice."""
+    times = Counter(line.name for line in lines.values())
+    return {
+        key: replace(line, name=f"{line.name} ({PurePath(key).name})") if times[line.name] > 1 else line
+        for key, line in lines.items()
+    }
+
+
+def _text(path: Path) -> str:
+    """Return a path in letters that can be sent."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
+def _line(name: str, look: Look, runs: Sequence[RunData], rule: str, over: str) -> Line:
+    curves = [run.accuracy(rule) for run in runs]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    heights = [_height([100 * curve[t] for curve in curves]) for t in rounds]
+    if over == "rounds":
+        return Line(name, look, [[t, *height] for t, height in zip(rounds, heights, strict=True)])
+    sent = [run.sent() for run in runs]
+    reached = [sum(s[t] for s in sent) / len(sent) for t in rounds]
+    if heights and not reached[-1]:
+        yet = "" if all(run.finished for run in runs) else " yet"
+        return Line(f"{name}: no traffic{yet}", look, level=heights[-1][0])
+    points = [[round(at), *height] for at, height in zip(reached, heights, strict=True) if at]
+    return Line(name, look, points)
+
+
+def _height(values: Sequence[float]) -> Point:
+    """Return the mean, and the sample standard deviation if there are several; plain sums, since pages wait."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return [round(mean, 2)]
+    return [round(mean, 2), round(math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)), 2)]
+
+
+def by_rule(run: RunData, over: str = "rounds") -> Lines:
+    """Return one run's test accuracy in per cent by every inference rule, against rounds or bytes sent so far."""
+    found, own = {}, 0
+    for rule in run.rules:
+        found[rule] = _line(rule_title(rule), rule_look(rule, own), [run], rule, over)
+        own += rule not in RULE_COLOURS
+    return found
+
+
+def rule_look(rule: str, own: int = 0) -> Look:
+    """Return how an inference rule looks; of a method's own rules, it is number ``own``."""
+    known = list(RULE_COLOURS)
+    if rule in known:
+        return Look(PALETTE.index(RULE_COLOURS[rule]), MARKERS[known.index(rule)])
+    return Look.number(len(known) + own)
+
+
+def losses(run: RunData) -> Lines:
+    """Return the terms of one run's training loss, and their total, against rounds."""
+    terms = list(dict.fromkeys(t for r in run.rounds for t in r["losses"]))
+    parts = [t for t in terms if t != "total"]
+    looks = {t: Look.number(i) for i, t in enumerate(parts)} | {"total": Look(len(PALETTE) - 1, "o", (5, 1.6))}
+    shown = parts + ["total"] * (len(parts) > 1 and "total" in terms)
+    return {t: Line(t.replace("_", " "), looks[t], _recorded(run, "losses", t)) for t in shown}
+
+
+def measured(run: RunData, names: Mapping[str, str]) -> Lines:
+    """Return diagnostics of one run against rounds.
+
+    Args:
+        run: The run.
+        names: Dotted name of a diagnostic → what it is called.
+    """
+    found = {
+        n: Line(title, Look.number(i), _recorded(run, "diagnostics", n))
+        for i, (n, title) in enumerate(names.items())
+    }
+    return {name: line for name, line in found.items() if line.points}
+
+
+def _recorded(run: RunData, part: str, name: str) -> list[Point]:
+    curve = recorded(run, part, name)
+    return [[t, float(f"{value:.5g}")] for t, value in curve.items() if math.isfinite(value)]
+
+
+class Feed:
+    """What one browser was told of one chart: sends only what is new.
+
+    Example:
+        >>> feed, look = Feed(), Look(0, "o")
+        >>> feed.changes({"a": Line("a", look, [[1, 50.0]])})["lines"]["a"]["points"]
+        [[1, 50.0]]
+        >>> feed.changes({"a": Line("a", look, [[1, 50.0], [2, 60.0]])})
+        {'lines': {'a': {'from': 1, 'points': [[2, 60.0]]}}}
+        >>> feed.changes({"a": Line("a", look, [[1, 50.0], [2, 60.0]])})
+    """
+
+    def __init__(self) -> None:
+        self._told: Lines = {}
+
+    def changes(self, lines: Lines) -> dict[str, Any] | None:
+        """Return the message that turns what was told into ``lines``; None if there is nothing to tell.
+
+        The message has ``lines``: id → ``from`` (how many points stay) and ``points`` to append, with ``name``,
+        ``look`` and ``level`` where they changed; and ``order``, all ids, where lines came, went or moved.
+        """
+        told: dict[str, Any] = {}
+        for key, line in lines.items():
+            before = self._told.get(key)
+            kept = _common(before.points, line.points) if before else 0
+            news: dict[str, Any] = {}
+            if before is None or len(line.points) != kept or len(before.points) != kept:
+                news = {"from": kept, "points": line.points[kept:]}
+            if before is None or (before.name, before.look, before.level) != (line.name, line.look, line.level):
+                news |= {"name": line.name, "look": vars(line.look), "level": line.level}
+            if news:
+                told[key] = {"from": kept, "points": []} | news
+        message: dict[str, Any] = {"lines": told} if told else {}
+        if list(lines) != list(self._told):
+            message |= {"lines": told, "order": list(lines)}
+        self._told = {key: Line(n.name, n.look, list(n.points), n.level) for key, n in lines.items()}
+        return message or None
+
+
+def _common(before: Sequence[Point], after: Sequence[Point]) -> int:
+    """Return how many leading points are equal."""
+    if before == after[: len(before)]:
+        return len(before)
+    return next(i for i, (b, a) in enumerate(_padded(before, after)) if b != a)
+
+
+def _padded(before: Sequence[Point], after: Sequence[Point]) -> Iterable[tuple[Point | None, Point | None]]:
+    length = max(len(before), len(after))
+    return zip(*([*points, *[None] * (length - len(points))] for points in (before, after)), strict=True)

@@ -1,0 +1,183 @@
+"""Runs and clients as rows of tables: for every cell a value to sort by and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from protofed.analysis.rundata import RunData, main_rule
+from protofed.analysis.style import duration, method_styles, number, percent, rule_title, size
+from protofed.ui.runs.following import Seen, State
+from protofed.ui.runs.lines import Look
+
+Row = dict[str, Any]
+
+RUN_COLUMNS = [
+    {"name": "run", "label": "Run", "kind": "text"},
+    {"name": "state", "label": "State", "kind": "state"},
+    {"name": "seed", "label": "Seed", "kind": "number"},
+    {"name": "final", "label": "Final", "kind": "number", "title": "Test accuracy at the last evaluation"},
+    {"name": "best", "label": "Best", "kind": "number", "title": "Best test accuracy: chosen on test data"},
+    {"name": "mean", "label": "Mean over clients", "kind": "number", "title": "At the last evaluation, unweighted"},
+    {"name": "sent", "label": "Sent", "kind": "number", "title": "By all parties since the start, up and down"},
+    {"name": "time", "label": "Time", "kind": "number", "title": "Of all rounds so far"},
+]
+
+STATE_ORDER = (State.DAMAGED, State.RUNNING, State.QUIET, State.STARTING, State.WAITING, State.FINISHED)
+
+
+def address(key: str) -> str:
+    """Return the path of a run's page.
+
+    Example:
+        >>> address("a b/seed#0")
+        '/run/a%20b/seed%230'
+    """
+    return "/run/" + quote(key)
+
+
+def comparing(keys: Sequence[str]) -> str:
+    """Return the path of the page that compares some runs.
+
+    Example:
+        >>> comparing(["a", "b/c"])
+        '/compare?run=a&run=b%2Fc'
+    """
+    return "/compare?" + urlencode([("run", key) for key in keys])
+
+
+def part_done(run: RunData) -> float:
+    """Return which part of the planned rounds is over."""
+    return min(1.0, run.last_round / run.planned_rounds) if run.planned_rounds > 0 else 0.0
+
+
+def state_text(seen: Seen) -> str:
+    """Return how far a run has come, in words."""
+    run = seen.run
+    if run is None or seen.state is State.STARTING:
+        return str(seen.state)
+    if seen.state is State.FINISHED:
+        return f"finished, {number(run.last_round)} rounds" if run.last_round != 1 else "finished, 1 round"
+    text = f"{seen.state}, {number(run.last_round)} of {number(run.planned_rounds)}"
+    left = run.planned_rounds - run.last_round
+    if seen.state is State.RUNNING and left > 0:
+        recent = [r["seconds"]["total"] for r in run.rounds[-10:]]
+        seconds = round(left * sum(recent) / len(recent))
+        text += f", {duration(seconds) if seconds >= 60 else f'{seconds} s'} left"
+    return text
+
+
+def runs(seen: Mapping[str, Seen], rule: str = "") -> list[Row]:
+    """Return a row per run.
+
+    Args:
+        seen: Key → what is known of it.
+        rule: Inference rule of the accuracies; each run's main rule if ``""``.
+    """
+    styles = method_styles(s.run.label for s in seen.values() if s.run is not None)
+    return [_run(s, rule, styles) for s in seen.values()]
+
+
+def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
+    run = seen.run
+    order = STATE_ORDER.index(seen.state)
+    row: Row = {
+        "id": seen.key,
+        "title": run.label if run is not None else seen.key.rpartition("/")[2],
+        "note": seen.key,
+        "href": address(seen.key),
+        "state": str(seen.state),
+        "reason": seen.reason,
+        "pickable": run is not None,
+        "cells": {"run": [seen.key, seen.key], "state": [float(order), state_text(seen)]},
+    }
+    if run is None:
+        return row
+    chosen = rule or main_rule(run.rules)
+    accuracy = run.facts["accuracy"].get(chosen, {})
+    traffic, seconds = run.facts["communication"], run.facts["seconds"]["total"]
+    sent = traffic["bytes_up_total"] + traffic["bytes_down_total"]
+    row["look"] = vars(Look.of(styles[run.label]))
+    if not run.finished:
+        row["part"] = round(part_done(run), 4)
+    row["cells"] |= {
+        "run": [f"{run.label} {seen.key}", run.label],
+        "state": [order + part_done(run) / 2, state_text(seen)],
+        "seed": [run.seed, str(run.seed)],
+        "final": _percent(accuracy.get("final")),
+        "best": _percent(accuracy.get("best")),
+        "mean": _percent(accuracy.get("client_mean")),
+        "sent": [sent, size(sent) if sent else "nothing"],
+        "time": [seconds, duration(seconds)],
+    }
+    return row
+
+
+def client_columns(run: RunData) -> list[dict[str, str]]:
+    """Return the columns of :func:`clients`."""
+    numbers = {
+        "parameters": "Parameters",
+        "d": "d",
+        "train": "Training samples",
+        "test": "Test samples",
+        "classes": "Classes",
+    }
+    return [
+        {"name": "client", "label": "Client", "kind": "text"},
+        {"name": "architecture", "label": "Architecture", "kind": "text"},
+        *({"name": name, "label": label, "kind": "number"} for name, label in numbers.items()),
+        *({"name": f"rule {rule}", "label": rule_title(rule), "kind": "number"} for rule in run.rules),
+    ]
+
+
+def clients(run: RunData) -> list[Row]:
+    """Return a row per client: its model, its data, and its last accuracy by every rule."""
+    scores = {rule: run.client_accuracies(rule) for rule in run.rules}
+    rows: list[Row] = []
+    for i, client in enumerate(run.clients):
+        name, held = str(client["name"]), sum(1 for n in client["train"] if n)
+        counts = {
+            "parameters": client["parameters"],
+            "d": client["d"],
+            "train": sum(client["train"]),
+            "test": sum(client["test"]),
+            "classes": held,
+        }
+        cells = {
+            "client": [name, name],
+            "architecture": [str(client["architecture"]), str(client["architecture"])],
+            **{column: [value, number(value)] for column, value in counts.items()},
+            **{f"rule {rule}": _percent(values[i]) for rule, values in scores.items()},
+        }
+        rows.append({"id": name, "title": name, "cells": cells})
+    return rows
+
+
+def _percent(value: float | None) -> list[Any]:
+    return [value, percent(value)]
+
+
+class Sent:
+    """What one browser was told of one table: sends only rows that changed.
+
+    Example:
+        >>> sent = Sent()
+        >>> sent.changes([{"id": "a", "n": 1}, {"id": "b", "n": 1}])
+        ([{'id': 'a', 'n': 1}, {'id': 'b', 'n': 1}], ['a', 'b'])
+        >>> sent.changes([{"id": "a", "n": 1}, {"id": "b", "n": 2}])
+        ([{'id': 'b', 'n': 2}], None)
+        >>> sent.changes([{"id": "a", "n": 1}, {"id": "b", "n": 2}])
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row] | None = None
+
+    def changes(self, rows: Sequence[Row]) -> tuple[list[Row], list[str] | None] | None:
+        """Return the changed rows, and all ids where they changed; None if there is nothing to tell."""
+        now = {row["id"]: row for row in rows}
+        before = self._rows or {}
+        changed = [row for key, row in now.items() if before.get(key) != row]
+        order = list(now) if self._rows is None or list(now) != list(before) else None
+        self._rows = now
+        return (changed, order) if changed or order is not None else None

@@ -1,0 +1,103 @@
+// A table of records that is sorted and filtered in the browser; the server sends rows that changed.
+export default {
+  template: `
+    <div class="records">
+      <div v-if="filterable" class="above">
+        <label><span class="unseen">Filter</span><input type="search" v-model="sought" placeholder="Filter" autocomplete="off" spellcheck="false"></label>
+        <span class="soft" role="status">{{ said }}</span>
+        <slot></slot>
+      </div>
+      <div class="scroll" tabindex="0" role="region" :aria-label="label">
+        <table>
+          <thead><tr>
+            <th v-if="pickable" class="pick"><span class="unseen">Choose</span></th>
+            <th v-for="column in columns" :key="column.name" scope="col" :class="column.kind" :aria-sort="sorted(column)">
+              <button type="button" @click="sort(column)" :title="column.title || null">{{ column.label }}<span class="arrow" aria-hidden="true">{{ arrow(column) }}</span></button>
+            </th>
+          </tr></thead>
+          <tbody>
+            <tr v-for="row in shown" :key="row.id" :class="[row.state, { picked: picked.includes(row.id) }]">
+              <td v-if="pickable" class="pick"><input v-if="row.pickable !== false" type="checkbox" :checked="picked.includes(row.id)" @change="pick(row.id)" :aria-label="'Choose ' + row.title"></td>
+              <template v-for="(column, i) in columns" :key="column.name">
+                <th v-if="i === 0" scope="row">
+                  <span class="name"><span v-if="row.look" v-html="swatch(row.look)"></span>
+                    <span><a v-if="row.href" :href="row.href">{{ row.title }}</a><span v-else>{{ row.title }}</span><small v-if="row.note">{{ row.note }}</small>
+                      <span v-if="row.state" class="pill narrow" :class="row.state"><i aria-hidden="true"></i>{{ row.cells.state[1] }}</span>
+                      <small v-if="row.reason" class="reason narrow">{{ row.reason }}</small></span></span>
+                </th>
+                <td v-else-if="column.kind === 'state'" class="state"><span class="pill" :class="row.state"><i aria-hidden="true"></i>{{ text(row, column) }}</span>
+                  <progress v-if="row.part != null" :value="row.part" max="1" :aria-label="text(row, column)"></progress>
+                  <small v-if="row.reason" class="reason">{{ row.reason }}</small></td>
+                <td v-else :class="column.kind">{{ text(row, column) }}</td>
+              </template>
+            </tr>
+          </tbody>
+        </table>
+        <p v-if="!shown.length" class="soft none">{{ !version ? "Reading…" : rows.size ? "No row fits the filter." : empty }}</p>
+      </div>
+    </div>`,
+  props: { columns: Array, label: String, empty: String, pickable: Boolean, filterable: Boolean, by: String, descending: Boolean },
+  data() {
+    return { rows: new Map(), order: [], picked: [], sought: "", column: this.by || "", down: this.descending, version: 0 };
+  },
+  computed: {
+    shown() {
+      const words = this.sought.toLowerCase().split(/\s+/).filter(Boolean);
+      let rows = this.order.map((id) => this.rows.get(id)).filter(Boolean);
+      if (words.length) rows = rows.filter((row) => { const all = this.everything(row); return words.every((word) => all.includes(word)); });
+      if (!this.column) return rows;
+      const value = (row) => row.cells[this.column]?.[0];
+      const missing = (v) => v === null || v === undefined || v === "";
+      return rows.map((row, i) => [row, i]).sort(([a, i], [b, j]) => {
+        const [x, y] = [value(a), value(b)];
+        // What has no value stands last, whichever way the rest is sorted.
+        if (missing(x) || missing(y)) return missing(x) - missing(y) || i - j;
+        const less = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
+        return (this.down ? -less : less) || i - j;
+      }).map(([row]) => row);
+    },
+    said() {
+      return this.sought ? `${this.shown.length} of ${this.order.length}` : "";
+    },
+  },
+  methods: {
+    merge(changed, order) {
+      const rows = new Map(this.rows);
+      for (const row of changed) rows.set(row.id, row);
+      if (order) {
+        this.order = order;
+        for (const id of [...rows.keys()]) if (!order.includes(id)) rows.delete(id);
+        const left = this.picked.filter((id) => rows.has(id));
+        if (left.length !== this.picked.length) this.choose(left);
+      }
+      this.rows = rows;
+      this.version += 1;
+    },
+    everything(row) {
+      return [row.title, row.note, row.reason, ...Object.values(row.cells).map((cell) => cell[1])].join(" ").toLowerCase();
+    },
+    text(row, column) {
+      return row.cells[column.name]?.[1] ?? "";
+    },
+    sort(column) {
+      if (this.column !== column.name) [this.column, this.down] = [column.name, column.kind === "number"];
+      else this.down = !this.down;
+    },
+    sorted(column) {
+      return this.column === column.name ? (this.down ? "descending" : "ascending") : "none";
+    },
+    arrow(column) {
+      return this.column === column.name ? (this.down ? "↓" : "↑") : "";
+    },
+    pick(id) {
+      this.choose(this.picked.includes(id) ? this.picked.filter((other) => other !== id) : [...this.picked, id]);
+    },
+    choose(ids) {
+      this.picked = ids;
+      this.$emit("picked", ids);
+    },
+    swatch(look) {
+      return window.runs.swatch(look);
+    },
+  },
+};

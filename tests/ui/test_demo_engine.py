@@ -1,0 +1,264 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from protofed import methods
+from protofed.errors import ConfigError
+from protofed.ui.demo import digits
+from protofed.ui.demo.engine import Contestant, Duel, Plane, federated_digits
+from protofed.ui.demo.setup import MAX_CLIENTS, Chosen, Setup, usual
+from protofed.ui.demo.words import KNOBS, look_for
+
+
+def twins(**options):
+    """Return a setup with FedProto left, and right FedTGP with other options."""
+    return Setup(right=Chosen("fedtgp", {**usual("fedtgp").options, **options}))
+
+
+def views(duel):
+    dots = duel.dots()
+    return [duel.sides[side].view(dots) for side in ("left", "right")]
+
+
+def test_the_documents_clients():
+    federated = federated_digits(Setup())
+    assert [c.train.counts(4).tolist() for c in federated.clients] == [[48, 48, 16, 16], [16, 16, 48, 48]]
+    first, second = (c.train.x.flatten(1) for c in federated.clients)
+    assert len(torch.cat([first, second]).unique(dim=0)) == 256  # nobody shares an image
+    assert federated.input_shape == (1, 28, 28)
+
+
+def test_the_documents_model_and_the_same_start():
+    duel = Duel(Setup())
+    weights = [
+        [dict(c.federation.executor.clients[name].model.state_dict()) for name in c.federation.names]
+        for c in duel.sides.values()
+    ]
+    assert [tuple(w.shape) for n, w in weights[0][0].items() if n.endswith("weight")] == [
+        (64, 784),
+        (16, 64),
+        (2, 16),
+        (4, 2),
+    ]
+    for left, right in zip(*weights, strict=True):
+        assert all(torch.equal(left[name], right[name]) for name in left)
+    left, right = views(duel)
+    assert np.array_equal(left.dots, right.dots)
+    assert left.accuracy == right.accuracy
+    assert left.bytes == 0
+
+
+def test_the_digits_are_real_and_attributed():
+    arrays = digits.load()
+    assert arrays["train_x"].shape == (640, 28, 28)
+    assert np.bincount(arrays["test_y"]).tolist() == [36] * 10
+    assert "LeCun" in digits.source()
+    assert "licence" in digits.source()
+
+
+def test_the_sheet_holds_every_test_image():
+    import io
+
+    from PIL import Image
+
+    strokes = np.asarray(Image.open(io.BytesIO(digits.sheet(20))))[..., 1]
+    row, column = divmod(57, 20)
+    seen = strokes[28 * row : 28 * (row + 1), 28 * column : 28 * (column + 1)]
+    assert np.array_equal(seen, digits.load()["test_x"][57])
+
+
+def test_without_a_margin_training_is_averaging():
+    duel = Duel(twins(margin=0.0))
+    for _ in range(4):
+        duel.step()
+    left, right = views(duel)
+    np.testing.assert_allclose(left.dots, right.dots, atol=1e-4)
+    np.testing.assert_allclose(left.shared, right.shared, atol=1e-4)
+    assert left.bytes == right.bytes > 0
+
+
+def test_a_margin_moved_while_it_runs_acts_on_what_is_there():
+    duel, other = Duel(twins(margin=0.0)), Duel(twins(margin=0.0))
+    for d in (duel, other):
+        d.step()
+        d.step()
+    before = duel.sides["right"].federation.server["prototypes"].clone()
+    duel.sides["right"].change({"margin": 1.5})
+    assert torch.equal(duel.sides["right"].federation.server["prototypes"], before)
+    assert duel.sides["right"].knobs()["margin"] == 1.5
+    for d in (duel, other):
+        d.step()
+    moved, still = views(duel), views(other)
+    assert moved[1].separation > 1.2 * still[1].separation
+    np.testing.assert_allclose(moved[0].dots, still[0].dots)  # the left side does not notice
+    # One round later the clients have received it.
+    duel.step()
+    other.step()
+    assert not np.allclose(views(duel)[1].dots, views(other)[1].dots)
+
+
+def test_a_change_equals_a_start_with_it():
+    changed, fresh = Duel(twins(margin=0.3)), Duel(twins(margin=0.9))
+    changed.sides["right"].change({"margin": 0.9})
+    for d in (changed, fresh):
+        d.step()
+        d.step()
+    assert np.array_equal(views(changed)[1].dots, views(fresh)[1].dots)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"margin": -1.0}, "margin"), ({"mergin": 1.0}, "mergin")])
+def test_a_change_that_does_not_fit(options, message):
+    duel = Duel(Setup())
+    with pytest.raises(ConfigError, match=message):
+        duel.sides["right"].change(options)
+    duel.step()  # and nothing has changed
+    assert duel.sides["right"].options["margin"] == usual("fedtgp").options["margin"]
+
+
+def test_trained_prototypes_end_at_least_as_accurate():
+    duel = Duel(Setup())
+    for _ in range(100):
+        duel.step()
+    left, right = (duel.sides[side].accuracy.weighted["global"] for side in ("left", "right"))
+    assert right >= left > 0.8
+
+
+@pytest.mark.parametrize("name", sorted(methods.methods()))
+@pytest.mark.parametrize("d", [2, 8])
+def test_every_method(name, d):
+    setup = dataclasses.replace(Setup(), left=usual(name), d=d, clients=3)
+    contestant = Contestant(setup, setup.left, federated_digits(setup))
+    duel = Duel(setup)
+    for _ in range(2):
+        duel.step()
+    view = views(duel)[0]
+    assert np.isfinite(view.dots).all()
+    assert view.own.shape == (3, 4, 2)
+    assert view.shared.shape == (len(view.labels), 2)
+    assert 0 <= view.accuracy <= 1
+    assert len(view.clients) == 3
+    for knob in contestant.knobs():
+        duel.sides["left"].change({knob: max(1, KNOBS[knob].low)})
+    duel.step()
+    assert all(look_for(name, "local"))
+
+
+def test_methods_that_send_nothing():
+    duel = Duel(Setup(left=usual("local"), right=usual("fixed_etf")))
+    duel.step()
+    left, right = views(duel)
+    assert (left.bytes, right.bytes) == (0, 0)
+    assert len(left.labels) == 0
+    np.testing.assert_allclose(np.linalg.norm(right.shared, axis=1), usual("fixed_etf").options["gamma"], rtol=1e-5)
+
+
+def test_gfpl_says_what_it_leaves_out():
+    plane, space = (Duel(Setup(left=usual("gfpl"), d=d)).sides["left"] for d in (2, 8))
+    assert plane.options["dcs"] is False
+    assert "4" in plane.notes[0]
+    assert "dcs" not in space.options
+    assert not space.notes
+
+
+def test_weights_cannot_be_averaged_over_different_models():
+    with pytest.raises(ConfigError, match="fedavg shares weights"):
+        Duel(Setup(left=usual("fedavg"), models="mixed"))
+
+
+def test_different_models_learn_together():
+    setup = Setup(models="mixed", clients=4)
+    duel = Duel(setup)
+    kinds = {m.kind for m in duel.sides["left"].federation.executor.clients.members.values()}
+    assert len(kinds) == 4
+    duel.step()
+    assert np.isfinite(views(duel)[0].dots).all()
+
+
+@pytest.mark.parametrize("clients", [2, 3, 7, MAX_CLIENTS])
+@pytest.mark.parametrize("shown", [(0, 1), (3, 5, 8), tuple(range(10))])
+def test_halves_share_every_image_out_once(clients, shown):
+    federated = federated_digits(Setup(clients=clients, digits=shown))
+    counts = torch.stack([c.train.counts(len(shown)) for c in federated.clients])
+    assert counts.sum(0).tolist() == [64] * len(shown)
+    first = -(-clients // 2)
+    assert counts[:first, 0].sum() == 48
+    assert counts[first:, -1].sum() == (48 if len(shown) > 1 else 16)
+    assert len(federated.clients[0].test) == 36 * len(shown)
+    assert federated.class_names == tuple(map(str, shown))
+
+
+def test_dirichlet_shares():
+    few, many = (federated_digits(Setup(skew="dirichlet", alpha=alpha, clients=5, seed=1)) for alpha in (0.1, 10.0))
+    spread = [torch.stack([c.train.counts(4) for c in f.clients]).double() for f in (few, many)]
+    assert [int(s.sum()) for s in spread] == [256, 256]
+    assert spread[0].std(0).mean() > spread[1].std(0).mean()
+
+
+@pytest.mark.parametrize("clients", [2, 6, 10])
+def test_dots_are_an_even_choice(clients):
+    duel = Duel(Setup(clients=clients))
+    dots = duel.dots()
+    assert len(dots) <= 320
+    assert len(set(dots)) == len(dots)
+    assert {c for c, _ in dots} == set(range(clients))
+    labels = np.bincount([row // 36 for _, row in dots])
+    assert labels.max() - labels.min() <= clients
+    assert duel.dots(client=1) == [(1, row) for row in range(144)]
+
+
+def test_a_dot_is_what_its_clients_model_makes_of_its_image():
+    duel = Duel(Setup())
+    duel.step()
+    dots = duel.dots()
+    view = duel.sides["right"].view(dots)
+    client, row = dots[200]
+    federation = duel.sides["right"].federation
+    one = federation.executor.clients[federation.names[client]]
+    image = one.test.x[row : row + 1].float() / 127.5 - 1
+    np.testing.assert_allclose(view.dots[200], one.model.eval()(image).features[0].detach(), atol=1e-5)
+    distances = np.linalg.norm(view.shared - view.dots[200], axis=1)
+    assert view.predicted[200] == view.labels[distances.argmin()]
+
+
+def test_separation_against_its_definition():
+    duel = Duel(Setup())
+    duel.step()
+    dots = [(c, row) for c in (0, 1) for row in range(144)]
+    view = duel.sides["right"].view(dots)
+    y = np.array([row // 36 for _, row in dots])
+    within = np.linalg.norm(view.dots - view.shared[y], axis=1).mean()
+    between = min(np.linalg.norm(view.shared[i] - view.shared[j]) for i in range(4) for j in range(i))
+    assert view.separation == pytest.approx(between / within, rel=1e-4)
+
+
+def test_the_plane_does_not_jump():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 16, generator=generator, dtype=torch.float64) * torch.linspace(3, 0.5, 16)
+    plane = Plane(16)
+    plane.turn(x)
+    last = plane.of(x)
+    widest = np.linalg.svd((x - x.mean(0)).numpy(), compute_uv=False)[:2]
+    np.testing.assert_allclose(np.linalg.norm(last), np.linalg.norm(widest))
+    for _ in range(20):
+        x = x + 0.02 * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        plane.turn(x)
+        points = plane.of(x)
+        assert np.abs(points - last).max() < 0.5
+        last = points
+    # Neither does it matter which of two opposite directions a decomposition happens to return.
+    mirrored = Plane(16)
+    mirrored.turn(x)
+    mirrored.basis = -plane.basis
+    mirrored.turn(x)
+    np.testing.assert_allclose(mirrored.of(x), -plane.of(x), atol=1e-9)
+
+
+def test_features_that_are_not_finite_are_left_out_of_the_plane():
+    plane = Plane(4)
+    x = torch.randn(30, 4, dtype=torch.float64)
+    x[3] = torch.nan
+    plane.turn(x)
+    assert plane.basis.isfinite().all()
+    assert np.isnan(plane.of(x)[3]).all()

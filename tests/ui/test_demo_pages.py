@@ -1,0 +1,344 @@
+"""The demonstration in a real browser."""
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from browsing import WAIT_MS, Served
+from protofed.cli import app, main
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """One command for most tests: every page has a demonstration of its own."""
+    command = Served(["demo"], tmp_path_factory.mktemp("demo"))
+    yield command
+    command.stop()
+
+
+@pytest.fixture
+def page(served, visit):
+    """A page of it, ready to run."""
+    return opened(visit, served).page
+
+
+def opened(visit, served, **options):
+    visitor = visit(served.address, **options)
+    reached(visitor.page, 0)
+    return visitor
+
+
+def reached(page, round):
+    page.wait_for_function(f"+document.querySelector('.demo')?.dataset.round >= {round}", timeout=WAIT_MS)
+
+
+def at(page, round):
+    page.wait_for_function(f"document.querySelector('.demo').dataset.round === '{round}'", timeout=WAIT_MS)
+
+
+def press(page, name):
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def reads(page, name, side=None):
+    where = f'[data-side="{side}"] ' if side else ""
+    return page.locator(f'{where}[data-read="{name}"]').inner_text()
+
+
+def both(page):
+    """Return what is read below either plane."""
+    return [[reads(page, name, side) for name in ("accuracy", "bytes", "separation")] for side in ("left", "right")]
+
+
+def choose(page, label, *options):
+    page.get_by_label(label, exact=True).first.click()
+    for option in options:
+        page.get_by_role("option", name=option, exact=True).click()
+
+
+def turn(page, name, key, times, which=0):
+    slider = page.get_by_role("slider", name=name).nth(which)
+    slider.focus()
+    for _ in range(times):
+        page.keyboard.press(key)
+
+
+def learning(served):
+    """Return the processes in which demonstrations learn."""
+    children = psutil.Process(served.process.pid).children(recursive=True)
+    return [p for p in children if p.parent().pid != served.process.pid]
+
+
+def leave(visitor):
+    """Close a window whose server is gone, which its pages rightly complain about."""
+    visitor.context.close()
+    visitor.faults.clear()
+
+
+def until(condition):
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_run_pause_step_and_reset(page):
+    assert both(page) == [["25.0%", "0 B", "–"]] * 2
+    press(page, "Step")
+    at(page, 1)
+    press(page, "Step")
+    at(page, 2)
+    press(page, "Run")
+    reached(page, 6)
+    press(page, "Pause")
+    page.get_by_role("button", name="Run", exact=True).wait_for()
+    page.wait_for_timeout(500)
+    paused = reads(page, "round")
+    page.wait_for_timeout(500)
+    assert reads(page, "round") == paused
+    assert both(page) != [["25.0%", "0 B", "–"]] * 2
+    press(page, "Reset")
+    at(page, 0)
+    assert both(page) == [["25.0%", "0 B", "–"]] * 2
+    press(page, "Step")
+    at(page, 1)
+
+
+def test_the_margin_acts_on_the_running_system(page):
+    turn(page, "Margin", "Home", 1)
+    press(page, "Run")
+    reached(page, 4)
+    press(page, "Pause")
+    page.wait_for_timeout(500)
+    left, right = both(page)
+    assert left == right  # without a margin, training is averaging
+    press(page, "Run")
+    turn(page, "Margin", "End", 1)
+    reached(page, int(reads(page, "round")) + 6)
+    press(page, "Pause")
+    page.wait_for_timeout(500)
+    left, right = both(page)
+    assert left[0] != right[0]
+    assert left[2] != right[2]
+    assert int(reads(page, "round")) >= 10  # it went on, it did not begin anew
+
+
+def test_the_trained_side_ends_at_least_as_accurate(page):
+    turn(page, "Speed", "End", 1)
+    press(page, "Run")
+    at(page, 300)
+    page.get_by_role("button", name="Run", exact=True).wait_for()
+    averaged, trained = (float(side[0].rstrip("%")) for side in both(page))
+    assert trained >= averaged > 80
+    press(page, "Step")  # after the last round there is none
+    page.wait_for_timeout(500)
+    assert reads(page, "round") == "300"
+
+
+def test_two_other_methods(page):
+    press(page, "Step")
+    at(page, 1)
+    choose(page, "Method on the left", "Local")
+    at(page, 0)
+    choose(page, "Method on the right", "ProtoNorm")
+    page.get_by_text("Right, ProtoNorm:").wait_for()
+    press(page, "Step")
+    at(page, 1)
+    left, right = both(page)
+    assert left[1:] == ["0 B", "–"]
+    assert right[1] == "96 B"
+    assert page.get_by_role("slider", name="Margin").count() == 0
+    assert page.get_by_role("slider", name="γ").count() == 1  # Local has none
+
+
+def test_one_method_twice(page):
+    choose(page, "Method on the left", "FedTGP")
+    page.get_by_text("One method on both sides").wait_for()
+    page.get_by_role("slider", name="Margin").nth(1).wait_for()
+    turn(page, "Margin", "Home", 1, which=0)
+    for n in (1, 2):
+        press(page, "Step")
+        at(page, n)
+    left, right = both(page)
+    assert left[2] != right[2]
+
+
+def test_other_clients(page):
+    table = page.locator("table.counts tbody tr")
+    assert [table.nth(i).inner_text().split() for i in (0, 1)] == [
+        ["A", "48", "48", "16", "16"],
+        ["B", "16", "16", "48", "48"],
+    ]
+    page.get_by_label("Clients", exact=True).fill("5")
+    page.locator("table.counts tbody tr:nth-child(5)").wait_for()
+    choose(page, "Digits", "7", "3")
+    page.keyboard.press("Escape")
+    page.locator("table.counts thead th").filter(has_text="7").wait_for()
+    assert page.locator("table.counts thead th").all_inner_texts() == ["0", "1", "2", "7"]
+    choose(page, "Divided", "by Dir(α)")
+    page.wait_for_function(
+        "[...document.querySelectorAll('table.counts tbody tr')].some(r => !/16|10|11|5/.test(r.innerText))"
+        " || [...document.querySelectorAll('table.counts td')].some(c => c.innerText === '0')",
+        timeout=WAIT_MS,
+    )
+    before = page.locator("table.counts tbody").inner_text()
+    turn(page, "α", "End", 1)
+    page.wait_for_function(
+        f"document.querySelector('table.counts tbody').innerText !== {json.dumps(before)}", timeout=WAIT_MS
+    )
+    choose(page, "Models", "four different ones")
+    choose(page, "Dimension d", "16")
+    at(page, 0)
+    press(page, "Step")
+    at(page, 1)
+
+
+def test_what_does_not_fit_is_said(page):
+    choose(page, "Models", "four different ones")
+    choose(page, "Method on the left", "FedAvg")
+    page.get_by_role("alert").filter(has_text="one architecture").wait_for()
+    choose(page, "Models", "784→64→16→d for all")
+    page.get_by_role("alert").filter(has_text="one architecture").wait_for(state="hidden")
+    press(page, "Step")
+    at(page, 1)
+
+
+def test_by_keyboard_alone(page):
+    page.keyboard.press("s")
+    at(page, 1)
+    page.keyboard.press("r")
+    at(page, 0)
+    page.keyboard.press(" ")
+    reached(page, 3)
+    page.keyboard.press(" ")
+    page.get_by_role("button", name="Run", exact=True).wait_for()
+    seen = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.add(
+            page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.innerText")
+        )
+    for name in ("Light or dark", "Step", "Reset", "Speed: rounds a second", "Method on the left", "Clients"):
+        assert any(name in (found or "") for found in seen), (name, seen)
+
+
+def test_pictures_are_described_and_told_apart_by_shape(page):
+    press(page, "Step")
+    at(page, 1)
+    assert page.get_by_role("img").count() >= 3
+    assert "Global prototype" in page.locator(".key").inner_text() or "global" in page.locator(".key").inner_text()
+    shapes = page.evaluate(
+        "['left', 'right'].map(s => protofed.instance(document.querySelector(`[data-side=${s}] .chart`))"
+        ".getOption().series.filter(s => s.id.startsWith('own')).map(s => s.symbol))"
+    )
+    assert shapes == [["triangle", "rect"]] * 2
+    labels = page.evaluate(
+        "protofed.instance(document.querySelector('.right .chart')).getOption().series"
+        ".find(s => s.id === 'shared').data.map(d => d.label.formatter)"
+    )
+    assert labels == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_widths_and_themes(served, visit, width, scheme):
+    page = opened(visit, served, viewport={"width": width, "height": 844}, color_scheme=scheme).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ground = "getComputedStyle(document.body).backgroundColor"
+    first = page.evaluate(ground)
+    assert (first == "rgb(17, 20, 24)") is (scheme == "dark")
+    page.get_by_role("button", name="Light or dark").click()
+    page.wait_for_function(f"{ground} !== '{first}'")
+    page.reload()
+    reached(page, 0)
+    assert page.evaluate(ground) != first  # the choice is kept
+
+
+def test_tabs_learn_on_their_own_and_end_with_their_page(serve, visit):
+    served = serve("demo")
+    visitor = opened(visit, served)
+    press(visitor.page, "Run")
+    other = visitor.tab()
+    other.goto(served.address)
+    reached(other, 0)
+    assert reads(other, "round") == "0"
+    reached(visitor.page, 3)
+    assert len(learning(served)) == 2
+    press(other, "Run")
+    reached(other, 2)
+    other.close()
+    until(lambda: len(learning(served)) == 1)
+    reached(visitor.page, int(reads(visitor.page, "round")) + 2)
+
+
+def test_ctrl_c_leaves_nothing(serve, visit):
+    served = serve("demo")
+    visitor = opened(visit, served)
+    press(visitor.page, "Run")
+    reached(visitor.page, 2)
+    children = psutil.Process(served.process.pid).children(recursive=True)
+    assert children
+    said = served.stop()
+    assert "Stopped." in said
+    assert "warning" not in said
+    assert served.process.returncode == 0
+    psutil.wait_procs(children, timeout=30)
+    assert not [p for p in children if p.is_running()]
+    leave(visitor)
+
+
+def test_a_server_that_was_killed_leaves_nothing(serve, visit):
+    served = serve("demo")
+    visitor = opened(visit, served)
+    children = psutil.Process(served.process.pid).children(recursive=True)
+    served.process.kill()
+    psutil.wait_procs(children, timeout=30)
+    assert not [p for p in children if p.is_running()]
+    leave(visitor)
+
+
+def test_other_hosts_names_are_refused(served):
+    request = urllib.request.Request(served.address, headers={"Host": "somewhere.example"})
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(request, timeout=60)
+    assert urllib.request.urlopen(served.address, timeout=60).status == 200
+
+
+def test_a_warning_when_others_can_reach_it(serve):
+    served = serve("demo", "--host", "0.0.0.0")
+    assert served.address.startswith("http://127.0.0.1:")
+    assert urllib.request.urlopen(served.address, timeout=60).status == 200
+    assert "anybody who can reach this machine" in served.stop()
+
+
+def test_a_port_in_use(capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("sys.argv", ["protofed", "demo", "--no-browser", "--port", str(port)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 2
+    assert f"127.0.0.1:{port}" in (said := capsys.readouterr().err)
+    assert "another --port" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_an_address_that_is_not_ours(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["protofed", "demo", "--no-browser", "--host", "nowhere.invalid"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--host nowhere.invalid: no such address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["demo"], ["ui", "."]])
+def test_without_the_extra(monkeypatch, command):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert result.output.strip() == "error: the package nicegui is missing: pip install 'protofed[ui]'"
