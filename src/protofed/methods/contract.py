@@ -171,6 +171,7 @@ class Method:
         up: What one client sends in a round that communicates, in numbers as papers count them: a formula with
             its classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|``, head ``|φ|``.
         down: The same of what it is sent.
+        class_sets: Whether clients may have different classes, in words.
         Options: Frozen dataclass of hyperparameters.
         same_architecture: Whether all clients must have one architecture.
         same_feature_dim: Whether all clients must have one ``d``.
@@ -188,6 +189,7 @@ class Method:
     exchanges: Exchange = "nothing"
     up: ClassVar[str] = "0"
     down: ClassVar[str] = "0"
+    class_sets: ClassVar[str] = "yes"
     Options: ClassVar[type] = NoOptions
     same_architecture: ClassVar[bool] = False
     same_feature_dim: ClassVar[bool] = False
@@ -283,7 +285,11 @@ class Method:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Inference rules that :meth:`predict` reports."""
+        """Inference rules that :meth:`predict` reports.
+
+        ``head`` is the client's own model, ``global_model`` one that the server has; of these two the first named
+        is what headline numbers are about, unless there is ``global``, the nearest global prototype.
+        """
         return ("head",)
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:

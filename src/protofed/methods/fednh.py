@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
 
 
+SHORTEST = 1e-6
+"""Length below which a mixture of old and new prototype is taken for rounding."""
+
+
 @dataclass(frozen=True)
 class FedNHOptions(WeightOptions):
     """Hyperparameters; the authors also clip gradients and decay the learning rate, which is not the method's."""
@@ -68,6 +72,7 @@ class FedNH(GlobalModelMethod):
     reference = "Dai et al., AAAI 2023, arXiv 2212.02758"
     up = "|θ| + 1 + K·d"
     down = "|θ| + 1 + K·d"
+    class_sets = "one set of K prototypes"
     Options = FedNHOptions
 
     # What crosses the network.
@@ -177,10 +182,10 @@ class FedNH(GlobalModelMethod):
             sums += upload.payload["means"]
             counts += upload.payload["counts"]
         rho = self.options.rho
-        moved = F.normalize(rho * W + (1 - rho) * F.normalize(sums, dim=-1, eps=1e-12), dim=-1, eps=1e-12)
+        between = rho * W + (1 - rho) * F.normalize(sums, dim=-1, eps=1e-12)
         # Where old and new cancel out there is no direction to move to.
-        known = (counts > 0) & (moved.norm(dim=-1) > 0.5)
-        W = torch.where(known.unsqueeze(-1), moved, W).to(server["prototypes"].dtype)
+        moves = (counts > 0) & (between.norm(dim=-1) > SHORTEST)
+        W = torch.where(moves.unsqueeze(-1), F.normalize(between, dim=-1), W).to(server["prototypes"].dtype)
         averaged = weights.mean({n: server[n] for n in self.initial})
         scale = {"scale": float(averaged["extras.scale.s"])} if self.options.learn_scale else {}
         return Aggregate({**server, **averaged, "prototypes": W}, scale)

@@ -47,9 +47,7 @@ class FedRep(FedPer):
     def check(self) -> None:
         """There has to be a head."""
         if not self.options.personal:
-            raise ConfigError(
-                "fedrep: method.personal is empty, so there is no head to train first: name it, e.g. head"
-            )
+            raise ConfigError("fedrep: method.personal is empty, so no head is trained first: name it, e.g. head")
         super().check()
 
     def last(self, round: int) -> bool:

@@ -40,6 +40,7 @@ class LGFedAvg(WeightMethod):
     reference = "Liang et al., 2019, arXiv 2001.01523"
     up = "|φ|"
     down = "|φ|"
+    class_sets = "one K-way head"
     same_architecture = False
     same_feature_dim = True
     Options = LGFedAvgOptions
