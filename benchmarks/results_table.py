@@ -10,7 +10,7 @@ from pathlib import Path
 from protofed.analysis import RunData, load_runs
 from protofed.analysis.style import mean_std, size
 
-RULES = ("head", "local", "global", "global_own", "etf")
+RULES = ("head", "global_model", "local", "global", "global_own", "etf")
 
 
 def row(runs: Sequence[RunData]) -> list[str]:

@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 
 RULES = {
     "local": ("head",),
-    "fedavg": ("head",),
+    "fedavg": ("global_model", "head"),
     "gfpl": ("head", "etf"),
     "fixed_etf": ("head", "etf"),
 }
 PROTOTYPE_RULES = ("head", "local", "global", "global_own")
 LEVEL = {"local": 0.58, "fedavg": 0.5, "fedproto": 0.62, "fedtgp": 0.66, "protonorm": 0.71, "tinyproto": 0.64}
-RULE_SHIFT = {"head": -0.02, "local": 0.01, "global": 0.0, "global_own": 0.03, "etf": 0.02}
+RULE_SHIFT = {"head": -0.02, "global_model": -0.01, "local": 0.01, "global": 0.0, "global_own": 0.03, "etf": 0.02}
 ARCHITECTURES = ("resnet8", "efficientnet_b0", "shufflenet_v2", "mobilenet_v2")
 
 

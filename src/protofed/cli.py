@@ -69,7 +69,9 @@ def run(
 def compare(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
     overrides: Overrides = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas (default: the recipe's).")] = "",
+    methods: Annotated[
+        str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")
+    ] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each with its share of the cores.")] = 1,
     out: Out = None,
@@ -99,10 +101,20 @@ def compare(
 @app.command(name="list")
 def list_(
     kind: Annotated[str, typer.Argument(help="methods, models, datasets, partitions, recipes or figures.")],
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Of methods: what they need and send, measured, as a table.")
+    ] = False,
 ) -> None:
     """List what can be named in a recipe, with options and their defaults."""
     from protofed.catalogue import entries
 
+    if markdown:
+        if kind != "methods":
+            raise ConfigError(f"--markdown is for methods, not for {kind}")
+        from protofed.experiments.capabilities import method_table
+
+        console.print(method_table(), markup=False, highlight=False, soft_wrap=True)
+        return
     for entry in entries(kind):
         console.print(f"[bold]{entry.name}[/]  {entry.summary}", highlight=False, soft_wrap=True)
         for name, default, doc in entry.options:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -28,12 +30,33 @@ def test_the_server_holds_the_weighted_mean_of_the_clients(weighting):
         assert not torch.equal(mean, start[name])
 
 
-def test_everyone_is_scored_with_the_global_model_after_the_broadcast():
-    federation, _ = assemble(experiment("fedavg", rounds=1), ordinary())
+@pytest.mark.parametrize("at", ["broadcast", "trained"])
+def test_both_models_are_scored(at):
+    """The global model and the one the client's own training left behind, each by its own rule."""
+    federation, data = assemble(experiment("fedavg", rounds=2, evaluation__at=at), ordinary())
+    run = federation.run()
+    next(run)
+    opening = {n: w.clone() for n, w in federation.server.items()}
+    record = next(run)
+    assert list(record.accuracy.weighted) == ["global_model", "head"]
+    for place, (own, c) in enumerate(zip(data.clients, federation.executor.clients.values(), strict=True)):
+        scored = federation.server if at == "broadcast" else opening
+        for rule, weights in (("global_model", scored), ("head", c.model.state_dict())):
+            model = copy.deepcopy(c.model).eval()
+            model.load_state_dict({**model.state_dict(), **weights})
+            hits = (model(own.test.x).logits.argmax(-1) == own.test.y).float().mean()
+            assert record.accuracy.clients[rule][place] == pytest.approx(float(hits))
+        assert any(not torch.equal(c.model.state_dict()[n], w) for n, w in federation.server.items())
+
+
+def test_a_client_that_never_trained_keeps_its_initial_model():
+    data = federated(client("ann", [0, 1, 2, 3] * 3), client("bob", [], [0, 1, 2, 3]))
+    federation, _ = assemble(experiment("fedavg", rounds=1), data)
+    before = federation.executor.clients["bob"].model.state_dict()
     next(federation.run())
-    for c in federation.executor.clients.values():
-        for name, weight in federation.server.items():
-            assert torch.equal(c.model.state_dict()[name], weight)
+    bob = federation.executor.clients["bob"]
+    assert all(torch.equal(w, before[n]) for n, w in bob.model.state_dict().items())
+    assert all(torch.equal(w, federation.server[n]) for n, w in bob.received.items())
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -162,7 +162,7 @@ def _method(run: RunData) -> Method | None:
     if run.method not in methods():
         return None
     kind = methods().get(run.method)
-    if kind.same_architecture or kind.personal_broadcast:
+    if kind.exchanges not in ("nothing", "prototypes") or kind.same_architecture or kind.personal_broadcast:
         return None
     per_class = [sum(column) for column in zip(*(c["train"] for c in run.clients), strict=True)]
     held = [n for n in per_class if n]

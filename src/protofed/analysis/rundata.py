@@ -16,7 +16,9 @@ from protofed.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-RULE_ORDER = ("head", "local", "global", "global_own", "etf")
+RULE_ORDER = ("head", "global_model", "local", "global", "global_own", "etf")
+EXCHANGES = ("nothing", "prototypes", "logits", "part of the weights", "all weights")
+"""What may cross the network, the least first."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,19 @@ class RunData:
         return int(self.config.get("rounds", self.last_round))
 
     @property
+    def exchanges(self) -> str:
+        """What the method lets cross the network, one of :data:`EXCHANGES`; ``""`` if that is not known."""
+        from protofed.methods import methods
+
+        known = methods().get(self.method).exchanges if self.method in methods() else ""
+        return str(self.federation.get("exchanges", known))
+
+    @property
+    def notes(self) -> list[str]:
+        """What the method has to say of its configuration."""
+        return [str(note) for note in self.federation.get("notes", [])]
+
+    @property
     def class_names(self) -> list[str]:
         """Names of the ``K`` classes."""
         return [str(name) for name in self.federation["class_names"]]
@@ -86,9 +101,8 @@ class RunData:
 
     @cached_property
     def rules(self) -> tuple[str, ...]:
-        """Inference rules that were scored, the classifier head first."""
-        found = dict.fromkeys(rule for r in self.evaluated for rule in r["accuracy"])
-        return tuple([r for r in RULE_ORDER if r in found] + [r for r in found if r not in RULE_ORDER])
+        """Inference rules that were scored, in the method's order."""
+        return tuple(dict.fromkeys(rule for r in self.evaluated for rule in r["accuracy"]))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -113,14 +127,18 @@ class RunData:
 
 
 def main_rule(rules: Iterable[str]) -> str:
-    """Return the rule that headline numbers are about: ``global`` if there is one, else ``head``.
+    """Return the rule that headline numbers are about.
+
+    That is ``global`` if there is one, else whichever of ``head`` and ``global_model`` the method names first.
 
     Example:
-        >>> main_rule(["head", "local", "global"])
-        'global'
+        >>> main_rule(["head", "local", "global"]), main_rule(["global_model", "head"])
+        ('global', 'global_model')
     """
     names = list(rules)
-    return next((r for r in ("global", "head", *names) if r in names), "head")
+    if "global" in names:
+        return "global"
+    return next((r for r in names if r in ("head", "global_model")), next(iter(names), "head"))
 
 
 def load_run(path: Path) -> RunData:
@@ -185,6 +203,14 @@ def by_label(runs: Iterable[RunData]) -> dict[str, list[RunData]]:
     for run in runs:
         groups.setdefault(run.label, []).append(run)
     return groups
+
+
+def by_exchange(runs: Iterable[RunData]) -> dict[str, list[RunData]]:
+    """Return what crosses the network → the runs of such methods, the least first."""
+    runs = list(runs)
+    found = dict.fromkeys([*EXCHANGES, *(run.exchanges for run in runs)])
+    groups = {what: [run for run in runs if run.exchanges == what] for what in found}
+    return {what: group for what, group in groups.items() if group}
 
 
 def settled(runs: Sequence[RunData]) -> list[RunData]:

@@ -18,9 +18,17 @@ PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK)
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "p", "h")
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.2, 1.4), (6, 1.6, 1.2, 1.6))
 
-RULE_COLOURS = {"head": BLUE, "local": GREEN, "global": VERMILLION, "global_own": ORANGE, "etf": PURPLE}
+RULE_COLOURS = {
+    "head": BLUE,
+    "global_model": SKY,
+    "local": GREEN,
+    "global": VERMILLION,
+    "global_own": ORANGE,
+    "etf": PURPLE,
+}
 RULE_TITLES = {
     "head": "Classifier head",
+    "global_model": "Global model",
     "local": "Own prototypes",
     "global": "Global prototypes",
     "global_own": "Global, own classes",

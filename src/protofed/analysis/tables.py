@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from protofed.analysis.rundata import EXCHANGES
 from protofed.analysis.style import mean_std, size
 
 if TYPE_CHECKING:
@@ -16,14 +17,20 @@ if TYPE_CHECKING:
 
 
 def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
-    """Return one row per method: accuracy by rule, traffic and time, mean ± std over its runs."""
-    summaries = {name: [run.summary for run in group] for name, group in runs.items()}
+    """Return one row per method: accuracy by rule, traffic and time, mean ± std over its runs.
+
+    Methods stand together by what they exchange.
+    """
+    found = {name: [run.summary for run in group] for name, group in runs.items()}
+    summaries = dict(sorted(found.items(), key=lambda item: _place(_exchanges(item[1]))))
+    sections = len({_exchanges(group) for group in summaries.values()}) > 1
     rules = _rules(summaries)
     rounds = max(s["rounds"] for group in summaries.values() for s in group)
     seeds = max(len(group) for group in summaries.values())
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
     explained = {
-        "head": "head = the classifier",
+        "head": "head = the client's own classifier",
+        "global_model": "model = the server's model",
         "local": "local = nearest own prototype",
         "global": "global = nearest global prototype",
         "global_own": "own = the same among the client's own classes",
@@ -40,9 +47,15 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
     )
     table.add_column("method", no_wrap=True)
     table.add_column("round", no_wrap=True)
-    for heading in (*("own" if rule == "global_own" else rule for rule in rules), "up", "down", "time"):
+    short = {"global_own": "own", "global_model": "model"}
+    for heading in (*(short.get(rule, rule) for rule in rules), "up", "down", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
+    last = ""
     for name, group in summaries.items():
+        if sections and (what := _exchanges(group)) != last:
+            table.add_section()
+            table.add_row(f"[dim]exchange {what}[/]")
+            last = what
         traffic = [
             size(statistics.fmean(s["communication"][f"bytes_{way}_total"] for s in group))
             for way in ("up", "down")
@@ -51,6 +64,14 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
         table.add_row(name, "final", *(_accuracy(group, rule, "final") for rule in rules), *traffic, seconds)
         table.add_row("", "best", *(_accuracy(group, rule, "best") for rule in rules))
     return table
+
+
+def _exchanges(group: Sequence[Mapping[str, Any]]) -> str:
+    return str(group[0].get("exchanges", ""))
+
+
+def _place(exchanges: str) -> int:
+    return EXCHANGES.index(exchanges) if exchanges in EXCHANGES else len(EXCHANGES)
 
 
 def _rules(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:

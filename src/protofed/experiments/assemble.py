@@ -149,10 +149,12 @@ def _worth_processes(experiment: Experiment, federated: FederatedData, roster: R
 
 
 def describe_clients(federation: Federation, federated: FederatedData) -> Tree:
-    """Return what is known of the clients before training, for ``federation.json``."""
+    """Return what is known of the method and the clients before training, for ``federation.json``."""
     K = federated.num_classes
     roster = federation.executor.clients
     return {
+        "exchanges": federation.method.exchanges,
+        "notes": list(federation.method.notes()),
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
         "bfloat16": [kind for kind, model in roster.models.items() if model.in_bfloat16],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from protofed import data, methods
 from protofed.data import DataOptions
@@ -128,7 +128,7 @@ class CheckpointOptions:
 class CompareOptions:
     """What `protofed compare` runs."""
 
-    methods: tuple[str, ...] = option((), "methods to compare")
+    methods: tuple[str, ...] = option((), "methods to compare, or all")
     seeds: tuple[int, ...] = option((), "seeds to repeat with (none = the experiment's seed)")
 
 
@@ -317,6 +317,8 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
     """Return the ``compare`` section after checking its methods and that each ``[method]`` option fits one."""
     check_names(tree)
     options = build_options(CompareOptions, _table(tree, "compare"), "compare")
+    if options.methods == ("all",):
+        options = replace(options, methods=tuple(every_method()))
     known: set[str] = set()
     for name in options.methods:
         known |= {row[0] for row in option_rows(methods.get(name).Options)}
@@ -324,6 +326,13 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
         if options.methods and name not in known | {"name"}:
             raise ConfigError(unknown_name("option of method", name, known))
     return options
+
+
+def every_method() -> list[str]:
+    """Return the names of all built-in methods, those that exchange least first."""
+    order = get_args(methods.Exchange)
+    known = methods.methods()
+    return sorted(known, key=lambda name: (order.index(known.get(name).exchanges), name))
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Tree:

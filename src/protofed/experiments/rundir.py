@@ -129,12 +129,14 @@ class RunDirectory:
         write_json(self.path / "federation.json", description)
 
     def finish(self, federation: Federation, summary: Mapping[str, Any]) -> None:
-        """Write models, prototypes and, last, the summary; remove checkpoints."""
+        """Write models, prototypes, the server's state and, last, the summary; remove checkpoints."""
         clients = federation.executor.clients
         for name in clients.here:
             metadata = {"architecture": clients.members[name].architecture}  # one: safetensors shuffles several
             write_tensors(self.path / "clients" / name / "model.safetensors", clients.parked(name).model, metadata)
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
+        if federation.server:
+            write_tensors(self.path / "server.safetensors", federation.server)
         write_json(self.path / "summary.json", dict(summary))
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 

@@ -132,6 +132,7 @@ def _summary(
         "protofed": protofed.__version__,
         "recipe": experiment.recipe,
         "method": experiment.method,
+        "exchanges": federation.method.exchanges,
         "seed": experiment.seed,
         "clients": len(federation.names),
         **summarise(rounds),

@@ -51,11 +51,13 @@ class Census:
         architectures: One per client.
         feature_dim: ``d`` where all clients have the same, else that of the first.
         class_size: Mean number of training samples over all classes that anyone has.
+        clients: How many there are.
     """
 
     architectures: tuple[Architecture, ...]
     feature_dim: int
     class_size: float
+    clients: int
 
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> Census:
@@ -67,7 +69,8 @@ class Census:
         chosen = _assign(experiment, federated, methods.get(experiment.method))
         counts = torch.stack([c.train.counts(federated.num_classes) for c in federated.clients]).sum(0)
         held = counts[counts > 0]
-        return cls(tuple(chosen), chosen[0].d, float(held.double().mean()) if len(held) else 0.0)
+        size = float(held.double().mean()) if len(held) else 0.0
+        return cls(tuple(chosen), chosen[0].d, size, len(chosen))
 
 
 def device_of(experiment: Experiment) -> torch.device:
@@ -137,7 +140,7 @@ def open_workshop(
     kind = methods.get(experiment.method)
     census = census or Census.of(experiment, federated)
     chosen = census.architectures
-    method = kind(experiment.method_options, _task(experiment, federated, kind, census))
+    method = kind(experiment.method_options, _task(experiment, federated, census))
     if experiment.execution.precision == "tf32":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
@@ -209,17 +212,15 @@ def _check_same(federated: FederatedData, kind: type[Method], chosen: list[Archi
             )
 
 
-def _task(experiment: Experiment, federated: FederatedData, kind: type[Method], census: Census) -> Task:
-    template = None
-    if kind.same_architecture:
-        template = partial(build_model, experiment, federated, census.architectures[0], "shared")
+def _task(experiment: Experiment, federated: FederatedData, census: Census) -> Task:
     return Task(
         num_classes=federated.num_classes,
         feature_dim=census.feature_dim,
         rounds=experiment.rounds,
         seed=experiment.seed,
         class_size=census.class_size,
-        template=template,
+        clients=census.clients,
+        template=partial(build_model, experiment, federated, census.architectures[0], "shared"),
         dtype=DTYPES[experiment.execution.precision],
     )
 

@@ -25,6 +25,9 @@ class ParticipationOptions:
     """Who takes part in a round."""
 
     fraction: float = option(1.0, "share of the clients that train in each round, drawn anew")
+    sampling: Literal["uniform", "samples"] = option(
+        "uniform", "clients are drawn alike, or with probability proportional to n_i (FedProx, Algorithm 2)"
+    )
     min_clients: int = option(1, "in a network, a round with fewer usable results is repeated")
     attempts: int = option(3, "in a network, how often a round is tried before the run ends with an error")
     deadline_s: float = option(0.0, "in a network, seconds to wait for training, and for scores (0 = no limit)")
@@ -105,9 +108,15 @@ class Federation:
         limit = self.participation.max_refusals
         able = [n for n in self.trainable if not limit or self.refusals[n] < limit]
         number = max(1, int(self.participation.fraction * len(able) + 0.5))
-        if number >= len(able):
+        if number >= len(able) or self.method.everyone(round):
             return able
-        order = torch.randperm(len(able), generator=generator(self.seed, "participation", round))
+        drawing = generator(self.seed, "participation", round)
+        if self.participation.sampling == "samples":
+            members = self.executor.clients.members
+            sizes = torch.tensor([len(members[n].train) for n in able], dtype=torch.float64)
+            order = torch.multinomial(sizes, number, generator=drawing)
+        else:
+            order = torch.randperm(len(able), generator=drawing)
         return [able[i] for i in sorted(order[:number].tolist())]
 
     def _round(self, round: int) -> RoundRecord:

@@ -27,12 +27,14 @@ class Shared:
         architecture: Its own.
         feature_dim: ``d`` of the first client (and of all, where the method needs that).
         class_size: Mean number of training samples of the classes, over all clients.
+        clients: How many there are.
     """
 
     classes: tuple[str, ...]
     architecture: Architecture
     feature_dim: int
     class_size: float
+    clients: int
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -47,17 +49,19 @@ class Shared:
             Architecture(**found["architecture"]),
             found["feature_dim"],
             found["class_size"],
+            found["clients"],
         )
 
     @property
     def census(self) -> Census:
         """As the workshop takes it."""
-        return Census((self.architecture,), self.feature_dim, self.class_size)
+        return Census((self.architecture,), self.feature_dim, self.class_size, self.clients)
 
 
 def shared(census: Census, classes: tuple[str, ...]) -> list[Shared]:
     """Return what each client is told."""
-    return [Shared(classes, a, census.feature_dim, census.class_size) for a in census.architectures]
+    rest = census.feature_dim, census.class_size, census.clients
+    return [Shared(classes, architecture, *rest) for architecture in census.architectures]
 
 
 def class_order(descriptions: Sequence[Description], chosen: Sequence[str] = ()) -> tuple[str, ...]:

@@ -225,7 +225,8 @@ def _build_models(experiment: Experiment, alone: FederatedData) -> tuple[list[st
     # What the method needs all clients to share is compared with a client that decides nothing for itself.
     Census.of(experiment, replace(alone, clients=(*clients, replace(client, name="the recipe", settings={}))))
     federated = place(experiment, replace(alone, clients=clients))
-    _, roster = open_workshop(experiment, federated, Memory())
+    census = replace(Census.of(experiment, federated), clients=0)  # how many take part, only the server will know
+    _, roster = open_workshop(experiment, federated, Memory(), census=census)
     for member in roster.members.values():
         some = member.train if len(member.train) else member.test
         model = roster.models[member.kind].eval()

@@ -17,6 +17,7 @@ from protofed.errors import ConfigError
 from protofed.methods.contract import (
     Aggregate,
     Batch,
+    Exchange,
     Local,
     Method,
     Phase,
@@ -31,6 +32,7 @@ from protofed.registry import Registry
 __all__ = [
     "Aggregate",
     "Batch",
+    "Exchange",
     "Field",
     "Local",
     "Method",

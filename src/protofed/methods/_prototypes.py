@@ -46,6 +46,8 @@ class PrototypeMethod(Method):
     """
 
     exchanges: Exchange = "prototypes"
+    up = "K_i·d"
+    down = "K·d"
     same_feature_dim = True
     Options = PrototypeOptions
 

@@ -101,8 +101,9 @@ class Task:
         rounds: Planned number of rounds ``R``.
         seed: The experiment's seed.
         class_size: Expected number of training samples per class over all clients (mean ``N_j``).
-        template: Returns the one architecture of all clients with its initial weights; None where clients'
-            architectures differ.
+        clients: Number of clients ``M``; 0 where it is not known.
+        template: Returns a model of the first client's architecture (of all, where they share one) with its initial
+            weights; None only where there are no models at all, as in an analysis of finished runs.
         dtype: Of models and server state.
     """
 
@@ -111,6 +112,7 @@ class Task:
     rounds: int
     seed: int
     class_size: float
+    clients: int = 0
     template: Callable[[], SplitModel] | None = None
     dtype: torch.dtype = torch.float32
 
@@ -166,6 +168,10 @@ class Method:
         summary: One line for lists.
         reference: The paper.
         exchanges: What crosses the network, in words.
+        up: What one client sends in a round that communicates, in numbers as papers count them: a formula with
+            its classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|``, head ``|φ|``.
+        down: The same of what it is sent.
+        class_sets: Whether clients may have different classes, in words.
         Options: Frozen dataclass of hyperparameters.
         same_architecture: Whether all clients must have one architecture.
         same_feature_dim: Whether all clients must have one ``d``.
@@ -173,12 +179,17 @@ class Method:
         personal_broadcast: Whether clients are sent different things.
         statistics_from: ``"after"`` collects :meth:`statistics` in a separate eval-mode pass after training,
             ``"during"`` from the training steps of the last local epoch, None not at all. May be a property.
+        statistics_by_batch: Whether :meth:`statistics` are more than sums over samples, and so have to be worked
+            out batch by batch. May be a property.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     reference: ClassVar[str] = ""
     exchanges: Exchange = "nothing"
+    up: ClassVar[str] = "0"
+    down: ClassVar[str] = "0"
+    class_sets: ClassVar[str] = "yes"
     Options: ClassVar[type] = NoOptions
     same_architecture: ClassVar[bool] = False
     same_feature_dim: ClassVar[bool] = False
@@ -192,6 +203,10 @@ class Method:
 
     def check(self) -> None:
         """Raise ConfigError where options and task do not fit each other (before any training)."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a report has to say of this configuration beyond its options, in whole sentences."""
+        return ()
 
     # What crosses the network.
 
@@ -209,6 +224,10 @@ class Method:
         """Whether clients upload in ``round`` (counted from 1)."""
         return self.upload_schema is not None
 
+    def everyone(self, round: int) -> bool:
+        """Whether all clients take part in ``round``, however few are drawn otherwise."""
+        return False
+
     # The client.
 
     @property
@@ -216,8 +235,17 @@ class Method:
         """When :meth:`statistics` are collected."""
         return None
 
+    @property
+    def statistics_by_batch(self) -> bool:
+        """Whether :meth:`statistics` need single batches."""
+        return False
+
     def extend(self, model: SplitModel) -> None:
-        """Add networks of the method's own to ``model.extras``; called once, under the client's init seed."""
+        """Add networks of the method's own to ``model.extras``; called once, under the client's init seed.
+
+        Raises:
+            ConfigError: If the method cannot work with such a model.
+        """
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Return a new client's state, given its ``(K,)`` class counts."""
@@ -228,8 +256,13 @@ class Method:
 
         ``message`` is None where the server has nothing to send yet: the result must make losses and
         predictions fall back to local training.
+
+        Clients receive before they train and before they are scored; what only training needs is for :meth:`begin`.
         """
         return {}
+
+    def begin(self, local: Local) -> None:
+        """Called where local training begins, after :meth:`receive`; may change the model and ``local.state``."""
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         """Return the parts of local training in ``round``."""
@@ -252,7 +285,11 @@ class Method:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Inference rules that :meth:`predict` reports."""
+        """Inference rules that :meth:`predict` reports.
+
+        ``head`` is the client's own model, ``global_model`` one that the server has; of these two the first named
+        is what headline numbers are about, unless there is ``global``, the nearest global prototype.
+        """
         return ("head",)
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:

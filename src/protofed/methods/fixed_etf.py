@@ -37,6 +37,8 @@ class FixedETF(PrototypeMethod):
     name = "fixed_etf"
     summary = "no communication: all clients regularise towards the same seeded simplex ETF"
     exchanges = "nothing"
+    up = "0"
+    down = "0"
     Options = FixedETFOptions
     same_feature_dim = False  # each client derives targets of its own dimension
 

@@ -72,6 +72,8 @@ class GFPL(Method):
     summary = "Gaussian mixtures per class, pseudo-features that rebalance the heads, a fixed ETF classifier"
     reference = "Lu, He, Li, Wang and Gong, GFPL"
     exchanges = "prototypes"
+    up = "c_i·(2·d + 1)"
+    down = "c·(2·d + 1)"
     same_feature_dim = True
     sums_only = False  # fusion compares single components
     Options = GFPLOptions

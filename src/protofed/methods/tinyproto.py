@@ -58,6 +58,8 @@ class TinyProto(Method):
     summary = "sparse class means on FedProto, FedTGP or ProtoNorm: a tenth of the traffic"
     reference = "Lee and Choi, 2025, arXiv 2507.04327"
     exchanges = "prototypes"
+    up = "K_i·s"
+    down = "K·s"
     same_feature_dim = True
     Options = TinyProtoOptions
 

@@ -33,7 +33,15 @@ from protofed.training.stacking import (
     stack,
     unstack,
 )
-from protofed.training.visit import EVALUATION_BATCH, Evaluated, Trained, Visitor, epoch_rows, normalise
+from protofed.training.visit import (
+    EVALUATION_BATCH,
+    Evaluated,
+    Trained,
+    Visitor,
+    batch_rows,
+    epoch_rows,
+    normalise,
+)
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -70,7 +78,8 @@ class Fused:
         """Train the named clients; results come in the order of ``names``."""
         names = list(names)
         done: dict[str, Trained] = {}
-        for group in self._groups(names, self._training_key):
+        phases = self.visitor.method.phases(round)
+        for group in self._groups(names, lambda name: self._training_key(name, phases)):
             run = _Training(self, group, messages, round)
             for result in self._attempt(group, run.run, lambda g: self.alone.train(g, messages, round)):
                 done[result.client] = result
@@ -97,10 +106,17 @@ class Fused:
         """Free the store."""
         self.clients.store.close()
 
-    def _training_key(self, name: str) -> tuple[Any, ...]:
+    def _training_key(self, name: str, phases: Sequence[Phase]) -> tuple[Any, ...]:
+        """Return what clients of one stack have in common: also its steps, where their number matters."""
         member = self.clients.members[name]
         plan = member.plan
-        return (member.kind, plan.epochs, plan.optimizer, repr(sorted(plan.settings.items())))
+        steps = 0
+        for phase in phases:
+            named = {update.optimizer.get("name", plan.optimizer) for update in phase.updates}
+            if named != {"SGD"} and _epochs(phase, plan) > 1:
+                even = self.clients.models[member.kind].needs_two_samples
+                steps = len(batch_rows(torch.arange(len(member.train)), plan.batch_size, even=even))
+        return (member.kind, plan.epochs, plan.optimizer, repr(sorted(plan.settings.items())), steps)
 
     def _groups(self, names: Sequence[str], key: Callable[[str], tuple[Any, ...]]) -> Iterator[list[str]]:
         """Divide clients into groups that can be stacked and fit the budget; refused kinds are groups of one."""
@@ -175,7 +191,7 @@ class _Lens(nn.Module):
             terms = self.update.loss(self.model, batch, received, state)
         finally:
             hook.remove()
-        if self.statistics is None:
+        if self.statistics is None or not outputs:  # an update may look at something else than the batch
             return terms, {}
         return terms, {n: t.detach() for n, t in self.statistics(outputs[0], batch).items()}
 
@@ -199,7 +215,9 @@ class _Training:
     def run(self) -> list[Trained]:
         """Train the group; nothing is kept of it unless all of it succeeds."""
         start = time.perf_counter()
-        self.locals, stacked = receive(self.executor, self.group, self.messages, self.round, deliver=True)
+        self.locals, stacked = receive(
+            self.executor, self.group, self.messages, self.round, deliver=True, begin=True
+        )
         keys = self.roster.models[self.roster.members[self.group[0]].kind].noise_keys()
         for index, name in enumerate(keys):
             numbers = [self.visitor.noise_key(local.name, self.round, index) for local in self.locals]
@@ -216,7 +234,7 @@ class _Training:
         pile = Pile(
             [Samples(*phase.source(local)) if phase.source else self._train(local) for local in self.locals]
         )
-        epochs = self.plan.epochs if phase.epochs is None else phase.epochs
+        epochs = _epochs(phase, self.plan)
         during = self.method.statistics_from == "during" and phase.source is None
         statistics: list[Tensors] = [{} for _ in self.group]
         steps = _Steps(self, phase, during)
@@ -289,9 +307,7 @@ class _Steps:
         self.phase = phase
         statistics = training.method.statistics if during else None
         training.bare.train()
-        self.lenses = [
-            _Lens(training.bare, update, statistics if i == 0 else None) for i, update in enumerate(phase.updates)
-        ]
+        self.lenses = [_Lens(training.bare, update, statistics) for update in phase.updates]
         self.padding = padded_layers(training.bare)
 
     def arrange(self, order: list[int], steps: list[int]) -> None:
@@ -303,7 +319,7 @@ class _Steps:
             name = update.optimizer.get("name", plan.optimizer)
             if name not in ELEMENTWISE:
                 raise StackingError(f"the optimiser {name} looks at more than one weight at a time")
-            if name != "SGD" and len(set(steps)) > 1 and self._epochs() > 1:
+            if name != "SGD" and len(set(steps)) > 1 and _epochs(self.phase, plan) > 1:
                 # Their state counts steps, which then differ from client to client.
                 raise StackingError(
                     f"the optimiser {name} counts steps, and clients have different numbers of them"
@@ -312,9 +328,6 @@ class _Steps:
         parts = (training.stack.parameters, training.stack.buffers, training.stack.received, training.stack.state)
         self.stack = _Stack(*({n: t[index] for n, t in part.items()} for part in parts))
         self.views: dict[int, _View] = {}
-
-    def _epochs(self) -> int:
-        return self.training.plan.epochs if self.phase.epochs is None else self.phase.epochs
 
     def refresh(self) -> None:
         """Take the method's state anew."""
@@ -363,7 +376,7 @@ class _Steps:
                 parameter.grad = gradient
             view.optimizers[number].step()
             self._count(terms, sizes)
-            statistics |= found
+            statistics = statistics or found
         return statistics
 
     def _check_padding(self, lens: _Lens, view: _View, batch: Batch) -> None:
@@ -422,18 +435,23 @@ class _Steps:
         own = self.stack.first(clients)
         leaves = {n: t.detach().requires_grad_() for n, t in own.parameters.items()}
         view = _View(own, leaves, [], [])
-        largest = self.views[max(self.views)] if self.views else None
+        larger = [view for number, view in self.views.items() if number > clients]
+        last = larger[-1] if larger else None  # stacks shrink: it is the one that has done all steps so far
         for number, update in enumerate(self.phase.updates):
             chosen = [p for n, p in leaves.items() if update.trainable(n)]
             optimizer = self.training.plan.build(chosen, update.optimizer)
-            if largest is not None:
-                for mine, theirs in zip(chosen, largest.chosen[number], strict=True):
-                    state = largest.optimizers[number].state.get(theirs, {})
+            if last is not None:
+                for mine, theirs in zip(chosen, last.chosen[number], strict=True):
+                    state = last.optimizers[number].state.get(theirs, {})
                     optimizer.state[mine] = {k: _part(v, theirs, clients) for k, v in state.items()}
             view.chosen.append(chosen)
             view.optimizers.append(optimizer)
         self.views[clients] = view
         return view
+
+
+def _epochs(phase: Phase, plan: LocalPlan) -> int:
+    return plan.epochs if phase.epochs is None else phase.epochs
 
 
 def _part(value: Any, whole: Tensor, clients: int) -> Any:
@@ -452,9 +470,15 @@ class _View(NamedTuple):
 
 
 def receive(
-    executor: Fused, group: Sequence[str], messages: Messages | None, round: int, *, deliver: bool
+    executor: Fused,
+    group: Sequence[str],
+    messages: Messages | None,
+    round: int,
+    *,
+    deliver: bool,
+    begin: bool = False,
 ) -> tuple[list[Local], _Stack]:
-    """Let every client of a group unpack its broadcast; return them, and all they hold, stacked."""
+    """Let every client of a group unpack its broadcast, and ``begin`` to train; return all they hold, stacked."""
     kind = executor.clients.members[group[0]].kind
     model = executor.clients.models[kind]
     parameters = {n: p.new_empty(len(group), *p.shape) for n, p in model.named_parameters()}
@@ -464,6 +488,8 @@ def receive(
         with executor.clients.visit(name, keep=deliver) as client, torch.no_grad():
             message = messages[name] if messages else None
             local = executor.visitor.receive(client, message, round, deliver=deliver)
+            if begin:
+                executor.visitor.method.begin(local)
             for n, tensor in [*client.model.named_parameters(), *client.model.named_buffers()]:
                 (parameters if n in parameters else buffers)[n][index].copy_(tensor)
             found.append(local)

@@ -103,6 +103,7 @@ class Visitor:
         """
         start = time.perf_counter()
         local = self.receive(client, message, round)
+        self.method.begin(local)
         for index, key in enumerate(client.model.noise_keys().values()):
             key.fill_(self.noise_key(client.name, round, index))
         losses = _Means()
@@ -318,7 +319,7 @@ class _Statistics:
     def add(self, output: Output, batch: Batch) -> None:
         self.outputs.append(type(output)(*(part.detach() for part in output)))
         self.batches.append(batch)
-        if sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
+        if self.method.statistics_by_batch or sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
             self._work_out()
 
     def totals(self) -> Tensors:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from protofed.analysis.report.facts import architectures, bytes_per_round
 from protofed.analysis.report.tables import Cell, Table, accuracies
-from protofed.analysis.rundata import RULE_ORDER, RunData, by_label, main_rule, settled
+from protofed.analysis.rundata import RULE_ORDER, RunData, by_exchange, by_label, main_rule, settled
 from protofed.analysis.style import duration, mean_std, method_styles, rule_title, size
 
 
 def methods(runs: Sequence[RunData]) -> Table:
-    """Return one row per method by its main rule: accuracy, traffic, time; mean ± std over seeds."""
+    """Return one row per method by its main rule: accuracy, traffic, time; mean ± std over seeds.
+
+    Methods stand together by what they exchange.
+    """
     table = Table(
         ["Method", "Runs", "Final", "Best", "Mean over clients", "Up / round", "Down / round", "In total", "Time"]
     )
     table.groups = [("", 2), ("Test accuracy by the main rule", 3), ("Bytes sent", 3), ("", 1)]
     styles = method_styles(run.label for run in runs)
-    for label, group in by_label(runs).items():
+    for label, group in _sections(table, runs):
         chosen = settled(group)
         rule = main_rule(r for run in chosen for r in run.rules)
         finished = sum(run.finished for run in group)
@@ -45,12 +48,21 @@ def rules(runs: Sequence[RunData]) -> Table:
     table = Table(["Method", *(name for _ in names for name in ("Final", "Best"))])
     table.groups = [("", 1), *((rule_title(rule), 2) for rule in names)]
     styles = method_styles(run.label for run in runs)
-    for label, group in by_label(runs).items():
+    for label, group in _sections(table, runs):
         chosen = settled(group)
         cells = [mean_std(accuracies(chosen, rule, name)) for rule in names for name in ("final", "best")]
         table.add(Cell(label, style=styles[label]), *cells)
     _emphasise(table, range(1, len(table.head)))
     return table
+
+
+def _sections(table: Table, runs: Sequence[RunData]) -> Iterator[tuple[str, list[RunData]]]:
+    """Yield labels and their runs by what their methods exchange; head each such section of the table."""
+    groups = by_exchange(runs)
+    for what, members in groups.items():
+        if len(groups) > 1:
+            table.sections[len(table.rows)] = f"Exchange {what}" if what else "Exchange not known"
+        yield from by_label(members).items()
 
 
 def _sent(run: RunData) -> int:

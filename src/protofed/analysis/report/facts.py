@@ -11,7 +11,8 @@ from protofed.analysis.rundata import RunData, main_rule, settled
 from protofed.analysis.style import duration, mean_std, number, percent, rule_title, size
 
 RULE_TEXTS = {
-    "head": "the class with the largest output of the client's own classifier",
+    "head": "the class with the largest output of the client's own model",
+    "global_model": "the class with the largest output of the server's model, for all or for the client's group",
     "local": "the class whose prototype, made from the client's own data, is nearest",
     "global": "the class whose global prototype is nearest, among all classes",
     "global_own": "the nearest global prototype among the classes the client trains on, an easier question",
@@ -62,6 +63,16 @@ def about(run: RunData) -> str:
     method = known.get(run.method)
     summary = method.summary[:1].upper() + method.summary[1:]
     return f"{summary}. {method.reference}".strip().removesuffix(".") + "."
+
+
+def scored(runs: Sequence[RunData]) -> str:
+    """Return at which moment clients were scored."""
+    moments = {
+        "broadcast": "after they received what the server made of the round, before they trained again",
+        "trained": "as they stood after training, before they received what the server made of the round",
+    }
+    found = {str(run.config.get("evaluation", {}).get("at", "broadcast")) for run in runs}
+    return f"Clients are scored {moments.get(found.pop(), 'at another moment')}." if len(found) == 1 else ""
 
 
 def architectures(run: RunData) -> str:

@@ -30,12 +30,14 @@ class Table:
         rows: Entries, text or :class:`Cell`.
         text_columns: How many leading columns hold words; the others hold numbers.
         groups: Headings above the columns, each with the number of columns it spans.
+        sections: Headings above rows, by the row they precede.
     """
 
     head: list[str]
     rows: list[list[Cell]] = field(default_factory=list)
     text_columns: int = 1
     groups: list[tuple[str, int]] = field(default_factory=list)
+    sections: dict[int, str] = field(default_factory=dict)
 
     def add(self, *cells: str | Cell) -> None:
         """Append a row."""

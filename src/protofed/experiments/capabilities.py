@@ -1,0 +1,80 @@
+"""What every method needs and sends, as one table: as methods declare it, and measured."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from protofed import methods
+from protofed.analysis.style import number, size
+from protofed.experiments.assemble import assemble
+from protofed.experiments.config import apply_overrides, every_method, load_recipe, resolve
+from protofed.methods import Method
+
+ROUNDS = 2
+"""Prototype methods send nothing down in the first round: the second is measured."""
+SETTING: dict[str, Any] = {
+    "data.clients": 5,
+    "model.name": "mlp",
+    "rounds": ROUNDS,
+    "execution.device": "cpu",
+    "execution.executor": "sequential",
+}
+"""Overrides of the recipe ``quickstart``: one architecture, so that every method runs."""
+
+
+class Traffic(NamedTuple):
+    """What a client sends and is sent in a round, on average: numbers as papers count them, and bytes."""
+
+    parameters_up: float
+    parameters_down: float
+    bytes_up: float
+    bytes_down: float
+
+
+def measure(name: str) -> Traffic | None:
+    """Return the traffic of a method's second round; None where it depends on what clients have learned."""
+    tree = apply_overrides(load_recipe("quickstart"), SETTING)
+    federation, _ = assemble(resolve(tree, method=name))
+    with closing(federation.executor):
+        schemas = (federation.method.upload_schema, federation.method.broadcast_schema)
+        if any(set(schema.limits) - {"k"} for schema in schemas if schema is not None):
+            return None
+        *_, record = federation.run()
+    clients = len(record.participants)
+    found = (record.parameters["up"], record.parameters["down"], record.bytes["up"], record.bytes["down"])
+    return Traffic(*(value / clients for value in found))
+
+
+def method_table() -> str:
+    """Return a Markdown table of all methods, those that exchange least first."""
+    words = ["method", "exchanges", "different architectures", "different class sets", "sums suffice", "up", "down"]
+    numbers = ["numbers up", "numbers down", "bytes up", "bytes down"]
+    lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
+    for name in every_method():
+        kind = methods.get(name)
+        lines.append([f"`{name}`", *_declared(kind), *_measured(name, kind)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _declared(kind: type[Method]) -> list[str]:
+    architectures = "no" if kind.same_architecture else "yes, one d" if kind.same_feature_dim else "yes"
+    silent = kind.exchanges == "nothing"
+    sums = "–" if silent else "yes" if kind.sums_only else "no"
+    # A bar inside a table's cell would end it.
+    formulas = [formula.replace("|", "\\|") for formula in (kind.up, kind.down)]
+    return [kind.exchanges, architectures, kind.class_sets, sums, *formulas]
+
+
+def _measured(name: str, kind: type[Method]) -> list[str]:
+    if kind.exchanges == "nothing":
+        return ["0"] * 4
+    traffic = measure(name)
+    if traffic is None:
+        return ["varies"] * 4
+    return [
+        number(round(traffic.parameters_up, 1)),
+        number(round(traffic.parameters_down, 1)),
+        size(traffic.bytes_up),
+        size(traffic.bytes_down),
+    ]

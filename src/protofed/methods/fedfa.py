@@ -1,0 +1,155 @@
+"""FedFA: feature anchors that pull the features of all clients together and keep their classifiers in line.
+
+Zhou et al., "FedFA: Federated Learning with Feature Anchors to Align Features and Classifiers for Heterogeneous
+Data", IEEE Transactions on Mobile Computing 23(6), 2024. The formulas are from the authors' code, as the paper's
+body could not be read; its variant that calibrates once per epoch is not offered. GFPL counts FedFA as FedAvg,
+without the anchors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.methods import register
+from protofed.methods._weights import GlobalModelMethod, WeightOptions
+from protofed.methods.contract import Batch, Local, Phase, Tensors, Update
+from protofed.methods.schema import Payload
+from protofed.options import option
+from protofed.prototypes.means import class_means, class_sums
+from protofed.seeding import generator
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+CALIBRATION = {"name": "Adam", "lr": 1e-3}
+
+
+@dataclass(frozen=True)
+class FedFAOptions(WeightOptions):
+    """Hyperparameters."""
+
+    lambda_: float = option(0.1, "weight λ of the pull towards the anchors")
+    calibration: Literal["after", "before", "none"] = option(
+        "after", "when the head is fitted to the anchors: after each step on a batch, before it, or never"
+    )
+    anchor_mean: Literal["samples", "batches"] = option(
+        "samples",
+        "m_c: mean over an epoch's samples of class c, or the sum of the batches' class means divided by the "
+        "number of all batches (the authors' code; anchors of rare classes shrink)",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.lambda_ >= 0:
+            raise ValueError(f"lambda must be at least 0, not {self.lambda_}")
+
+
+@register
+class FedFA(GlobalModelMethod):
+    """One step on ``w`` with features pulled to their anchors, one on the head with the anchors as samples.
+
+    Anchors ``a_c`` stay as received during a round; every client keeps a running ``â_c`` of its own classes and
+    uploads it. The server averages anchors as weights, so a class nobody holds keeps its anchor. Server state: the
+    weights and ``anchors`` ``(K, d)``.
+    """
+
+    name = "fedfa"
+    summary = "FedAvg with feature anchors shared by all clients"
+    reference = "Zhou et al., IEEE TMC 2024, arXiv 2211.09299"
+    up = "|w| + K·d"
+    down = "|w| + K·d"
+    Options = FedFAOptions
+
+    @cached_property
+    def initial(self) -> Tensors:
+        """``w`` and the anchors: what is averaged."""
+        return {**super().initial, "anchors": self.first_anchors()}
+
+    def first_anchors(self) -> Tensor:
+        """Return distinct random one-hot vectors ``(K, d)``, or Gaussian ones where K > d."""
+        K, d = self.task.num_classes, self.task.feature_dim
+        g = generator(self.task.seed, "anchors", K, d)
+        if d < K:
+            return torch.randn(K, d, generator=g, dtype=torch.float64).to(self.task.dtype)
+        return F.one_hot(torch.randperm(d, generator=g)[:K], d).to(self.task.dtype)
+
+    def global_weights(self, received: Tensors) -> Tensors:
+        """Leave out the anchors."""
+        return {n: w for n, w in super().global_weights(received).items() if n != "anchors"}
+
+    # The client.
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Running anchors ``â``."""
+        return {"anchors": self.first_anchors()}
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Keep ``w^t`` and ``a``."""
+        received = super().receive(local, message)
+        return received if message is not None else {**received, "anchors": self.first_anchors()}
+
+    def begin(self, local: Local) -> None:
+        """Start from ``w^t``, and ``â`` from ``a``."""
+        super().begin(local)
+        local.state["anchors"] = local.received["anchors"].clone()
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        """Per batch a step on all weights and one on the head, whose Adam starts anew in every round."""
+        train, calibrate = Update(self.loss), Update(self.calibration, _is_head, CALIBRATION)
+        orders = {"after": (train, calibrate), "before": (calibrate, train), "none": (train,)}
+        return (Phase(orders[self.options.calibration]),)
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """``CE + (λ/K)·Σ_{c in the batch} mean_{b: y_b = c} ‖f(x_b) − a_c‖²``."""
+        output = model(batch.x)
+        K = self.task.num_classes
+        squared = (output.features - received["anchors"][batch.y]).square().sum(-1)
+        means, _ = class_means(*class_sums(squared.unsqueeze(-1), batch.y, K, batch.weight))
+        return {
+            "cross_entropy": batch.cross_entropy(output.logits),
+            "anchor": self.options.lambda_ / K * means.sum(),
+        }
+
+    def calibration(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """``CE(g(a_c), c)`` over all K anchors."""
+        anchors = received["anchors"]
+        classes = torch.arange(len(anchors), device=anchors.device)
+        return {"calibration": F.cross_entropy(model.head(anchors), classes)}
+
+    @property
+    def statistics_from(self) -> Literal["during"]:
+        """The features of each epoch's steps."""
+        return "during"
+
+    @property
+    def statistics_by_batch(self) -> bool:
+        """Means of batches are no sums over samples."""
+        return bool(self.options.anchor_mean == "batches")
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """Sums and counts per class, of features or of the batches' class means."""
+        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
+        if self.options.anchor_mean == "samples":
+            return {"sums": sums, "held": counts, "counts": counts}
+        return {"sums": class_means(sums, counts)[0], "held": counts, "counts": torch.ones_like(counts)}
+
+    def epoch_end(self, local: Local, statistics: Tensors) -> None:
+        """``â_c ← ½·â_c + ½·m_c`` for the client's own classes."""
+        if statistics:
+            m, _ = class_means(statistics["sums"], statistics["counts"])
+            old = local.state["anchors"]
+            held = (statistics["held"] > 0).unsqueeze(-1)
+            local.state["anchors"] = torch.where(held, 0.5 * old + 0.5 * m, old)
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``w_i``, ``â`` and ``n_i``."""
+        return {**super().upload(local, statistics), "anchors": local.state["anchors"]}
+
+
+def _is_head(name: str) -> bool:
+    return name.startswith("head.")

@@ -1,0 +1,191 @@
+"""FedNH: a head of unit prototypes that no client trains, moved by the class means of all.
+
+Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes", AAAI 2023. The formulas are
+from the authors' code; how the paper spreads prototypes for K > d is not confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofed.methods import register
+from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions, load_weights
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Update, Upload
+from protofed.methods.schema import Field, Payload, Schema, weight_schema
+from protofed.options import option
+from protofed.prototypes.etf import spread_directions
+from protofed.prototypes.means import class_means, class_sums
+from protofed.seeding import generator
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+
+SHORTEST = 1e-6
+"""Length below which a mixture of old and new prototype is taken for rounding."""
+
+
+@dataclass(frozen=True)
+class FedNHOptions(WeightOptions):
+    """Hyperparameters; the authors also clip gradients and decay the learning rate, which is not the method's."""
+
+    weighting: Literal["samples", "uniform"] = option(
+        "uniform", "weight of a client in the mean of θ and s: n_i, or 1"
+    )
+    rho: float = option(0.9, "ρ: how much of the old prototypes is kept in a round")
+    scale: float = option(20.0, "s at the start (the authors: 1 for a small CNN, 20 for ResNets), or for good")
+    learn_scale: bool = option(True, "s is learned (the authors' code can also fix it, at 30)")
+    normalise: bool = option(True, "features on the unit sphere (the authors leave that out for Tiny ImageNet)")
+    start: Literal["orthogonal", "spread"] = option(
+        "orthogonal", "first prototypes: orthogonal, or a simplex ETF (where K > d, always spread directions)"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rho <= 1 or not self.scale > 0:
+            raise ValueError(f"needs 0 <= rho <= 1 and scale > 0, not {self.rho} and {self.scale}")
+
+
+class _Scale(nn.Module):
+    """The learned scalar s."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.s = nn.Parameter(torch.tensor(value))
+
+
+@register
+class FedNH(GlobalModelMethod):
+    """Clients train ``θ`` and s with fixed prototypes W for a head; the server averages, and moves W.
+
+    The model's own head takes no part. Server state: ``θ``, s, and W as ``prototypes`` ``(K, d)`` with ``present``.
+    """
+
+    name = "fednh"
+    summary = "extractor averaged; for a head, unit prototypes that follow the class means of all"
+    reference = "Dai et al., AAAI 2023, arXiv 2212.02758"
+    up = "|θ| + 1 + K·d"
+    down = "|θ| + 1 + K·d"
+    class_sets = "one set of K prototypes"
+    Options = FedNHOptions
+
+    # What crosses the network.
+
+    def shares(self, name: str) -> bool:
+        """``θ`` and s."""
+        return not name.startswith("head.")
+
+    def extend(self, model: SplitModel) -> None:
+        """Add s."""
+        if self.options.learn_scale:
+            model.extras["scale"] = _Scale(self.options.scale)
+
+    def first_model(self) -> SplitModel:
+        """Return the first model with s."""
+        model = super().first_model()
+        self.extend(model)
+        return model.to(self.task.dtype)
+
+    @cached_property
+    def broadcast_schema(self) -> Schema:
+        """``θ``, s and W."""
+        K, d = self.task.num_classes, self.task.feature_dim
+        return weight_schema(self.initial, K, prototypes=Field((K, d)))
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """``θ`` and s; ``n_ic·µ_ic`` and ``n_ic`` for every class."""
+        K, d = self.task.num_classes, self.task.feature_dim
+        sums, counts = Field((K, d)), Field((K,), "count", parameter=False)
+        return self.with_samples(weight_schema(self.initial, K), means=sums, counts=counts)
+
+    # The client.
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Keep ``θ``, s and W; before there is a W, that of the start."""
+        received = super().receive(local, message)
+        return received if message is not None else {**received, "prototypes": self.directions}
+
+    def begin(self, local: Local) -> None:
+        """Start from the global ``θ`` and s."""
+        load_weights(local.model, self.global_weights(local.received))
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        """Train ``θ`` and s."""
+        return (Phase((Update(self.loss, self.shares),)),)
+
+    def cosines(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``."""
+        return self.directed(features) @ prototypes.T
+
+    def directed(self, features: Tensor) -> Tensor:
+        """Return ``f/‖f‖``, or f itself without normalisation."""
+        return F.normalize(features, dim=-1, eps=1e-12) if self.options.normalise else features
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Cross-entropy of the logits ``s·(f/‖f‖)·Wᵀ``."""
+        scale: Any = model.extras["scale"].s if self.options.learn_scale else self.options.scale
+        logits = scale * self.cosines(model(batch.x).features, received["prototypes"])
+        return {"cross_entropy": batch.cross_entropy(logits)}
+
+    @property
+    def statistics_from(self) -> Literal["after"]:
+        """Class means are of the trained model, in eval mode."""
+        return "after"
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """Sums of ``f/‖f‖`` and counts per class."""
+        sums, counts = class_sums(self.directed(output.features), batch.y, self.task.num_classes, batch.weight)
+        return {"sums": sums, "counts": counts}
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``θ_i``, ``s_i``, and for each class ``n_ic·µ_ic`` with ``µ_ic = normalise(mean f/‖f‖)``."""
+        means, _ = class_means(statistics["sums"], statistics["counts"])
+        means = F.normalize(means, dim=-1, eps=1e-12) * statistics["counts"].unsqueeze(-1)
+        return {**super().upload(local, statistics), "means": means, "counts": statistics["counts"].long()}
+
+    def classify(self, model: Any, batch: Batch, received: Tensors) -> Tensor:
+        """The class whose prototype has the largest cosine with the features; s > 0 changes nothing there."""
+        return self.cosines(model(batch.x).features, received["prototypes"])
+
+    # The server.
+
+    @cached_property
+    def directions(self) -> Tensor:
+        """W at the start, ``(K, d)`` unit rows."""
+        K, d = self.task.num_classes, self.task.feature_dim
+        if self.options.start == "spread" or d < K:
+            return spread_directions(K, d, self.task.seed, dtype=self.task.dtype)
+        g = generator(self.task.seed, "orthogonal prototypes", K, d)
+        Q, R = torch.linalg.qr(torch.randn(d, K, generator=g, dtype=torch.float64))
+        Q = Q * torch.where(R.diagonal() < 0, -1.0, 1.0)  # the same on any LAPACK
+        return Q.T.contiguous().to(self.task.dtype)
+
+    def server_state(self) -> Tensors:
+        """``θ``, s and W; every class has a prototype from the start."""
+        present = torch.ones(self.task.num_classes, dtype=torch.bool)
+        return {**self.initial, "prototypes": self.directions, "present": present}
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Average ``θ`` and s; ``W_c ← normalise(ρ·W_c + (1−ρ)·normalise(Σ n_ic·µ_ic))`` where c is reported."""
+        weights = WeightedMean()
+        W = server["prototypes"].double()
+        sums, counts = torch.zeros_like(W), torch.zeros(len(W), dtype=torch.int64)
+        for upload in uploads:
+            weights.add({n: upload.payload[n] for n in self.initial}, self.weight_of(upload.payload))
+            sums += upload.payload["means"]
+            counts += upload.payload["counts"]
+        rho = self.options.rho
+        between = rho * W + (1 - rho) * F.normalize(sums, dim=-1, eps=1e-12)
+        # Where old and new cancel out there is no direction to move to.
+        moves = (counts > 0) & (between.norm(dim=-1) > SHORTEST)
+        W = torch.where(moves.unsqueeze(-1), F.normalize(between, dim=-1), W).to(server["prototypes"].dtype)
+        averaged = weights.mean({n: server[n] for n in self.initial})
+        scale = {"scale": float(averaged["extras.scale.s"])} if self.options.learn_scale else {}
+        return Aggregate({**server, **averaged, "prototypes": W}, scale)

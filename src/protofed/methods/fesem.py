@@ -1,0 +1,141 @@
+"""FeSEM: several global models, each averaged over the clients whose weights are nearest to it.
+
+Xie et al., "Multi-Center Federated Learning", 2020; Long et al., World Wide Web 26, 2023. The formulas are from the
+paper's abstract, its public code and a re-implementation, as its body could not be read; how many centres
+FedProto's and GFPL's tables use is not confirmed. The public code is not the formula: it compares one layer's
+weights, starts from centres that are random numbers, and may never regroup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protofed.errors import ConfigError
+from protofed.methods import register
+from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions
+from protofed.methods.contract import Aggregate, Tensors, Upload
+from protofed.methods.schema import Payload
+from protofed.options import option
+from protofed.seeding import generator
+
+
+@dataclass(frozen=True)
+class FeSEMOptions(WeightOptions):
+    """Hyperparameters."""
+
+    weighting: Literal["samples", "uniform"] = option(
+        "uniform", "weight of a client in its centre's mean: n_i, or 1"
+    )
+    clusters: int = option(3, "centres C")
+    regroup_every: int = option(1, "rounds from one assignment of clients to the next")
+    compare: Literal["all", "head"] = option(
+        "all", "weights whose distance decides: all parameters, or the head's (the authors' code: one dense layer)"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("clusters", "regroup_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@register
+class FeSEM(GlobalModelMethod):
+    """Minimises ``(1/M)·Σ_i min_c ‖w_i − W_c‖²`` by one E- and one M-step per round.
+
+    Server state: ``centre.…`` ``(C, …)`` for each weight, ``known`` ``(C,)``, and ``cluster.NAME`` for each client
+    that has uploaded. Centres keep their places: they are seeded from the first uploads by k-means++ (all start
+    equal, and ties would keep everybody in the first for ever) and never seeded again. Where fewer clients than
+    centres have uploaded different weights, the rest waits for the next uploads.
+    """
+
+    name = "fesem"
+    summary = "clients grouped by their weights, one averaged model per group"
+    reference = "Xie et al., 2020, arXiv 2005.01026; Long et al., World Wide Web 2023"
+    sums_only = False  # assignment compares single models
+    personal_broadcast = True
+    Options = FeSEMOptions
+
+    def check(self) -> None:
+        """No more clusters than clients."""
+        if 0 < self.task.clients < self.options.clusters:
+            raise ConfigError(
+                f"fesem: method.clusters = {self.options.clusters}, but there are only {self.task.clients} clients"
+            )
+
+    @cached_property
+    def compared(self) -> list[str]:
+        """Names of the weights whose distance decides: parameters only, buffers never."""
+        everything = self.options.compare == "all"
+        return [n for n, _ in self.first_model().named_parameters() if everything or n.startswith("head.")]
+
+    def server_state(self) -> Tensors:
+        """Start with ``C`` times the same model."""
+        C = self.options.clusters
+        centres = {f"centre.{n}": w.expand(C, *w.shape).clone() for n, w in self.initial.items()}
+        return {**centres, "known": torch.zeros(C, dtype=torch.bool)}
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+        """Send the client's own centre; a client that never uploaded gets that of the largest group."""
+        centre = server.get(f"cluster.{client}")
+        c = int(_sizes(server, self.options.clusters).argmax()) if centre is None else int(centre)
+        return {n: server[f"centre.{n}"][c] for n in self.initial}
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Assign the clients of this round to their nearest centres (E), and average them there (M)."""
+        arrived = list(uploads)
+        if not arrived:
+            return Aggregate(server, {})
+        state = {n: t.clone() for n, t in server.items()}
+        points = self._points([upload.payload for upload in arrived])
+        self._seed(state, arrived, points, round)
+        C = self.options.clusters
+        distances = torch.cdist(points, self._centres(state), compute_mode="donot_use_mm_for_euclid_dist")
+        nearest = distances.masked_fill(~state["known"], torch.inf).argmin(1)
+        for upload, c in zip(arrived, nearest, strict=True):
+            if round % self.options.regroup_every == 0 or f"cluster.{upload.client}" not in state:
+                state[f"cluster.{upload.client}"] = c
+        assigned = [int(state[f"cluster.{upload.client}"]) for upload in arrived]
+        means = [WeightedMean() for _ in range(C)]
+        for upload, c in zip(arrived, assigned, strict=True):
+            means[c].add({n: upload.payload[n] for n in self.initial}, self.weight_of(upload.payload))
+        for c, mean in enumerate(means):
+            for n, w in mean.mean({n: state[f"centre.{n}"][c] for n in self.initial}).items():
+                state[f"centre.{n}"][c] = w
+        within = distances[torch.arange(len(arrived)), torch.tensor(assigned)]
+        sizes = {str(c + 1): int(n) for c, n in enumerate(_sizes(state, C))}
+        return Aggregate(state, {"cluster_size": sizes, "distance_to_centre": float(within.square().mean())})
+
+    def _points(self, payloads: Sequence[Payload]) -> Tensor:
+        """Return ``(n, P)`` weights to compare, in float64."""
+        return torch.stack([torch.cat([p[n].double().flatten() for n in self.compared]) for p in payloads])
+
+    def _centres(self, state: Tensors) -> Tensor:
+        """Return ``(C, P)`` centres, as :meth:`_points`."""
+        return torch.cat([state[f"centre.{n}"].double().flatten(1) for n in self.compared], 1)
+
+    def _seed(self, state: Tensors, arrived: Sequence[Upload], points: Tensor, round: int) -> None:
+        """Give centres without a place the weights of an upload: k-means++, as far as uploads differ."""
+        drawing = generator(self.task.seed, "fesem centres", round)
+        for c in (~state["known"]).nonzero().flatten().tolist():
+            known = self._centres(state)[state["known"]]
+            squared = torch.ones(len(points), dtype=torch.float64)
+            if len(known):
+                squared = torch.cdist(points, known, compute_mode="donot_use_mm_for_euclid_dist").square().amin(1)
+            if not bool((squared > 0).any()):
+                return
+            chosen = arrived[int(torch.multinomial(squared / squared.max(), 1, generator=drawing))].payload
+            for n in self.initial:
+                state[f"centre.{n}"][c] = chosen[n]
+            state["known"][c] = True
+
+
+def _sizes(server: Tensors, clusters: int) -> Tensor:
+    """Return ``(C,)``: how many clients each centre has."""
+    assigned = [int(c) for n, c in server.items() if n.startswith("cluster.")]
+    return torch.bincount(torch.tensor(assigned, dtype=torch.int64), minlength=clusters)

@@ -1,0 +1,67 @@
+"""LG-FedAvg: every client keeps a representation of its own; the head is averaged.
+
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2019. The
+authors' CIFAR code shares the convolutions instead and keeps the dense layers, the reverse of the paper's story;
+that is ``shared = extractor.…``. It also starts from a model trained by FedAvg, which is left to the user.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protofed.errors import ConfigError
+from protofed.methods import register
+from protofed.methods._weights import WeightMethod, WeightOptions, check_parts, shared_weights, within
+from protofed.options import option
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+
+@dataclass(frozen=True)
+class LGFedAvgOptions(WeightOptions):
+    """Hyperparameters; the authors' code averages uniformly, public re-implementations by n_i."""
+
+    shared: tuple[str, ...] = option(
+        ("head",), "modules that are averaged: the last linear layer, or names such as extractor.map,head"
+    )
+
+
+@register
+class LGFedAvg(WeightMethod):
+    """``θ_i`` and ``φ`` are trained together by cross-entropy; ``φ`` is averaged.
+
+    Extractors may differ. The first round opens with the head of the first client's initial model.
+    """
+
+    name = "lg_fedavg"
+    summary = "the head is averaged, every client keeps an extractor of its own"
+    reference = "Liang et al., 2019, arXiv 2001.01523"
+    up = "|φ|"
+    down = "|φ|"
+    class_sets = "one K-way head"
+    same_architecture = False
+    same_feature_dim = True
+    Options = LGFedAvgOptions
+
+    def check(self) -> None:
+        """Something has to be shared, and it has to exist."""
+        if not self.options.shared:
+            raise ConfigError("lg_fedavg: method.shared is empty: name what is averaged, e.g. head, or use local")
+        check_parts("method.shared", self.options.shared, self.first_model())
+
+    def shares(self, name: str) -> bool:
+        """Whether the weight called ``name`` is global."""
+        return within(self.options.shared)(name)
+
+    def extend(self, model: SplitModel) -> None:
+        """Refuse a model whose shared part is not shaped as the first client's."""
+        own = shared_weights(model, self.shares, buffers=self.options.share_buffers)
+        for name in sorted(own.keys() | self.initial.keys()):
+            here, there = (tuple(w[name].shape) if name in w else "none" for w in (own, self.initial))
+            if here != there:
+                raise ConfigError(
+                    f"lg_fedavg averages {name}, which is {here} here and {there} at the first client: share parts "
+                    "that all architectures have alike (method.shared)"
+                )

@@ -1,0 +1,36 @@
+"""The table of methods in the documentation is the one that is made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from typer.testing import CliRunner
+
+from protofed.analysis.rundata import EXCHANGES
+from protofed.cli import app
+from protofed.experiments.capabilities import method_table
+from protofed.experiments.config import every_method
+from protofed.methods import Exchange, methods
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
+
+
+def test_the_documentation_is_up_to_date():
+    _, _, rest = DOCS.read_text().partition("<!-- table -->\n")
+    written, end, _ = rest.partition("\n<!-- end of table -->")
+    assert end
+    assert written == method_table(), "make it anew: python benchmarks/methods_table.py"
+
+
+def test_every_method_is_there_the_least_exchange_first():
+    names = every_method()
+    assert sorted(names) == sorted(methods())
+    places = [get_args(Exchange).index(methods().get(name).exchanges) for name in names]
+    assert places == sorted(places)
+    assert get_args(Exchange) == EXCHANGES
+
+
+def test_markdown_is_for_methods():
+    result = CliRunner().invoke(app, ["list", "models", "--markdown"])
+    assert "--markdown is for methods, not for models" in str(result.exception)

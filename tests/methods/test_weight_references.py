@@ -1,0 +1,356 @@
+"""Methods that share weights against naive double-precision references: three clients, two rounds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from naive_weights import (
+    B1,
+    B2,
+    BATCH,
+    LR,
+    W1,
+    W2,
+    answer,
+    assert_near,
+    build,
+    cross_entropy,
+    descend,
+    features,
+    gradient,
+    logits,
+    mean,
+    softmax,
+)
+from support import K
+
+THETA, PHI = (W1, B1), (W2, B2)
+ALL = (*THETA, *PHI)
+D = 5
+
+
+def sizes(parties, weighting="samples"):
+    return [len(p.train) if weighting == "samples" else 1 for p in parties]
+
+
+def total(parties, losses):
+    """Return the mean of the clients' losses, weighted by their samples."""
+    return sum(len(p.train) * v for p, v in zip(parties, losses, strict=True)) / sum(len(p.train) for p in parties)
+
+
+def unit(v):
+    """Return ``v/‖v‖``; features that are all 0 stay so."""
+    return v / max(np.linalg.norm(v), 1e-12)
+
+
+def check_scores(record, parties, global_weights):
+    """Compare the accuracy of the global model and of what each client's training left behind."""
+    found = record.accuracy.clients
+    assert found["global_model"] == pytest.approx([p.accuracy(answer(global_weights)) for p in parties])
+    assert found["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_fedprox(mu, weighting):
+    """``L = CE + (μ/2)·‖w − w^t‖²``, then ``w^{t+1} = Σ (n_i/Σ n)·w_i``; with μ = 0, FedAvg."""
+    options = {"method__mu": mu, "method__weighting": weighting, "training__epochs": 2}
+    federation, parties = build("fedprox", **options)
+    current = {n: w.numpy().copy() for n, w in federation.server.items()}
+    for number, record in enumerate(federation.run(), start=1):
+        losses = []
+        for p in parties:
+            start, p.weights = current, dict(current)
+
+            def loss(w, batch, start=start):
+                drift = sum(((w[n] - start[n]) ** 2).sum() for n in ALL)
+                return cross_entropy(w, batch) + mu / 2 * drift
+
+            losses.append(sum(p.epoch(loss, ALL, number, 0, epoch) for epoch in range(2)) / 2)
+        current = mean([p.weights for p in parties], sizes(parties, weighting))
+        assert record.losses["total"] == pytest.approx(total(parties, losses), rel=1e-6)
+        assert_near(federation.server, current)
+        check_scores(record, parties, current)
+    assert (record.losses["proximal"] > 0) is (mu > 0)
+
+
+def test_fedper():
+    """``L = CE`` over θ and φ_i together; ``θ^{t+1} = Σ (n_i/Σ n)·θ_i``; φ_i is never reset."""
+    federation, parties = build("fedper")
+    for number, record in enumerate(federation.run(), start=1):
+        losses = [p.epoch(cross_entropy, ALL, number) for p in parties]
+        shared = mean([{n: p.weights[n] for n in THETA} for p in parties], sizes(parties))
+        for p in parties:
+            p.weights |= shared
+        assert record.losses["cross_entropy"] == pytest.approx(total(parties, losses), rel=1e-6)
+        assert set(federation.server) == set(THETA)
+        assert_near(federation.server, shared)
+        # Scored with the fresh θ and their own φ.
+        assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
+    for p in parties:
+        assert_near(federation.executor.clients[p.name].model.state_dict(), p.weights)
+
+
+def test_fedrep():
+    """τ_h epochs of φ_i with θ fixed, then τ_r of θ with φ_i fixed; θ is averaged. In the end, heads alone."""
+    federation, parties = build("fedrep", method__head_epochs=2, method__final_head_epochs=3, rounds=3)
+    for number, record in enumerate(federation.run(), start=1):
+        for p in parties:
+            if number == 3:
+                for epoch in range(3):
+                    p.epoch(cross_entropy, PHI, number, 0, epoch)
+                continue
+            for epoch in range(2):
+                p.epoch(cross_entropy, PHI, number, 0, epoch)
+            p.epoch(cross_entropy, THETA, number, 1, 0)
+        shared = mean([{n: p.weights[n] for n in THETA} for p in parties], sizes(parties))
+        for p in parties:
+            p.weights |= shared
+            assert_near(federation.executor.clients[p.name].model.state_dict(), p.weights)
+        assert_near(federation.server, shared)
+        assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
+
+
+def test_fedrep_ends_with_everybody_though_few_are_drawn():
+    federation, _ = build("fedrep", method__final_head_epochs=1, rounds=4, participation__fraction=0.3)
+    assert [len(record.participants) for record in federation.run()] == [1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_lg_fedavg(weighting):
+    """``L = CE`` over θ_i and φ together; ``φ^{t+1} = Σ (n_i/Σ n)·φ_i``; θ_i never leaves."""
+    federation, parties = build("lg_fedavg", method__weighting=weighting)
+    for number, record in enumerate(federation.run(), start=1):
+        losses = [p.epoch(cross_entropy, ALL, number) for p in parties]
+        shared = mean([{n: p.weights[n] for n in PHI} for p in parties], sizes(parties, weighting))
+        for p in parties:
+            p.weights |= shared
+        assert record.losses["cross_entropy"] == pytest.approx(total(parties, losses), rel=1e-6)
+        assert set(federation.server) == set(PHI)
+        assert_near(federation.server, shared)
+        assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
+
+
+@pytest.mark.parametrize("compare", ["all", "head"])
+def test_fesem(compare):
+    """E: ``r_i = argmin_c ‖w_i − W_c‖``; M: ``W_c = mean{w_i : r_i = c}``; an empty centre keeps its weights."""
+    federation, parties = build("fesem", method__clusters=2, method__compare=compare, rounds=3)
+    compared = ALL if compare == "all" else PHI
+    start = {n: federation.server[f"centre.{n}"][0].numpy().copy() for n in ALL}
+    opening = dict.fromkeys((p.name for p in parties), start)
+    centres = None
+    for number, record in enumerate(federation.run(), start=1):
+        for p in parties:
+            p.weights = dict(opening[p.name])
+            p.epoch(cross_entropy, ALL, number)
+        # The first centres are two of the uploads, drawn at random: one pair has to explain all that follows.
+        pairs = itertools.permutations([p.weights for p in parties], 2) if centres is None else [centres]
+        explained = [em(parties, pair, compared) for pair in pairs]
+        matching = [e for e in explained if near(federation.server, e)]
+        assert matching
+        assigned, centres = matching[0]
+        opening = {p.name: centres[r] for p, r in zip(parties, assigned, strict=True)}
+        for p, r in zip(parties, assigned, strict=True):
+            assert int(federation.server[f"cluster.{p.name}"]) == r
+        found = record.accuracy.clients["global_model"]
+        assert found == pytest.approx([p.accuracy(answer(opening[p.name])) for p in parties])
+        sizes = {str(c + 1): assigned.count(c) for c in range(2)}
+        assert record.diagnostics["cluster_size"] == sizes
+
+
+def em(parties, centres, compared):
+    def distance(p, c):
+        return math.sqrt(sum(((p.weights[n] - c[n]) ** 2).sum() for n in compared))
+
+    assigned = [min(range(len(centres)), key=lambda c, p=p: distance(p, centres[c])) for p in parties]
+    moved = []
+    for c, old in enumerate(centres):
+        members = [p.weights for p, r in zip(parties, assigned, strict=True) if r == c]
+        moved.append(mean(members, [1] * len(members)) if members else old)
+    return assigned, moved
+
+
+def near(server, explained) -> bool:
+    _, centres = explained
+    return all(
+        np.allclose(server[f"centre.{n}"][c].numpy(), centre[n], rtol=1e-6, atol=1e-7)
+        for c, centre in enumerate(centres)
+        for n in ALL
+    )
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_feduv(normalise):
+    """``CE + λ_v·(1/K)Σ max(0, 1/√K − std_b p_k) + λ_u·mean_{a<b} exp(−‖z_a − z_b‖²/median)``."""
+    federation, parties = build("feduv", method__normalise=normalise)
+    current = {n: w.numpy().copy() for n, w in federation.server.items()}
+
+    def loss(w, batch):
+        value = cross_entropy(w, batch)
+        if len(batch) < 2:
+            return value
+        p = [softmax(logits(w, x)) for x, _ in batch]
+        for k in range(K):
+            column = [row[k] for row in p]
+            middle = sum(column) / len(column)
+            std = math.sqrt(sum((v - middle) ** 2 for v in column) / (len(column) - 1))
+            value += 2.5 / K * max(0.0, 1 / math.sqrt(K) - std)
+        z = [features(w, x) for x, _ in batch]
+        if normalise:
+            z = [unit(v) for v in z]
+        squared = [((a - b) ** 2).sum() for a, b in itertools.combinations(z, 2)]
+        apart = sorted(v for v in squared if v > 0)
+        sigma = apart[(len(apart) - 1) // 2]
+        return value + 0.5 * sum(math.exp(-v / sigma) for v in squared) / len(squared)
+
+    for number, record in enumerate(federation.run(), start=1):
+        losses = []
+        for p in parties:
+            p.weights = dict(current)
+            losses.append(p.epoch(loss, ALL, number))
+        current = mean([p.weights for p in parties], sizes(parties))
+        assert record.losses["total"] == pytest.approx(total(parties, losses), rel=1e-6)
+        assert_near(federation.server, current)
+        check_scores(record, parties, current)
+    assert record.losses["variance"] > 0
+    assert record.losses["uniformity"] > 0
+
+
+@pytest.mark.parametrize("start", ["orthogonal", "spread"])
+@pytest.mark.parametrize("options", [{}, {"method__learn_scale": False}, {"method__normalise": False}], ids=str)
+def test_fednh(start, options):
+    """Logits ``s·(f/‖f‖)·Wᵀ``; ``µ_ic = normalise(mean f/‖f‖)``; the server averages θ and s alike and moves W.
+
+    ``W_c ← normalise(ρ·W_c + (1−ρ)·normalise(Σ n_ic·µ_ic / Σ n_ic))``.
+    """
+    scaled, normed = options.get("method__learn_scale", True), options.get("method__normalise", True)
+    federation, parties = build("fednh", method__start=start, method__scale=4.0, method__rho=0.6, **options)
+    W = federation.server["prototypes"].numpy().copy()
+    expected = np.eye(K) if start == "orthogonal" else (K / (K - 1)) * (np.eye(K) - 1 / K)
+    np.testing.assert_allclose(W @ W.T, expected, atol=1e-12)
+    S = "extras.scale.s"
+    shared = (*THETA, S) if scaled else THETA
+    current = {n: federation.server[n].numpy().copy() for n in shared}
+
+    def directed(w, x):
+        f = features(w, x)
+        return unit(f) if normed else f
+
+    def loss(w, batch):
+        s = w[S] if scaled else 4.0
+        return sum(-math.log(softmax(s * (W @ directed(w, x)))[y]) for x, y in batch) / len(batch)
+
+    for number, record in enumerate(federation.run(), start=1):
+        losses, sums = [], np.zeros((K, D))
+        for p in parties:
+            p.weights |= current
+            losses.append(p.epoch(loss, shared, number))
+            for c in range(K):
+                own = [directed(p.weights, x) for x, y in p.train if y == c]
+                if own:
+                    middle = sum(own) / len(own)
+                    sums[c] += len(own) * unit(middle)
+        current = mean([{n: p.weights[n] for n in shared} for p in parties], [1, 1, 1])
+        for c in range(K):
+            W[c] = unit(0.6 * W[c] + 0.4 * unit(sums[c]))
+        assert record.losses["cross_entropy"] == pytest.approx(total(parties, losses), rel=1e-6)
+        assert_near(federation.server, {**current, "prototypes": W})
+        for rule, weights in (("global_model", [current] * 3), ("head", [p.weights for p in parties])):
+            expected = [
+                p.accuracy(lambda x, w=w: int((W @ directed(w, x)).argmax()))
+                for p, w in zip(parties, weights, strict=True)
+            ]
+            assert record.accuracy.clients[rule] == pytest.approx(expected), rule
+
+
+@pytest.mark.parametrize("mean_of", ["samples", "batches"])
+@pytest.mark.parametrize("calibration", ["after", "before", "none"])
+def test_fedfa(mean_of, calibration):
+    """``CE + (λ/K)·Σ_{c in batch} mean_{y_b=c} ‖f − a_c‖²`` by SGD, and ``CE(g(a_c), c)`` on φ by Adam, per batch.
+
+    ``â_c ← ½·â_c + ½·m_c`` after each epoch for the own classes; w and anchors are averaged by n_i.
+    """
+    options = {"method__lambda": 2.0, "method__calibration": calibration, "method__anchor_mean": mean_of}
+    federation, parties = build("fedfa", **options, training__epochs=2)
+    anchors = federation.server["anchors"].numpy().copy()
+    assert sorted(anchors.sum(1)) == [1.0] * K
+    current = {n: federation.server[n].numpy().copy() for n in ALL}
+
+    def loss(w, batch):
+        value = cross_entropy(w, batch)
+        for c in {y for _, y in batch}:
+            squared = [((features(w, x) - anchors[c]) ** 2).sum() for x, y in batch if y == c]
+            value += 2.0 / K * sum(squared) / len(squared)
+        return value
+
+    def fit(w, _batch):
+        return sum(-math.log(softmax(w[W2] @ anchors[c] + w[B2])[c]) for c in range(K)) / K
+
+    for number, record in enumerate(federation.run(), start=1):
+        own_anchors, losses = [], []
+        for p in parties:
+            p.weights, running, adam, value = dict(current), anchors.copy(), Adam(), 0.0
+            for epoch in range(2):
+                batches = p.batches(number, 0, epoch)
+                seen = {c: [] for c in range(K)}
+                for batch in batches:
+                    if calibration == "before":
+                        adam.step(p.weights, fit)
+                    value += loss(p.weights, batch) * len(batch) / len(p.train) / 2
+                    found = [(features(p.weights, x), y) for x, y in batch]
+                    for c in {y for _, y in batch}:
+                        own = [f for f, y in found if y == c]
+                        seen[c] += [sum(own) / len(own)] if mean_of == "batches" else own
+                    descend(p.weights, loss, batch, ALL)
+                    if calibration == "after":
+                        adam.step(p.weights, fit)
+                for c in {y for _, y in p.train}:
+                    m = sum(seen[c]) / (len(batches) if mean_of == "batches" else len(seen[c]))
+                    running[c] = 0.5 * running[c] + 0.5 * m
+            own_anchors.append({"anchors": running})
+            losses.append(value)
+        current = mean([p.weights for p in parties], sizes(parties))
+        anchors = mean(own_anchors, sizes(parties))["anchors"]
+        found = record.losses["cross_entropy"] + record.losses["anchor"]
+        assert found == pytest.approx(total(parties, losses), rel=1e-5)
+        for name, value in {**current, "anchors": anchors}.items():
+            # Adam divides by tiny gradients, and so enlarges the error of differences.
+            np.testing.assert_allclose(federation.server[name].numpy(), value, rtol=1e-4, atol=1e-6, err_msg=name)
+        check_scores(record, parties, current)
+
+
+class Adam:
+    """Kingma and Ba's Algorithm 1, on the head, lr 1e-3."""
+
+    def __init__(self):
+        self.t, self.m, self.v = 0, dict.fromkeys(PHI, 0.0), dict.fromkeys(PHI, 0.0)
+
+    def step(self, weights, loss):
+        self.t += 1
+        for name, g in gradient(weights, loss, [], PHI).items():
+            self.m[name] = 0.9 * self.m[name] + 0.1 * g
+            self.v[name] = 0.999 * self.v[name] + 0.001 * g**2
+            m, v = self.m[name] / (1 - 0.9**self.t), self.v[name] / (1 - 0.999**self.t)
+            weights[name] = weights[name] - 1e-3 * m / (np.sqrt(v) + 1e-8)
+
+
+def test_the_reference_differentiates():
+    """Central differences against the gradient of cross-entropy written out."""
+    _, parties = build("fedavg")
+    p = parties[0]
+    batch = p.train[:BATCH]
+    found = gradient(p.weights, cross_entropy, batch, PHI)
+    expected = {W2: np.zeros((K, D)), B2: np.zeros(K)}
+    for x, y in batch:
+        dz = (softmax(logits(p.weights, x)) - np.eye(K)[y]) / len(batch)
+        expected[W2] += np.outer(dz, features(p.weights, x))
+        expected[B2] += dz
+    for n in PHI:
+        np.testing.assert_allclose(found[n], expected[n], atol=1e-9)
+    assert LR > 0
+    assert torch.get_default_dtype() == torch.float32
