@@ -20,6 +20,7 @@ from torch.func import functional_call, vmap
 
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
 from protofed.training.client import Client, LocalPlan
+from protofed.training.clipping import clip
 from protofed.training.executor import Messages, Sequential
 from protofed.training.roster import Roster
 from protofed.training.samples import Samples
@@ -359,8 +360,10 @@ class _Steps:
             self._check_padding(lens, view, batch)
             terms, found = self._losses(lens, view, batch)
             total = reduce(torch.add, terms.values()).sum()
-            chosen = view.chosen[number]
-            gradients = torch.autograd.grad(total, chosen, allow_unused=True)
+            chosen = list(view.chosen[number].values())
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(total, chosen, allow_unused=True)
+            if lens.update.clip is not None:
+                gradients = clip(list(view.chosen[number]), gradients, lens.update.clip, stacked=True)
             for parameter, gradient in zip(chosen, gradients, strict=True):
                 parameter.grad = gradient
             view.optimizers[number].step()
@@ -426,10 +429,11 @@ class _Steps:
         view = _View(own, leaves, [], [])
         largest = self.views[max(self.views)] if self.views else None
         for number, update in enumerate(self.phase.updates):
-            chosen = [p for n, p in leaves.items() if update.trainable(n)]
-            optimizer = self.training.plan.build(chosen, update.optimizer)
+            chosen = {n: p for n, p in leaves.items() if update.trainable(n)}
+            optimizer = self.training.plan.build(chosen.values(), update.optimizer)
             if largest is not None:
-                for mine, theirs in zip(chosen, largest.chosen[number], strict=True):
+                for name, mine in chosen.items():
+                    theirs = largest.chosen[number][name]
                     state = largest.optimizers[number].state.get(theirs, {})
                     optimizer.state[mine] = {k: _part(v, theirs, clients) for k, v in state.items()}
             view.chosen.append(chosen)
@@ -449,7 +453,7 @@ class _View(NamedTuple):
 
     stack: _Stack
     leaves: Tensors
-    chosen: list[list[Tensor]]
+    chosen: list[Tensors]
     optimizers: list[torch.optim.Optimizer]
 
 
