@@ -17,6 +17,7 @@ from protofed.errors import ConfigError
 from protofed.methods.contract import (
     Aggregate,
     Batch,
+    Build,
     Local,
     Method,
     Phase,
@@ -31,6 +32,7 @@ from protofed.registry import Registry
 __all__ = [
     "Aggregate",
     "Batch",
+    "Build",
     "Field",
     "Local",
     "Method",
