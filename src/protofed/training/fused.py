@@ -590,7 +590,8 @@ def bytes_per_client(model: SplitModel, samples: Samples, plan: LocalPlan) -> in
     try:
         with torch.no_grad():
             parameter = next(model.parameters())
-            model.eval()(parameter.new_zeros(1, *samples.x.shape[1:]))
+            for network in (model, *(e for e in model.extras.values() if isinstance(e, type(model)))):
+                network.eval()(parameter.new_zeros(1, *samples.x.shape[1:]))
     finally:
         model.train(training)
         for hook in hooks:
