@@ -221,16 +221,13 @@ def _check_same(experiment: Experiment, federated: FederatedData, chosen: list[A
 
 
 def _task(experiment: Experiment, federated: FederatedData, census: Census) -> Task:
-    template = None
-    if one_architecture(experiment):
-        template = partial(build_model, experiment, federated, census.architectures[0], "shared")
     return Task(
         num_classes=federated.num_classes,
         feature_dim=census.feature_dim,
         rounds=experiment.rounds,
         seed=experiment.seed,
         class_size=census.class_size,
-        template=template,
+        template=partial(build_model, experiment, federated, census.architectures[0], "shared"),
         auxiliary=partial(_auxiliary, experiment, federated),
         dtype=DTYPES[experiment.execution.precision],
     )

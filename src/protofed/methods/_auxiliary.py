@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import Tensor
-
 from protofed.errors import ConfigError, ModelError
 from protofed.methods._weights import shared_weights
 from protofed.methods.contract import Batch, Exchange, Method, Tensors
@@ -91,9 +89,3 @@ class AuxiliaryMethod(Method):
             "head": most_likely(model(batch.x).logits),
             "global_model": most_likely(model.extras[self.role](batch.x).logits),
         }
-
-
-def divergence(batch: Batch, teacher: Tensor, student: Tensor) -> Tensor:
-    """Return ``KL(softmax(teacher) ‖ softmax(student))`` of ``(B, K)`` logits, the mean over the batch."""
-    p, log_q = teacher.softmax(-1), student.log_softmax(-1)
-    return batch.mean((p * (teacher.log_softmax(-1) - log_q)).sum(-1))

@@ -122,8 +122,8 @@ class Task:
         rounds: Planned number of rounds ``R``.
         seed: The experiment's seed.
         class_size: Expected number of training samples per class over all clients (mean ``N_j``).
-        template: Returns the one architecture of all clients with its initial weights; None where clients'
-            architectures differ.
+        template: Returns a model of the first client's architecture (of all, where they share one) with its initial
+            weights; None only where there are no models at all, as in an analysis of finished runs.
         auxiliary: Makes an auxiliary network; None where there are no models at all (reports of finished runs).
         dtype: Of models and server state.
     """
@@ -189,6 +189,9 @@ class Method:
         summary: One line for lists.
         reference: The paper.
         exchanges: What crosses the network, in words.
+        up: What one client sends in a round that communicates, in numbers as papers count them: a formula with
+            its classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|``, head ``|φ|``.
+        down: The same of what it is sent.
         Options: Frozen dataclass of hyperparameters.
         same_architecture: Whether all clients must have one architecture (where options decide, see
             :meth:`needs_same_architecture`).
@@ -204,6 +207,8 @@ class Method:
     summary: ClassVar[str]
     reference: ClassVar[str] = ""
     exchanges: Exchange = "nothing"
+    up: ClassVar[str] = "0"
+    down: ClassVar[str] = "0"
     Options: ClassVar[type] = NoOptions
     same_architecture: ClassVar[bool] = False
     same_feature_dim: ClassVar[bool] = False
@@ -222,6 +227,10 @@ class Method:
 
     def check(self) -> None:
         """Raise ConfigError where options and task do not fit each other (before any training)."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a report has to say of this configuration beyond its options, in whole sentences."""
+        return ()
 
     # What crosses the network.
 
@@ -258,8 +267,13 @@ class Method:
 
         ``message`` is None where the server has nothing to send yet: the result must make losses and
         predictions fall back to local training.
+
+        Clients receive before they train and before they are scored; what only training needs is for :meth:`begin`.
         """
         return {}
+
+    def begin(self, local: Local) -> None:
+        """Called where local training begins, after :meth:`receive`; may change the model and ``local.state``."""
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         """Return the parts of local training in ``round``."""

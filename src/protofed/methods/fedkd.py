@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from protofed.errors import PayloadError
 from protofed.methods import register
-from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions, divergence
+from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions
+from protofed.methods._distillation import divergence
 from protofed.methods._lowrank import LowRank
 from protofed.methods._presets import filled
 from protofed.methods._training import sound

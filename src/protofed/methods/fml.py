@@ -16,7 +16,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.methods import register
-from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions, divergence
+from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions
+from protofed.methods._distillation import divergence
 from protofed.methods._presets import filled
 from protofed.methods._weights import WeightedMean, load_weights
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Update, Upload

@@ -200,7 +200,9 @@ class _Training:
     def run(self) -> list[Trained]:
         """Train the group; nothing is kept of it unless all of it succeeds."""
         start = time.perf_counter()
-        self.locals, stacked = receive(self.executor, self.group, self.messages, self.round, deliver=True)
+        self.locals, stacked = receive(
+            self.executor, self.group, self.messages, self.round, deliver=True, begin=True
+        )
         keys = self.roster.models[self.roster.members[self.group[0]].kind].noise_keys()
         for index, name in enumerate(keys):
             numbers = [self.visitor.noise_key(local.name, self.round, index) for local in self.locals]
@@ -458,9 +460,15 @@ class _View(NamedTuple):
 
 
 def receive(
-    executor: Fused, group: Sequence[str], messages: Messages | None, round: int, *, deliver: bool
+    executor: Fused,
+    group: Sequence[str],
+    messages: Messages | None,
+    round: int,
+    *,
+    deliver: bool,
+    begin: bool = False,
 ) -> tuple[list[Local], _Stack]:
-    """Let every client of a group unpack its broadcast; return them, and all they hold, stacked."""
+    """Let every client of a group unpack its broadcast, and ``begin`` to train; return all they hold, stacked."""
     kind = executor.clients.members[group[0]].kind
     model = executor.clients.models[kind]
     parameters = {n: p.new_empty(len(group), *p.shape) for n, p in model.named_parameters()}
@@ -470,6 +478,8 @@ def receive(
         with executor.clients.visit(name, keep=deliver) as client, torch.no_grad():
             message = messages[name] if messages else None
             local = executor.visitor.receive(client, message, round, deliver=deliver)
+            if begin:
+                executor.visitor.method.begin(local)
             for n, tensor in [*client.model.named_parameters(), *client.model.named_buffers()]:
                 (parameters if n in parameters else buffers)[n][index].copy_(tensor)
             found.append(local)

@@ -102,6 +102,7 @@ class Visitor:
         """
         start = time.perf_counter()
         local = self.receive(client, message, round)
+        self.method.begin(local)
         for index, key in enumerate(client.model.noise_keys().values()):
             key.fill_(self.noise_key(client.name, round, index))
         losses = _Means()
