@@ -19,5 +19,7 @@ def test_an_auxiliary_network_is_the_same_for_all_parties():
     assert first.extractor.backbone[1].out_features == 7, "the clients' architecture with its options"
     other = build("mlp", {"hidden": [3]}, 2)
     assert (other.feature_dim, other.extractor.backbone[1].out_features) == (2, 3)
+    shared = assemble(experiment("local", model__shared="support:NoBias", model__d=8), ordinary())[0]
+    assert shared.method.task.auxiliary("", {}, None).head.bias is None, "without the options of model.name"
     with pytest.raises(ConfigError, match="did you mean 'mlp'"):
         build("mpl", {}, None)

@@ -239,8 +239,8 @@ def _auxiliary(
     """Return a network that all parties share: it follows from the configuration alone (see methods.Build)."""
     model = experiment.model
     default, own = models.assign(model.shared or model.name, 1)[0]
-    given = dict(options) if name else {**own, **model.options, **options}
-    architecture = Architecture(name or default, given, d or model.d)
+    own |= {} if model.shared else model.options
+    architecture = Architecture(name or default, {**({} if name else own), **options}, d or model.d)
     return build_model(experiment, federated, architecture, "auxiliary")
 
 

@@ -67,8 +67,8 @@ class AuxiliaryMethod(Method):
     def notes(self) -> tuple[str, ...]:
         """Say how large the shared model is."""
         size = sum(p.numel() for p in self.network.parameters())
-        name = self.options.auxiliary or "by default"
-        return (f"The {self.role} that all clients share ({name}) has {size:,} parameters.",)
+        name = self.options.auxiliary or "the experiment's first architecture"
+        return (f"The {self.role} that all clients share, {name}, has {size:,} parameters.",)
 
     def extend(self, model: SplitModel) -> None:
         """Put the shared model beside the client's own."""
