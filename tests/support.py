@@ -80,6 +80,14 @@ class WithBatchNorm(torch.nn.Module):
         return self.out(self.body(x))
 
 
+class NoBias(WithBatchNorm):
+    """A classifier whose last layer has no bias."""
+
+    def __init__(self, num_classes: int = K) -> None:
+        super().__init__(num_classes)
+        self.out = torch.nn.Linear(8, num_classes, bias=False)
+
+
 class Images(torch.nn.Module):
     """Convolutions, both kinds of dropout, depthwise and pointwise layers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -54,7 +55,19 @@ def sizes(federation) -> dict[str, float]:
     }
     θ, φ = count["extractor."], count["head."]
     method = federation.method
-    return {"w": θ + φ, "θ": θ, "φ": φ, "aux": count["extras."], "K": K, "d": 5, "s": getattr(method, "s", 0)}
+    down = method.broadcast_schema
+    fields = down.fields.items() if down else ()
+    G = sum(math.prod(f.shape) for n, f in fields if n.startswith("generator.") and f.parameter)
+    return {
+        "G": G,
+        "w": θ + φ,
+        "θ": θ,
+        "φ": φ,
+        "aux": count["extras."],
+        "K": K,
+        "d": 5,
+        "s": getattr(method, "s", 0),
+    }
 
 
 def value(formula: str, symbols: dict[str, float]) -> float:

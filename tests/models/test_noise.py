@@ -96,3 +96,19 @@ def test_ends_of_the_range():
     x = torch.randn(5, 2)
     assert torch.equal(model[1](x), torch.zeros(5, 2))
     assert torch.equal(model[2](x), x)
+
+
+def test_a_source_of_noise_for_losses():
+    model = build("mlp", input_shape=(6,), num_classes=3, d=4)
+    model.add_noise("noise")
+    assert list(model.noise_keys()) == ["extras.noise.key"]
+    assert not model.state_dict().keys() & {"extras.noise.key"}
+    source, like = model.extras["noise"], torch.zeros((), dtype=torch.float64)
+    source.key.fill_(7)
+    first, second = source((5, 3), like), source((5, 3), like)
+    assert first.dtype == torch.float64
+    assert not torch.equal(first, second)
+    source.key.fill_(7)
+    assert torch.equal(source((2, 3), like), first[:2]), "numbers belong to positions"
+    source.eval()
+    assert torch.equal(source((5, 3), like), source((5, 3), like))

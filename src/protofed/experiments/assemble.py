@@ -148,6 +148,13 @@ def _worth_processes(experiment: Experiment, federated: FederatedData, roster: R
     return 3 * experiment.rounds * sum(each[kind] * n for kind, n in samples) >= LONG
 
 
+def _sizes(model: models.SplitModel) -> Tree:
+    """Return the parameters of a client's own model, and of each network its method adds, by name."""
+    extras = {name: models.parameter_count(network) for name, network in model.extras.items()}
+    own = models.parameter_count(model) - sum(extras.values())
+    return {"parameters": own, "extras": {name: n for name, n in extras.items() if n}}
+
+
 def describe_clients(federation: Federation, federated: FederatedData) -> Tree:
     """Return what is known of the method and the clients before training, for ``federation.json``."""
     K = federated.num_classes
@@ -162,7 +169,7 @@ def describe_clients(federation: Federation, federated: FederatedData) -> Tree:
             {
                 "name": name,
                 "architecture": member.architecture,
-                "parameters": models.parameter_count(roster.models[member.kind]),
+                **_sizes(roster.models[member.kind]),
                 "d": roster.models[member.kind].feature_dim,
                 "train": member.train.counts(K).tolist(),
                 "test": member.test.counts(K).tolist(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from protofed import methods
 from protofed.analysis.style import number, size
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides, every_method, load_recipe, resolve
@@ -32,18 +31,21 @@ class Traffic(NamedTuple):
     bytes_down: float
 
 
-def measure(name: str) -> Traffic | None:
-    """Return the traffic of a method's second round; None where it depends on what clients have learned."""
+def measure(name: str) -> tuple[Method, Traffic | None]:
+    """Return a method at its defaults, and the traffic of its second round.
+
+    The traffic is None where it depends on what clients have learned.
+    """
     tree = apply_overrides(load_recipe("quickstart"), SETTING)
     federation, _ = assemble(resolve(tree, method=name))
     with closing(federation.executor):
         schemas = (federation.method.upload_schema, federation.method.broadcast_schema)
         if any(set(schema.limits) - {"k"} for schema in schemas if schema is not None):
-            return None
+            return federation.method, None
         *_, record = federation.run()
     clients = len(record.participants)
     found = (record.parameters["up"], record.parameters["down"], record.bytes["up"], record.bytes["down"])
-    return Traffic(*(value / clients for value in found))
+    return federation.method, Traffic(*(value / clients for value in found))
 
 
 def method_table() -> str:
@@ -52,24 +54,21 @@ def method_table() -> str:
     numbers = ["numbers up", "numbers down", "bytes up", "bytes down"]
     lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
     for name in every_method():
-        kind = methods.get(name)
-        lines.append([f"`{name}`", *_declared(kind), *_measured(name, kind)])
+        method, traffic = measure(name)
+        lines.append([f"`{name}`", *_declared(method), *_measured(traffic)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _declared(kind: type[Method]) -> list[str]:
-    architectures = "no" if kind.same_architecture else "yes, one d" if kind.same_feature_dim else "yes"
-    silent = kind.exchanges == "nothing"
-    sums = "–" if silent else "yes" if kind.sums_only else "no"
+def _declared(method: Method) -> list[str]:
+    same = method.needs_same_architecture(method.options)
+    architectures = "no" if same else "yes, one d" if method.same_feature_dim else "yes"
+    sums = "–" if method.exchanges == "nothing" else "yes" if method.sums_only else "no"
     # A bar inside a table's cell would end it.
-    formulas = [formula.replace("|", "\\|") for formula in (kind.up, kind.down)]
-    return [kind.exchanges, architectures, kind.class_sets, sums, *formulas]
+    formulas = [formula.replace("|", "\\|") for formula in (method.up, method.down)]
+    return [method.exchanges, architectures, method.class_sets, sums, *formulas]
 
 
-def _measured(name: str, kind: type[Method]) -> list[str]:
-    if kind.exchanges == "nothing":
-        return ["0"] * 4
-    traffic = measure(name)
+def _measured(traffic: Traffic | None) -> list[str]:
     if traffic is None:
         return ["varies"] * 4
     return [

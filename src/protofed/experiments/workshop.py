@@ -66,7 +66,7 @@ class Census:
         Raises:
             ConfigError: If the method needs clients to share what they do not share.
         """
-        chosen = _assign(experiment, federated, methods.get(experiment.method))
+        chosen = _assign(experiment, federated)
         counts = torch.stack([c.train.counts(federated.num_classes) for c in federated.clients]).sum(0)
         held = counts[counts > 0]
         size = float(held.double().mean()) if len(held) else 0.0
@@ -181,26 +181,37 @@ def fill(
             roster.store.write(client.name, Parked(model.state_dict(), state, {}))
 
 
-def _assign(experiment: Experiment, federated: FederatedData, kind: type[Method]) -> list[Architecture]:
+def group_of(experiment: Experiment) -> str:
+    """Return the architecture or group of architectures of the clients that do not choose for themselves."""
+    return (one_architecture(experiment) and experiment.model.shared) or experiment.model.name
+
+
+def one_architecture(experiment: Experiment) -> bool:
+    """Whether the method needs all clients to have one architecture."""
+    return methods.get(experiment.method).needs_same_architecture(experiment.method_options)
+
+
+def _assign(experiment: Experiment, federated: FederatedData) -> list[Architecture]:
     """Return each client's architecture, checked against what the method needs."""
     model = experiment.model
-    shared = kind.same_architecture and model.shared
-    assigned = models.assign(shared or model.name, len(federated.clients))
+    shared = one_architecture(experiment) and model.shared
+    assigned = models.assign(group_of(experiment), len(federated.clients))
     chosen = []
     for client, (name, options) in zip(federated.clients, assigned, strict=True):
         own = None if shared else client.settings.get("model")
         name, options = models.assign(own, 1)[0] if own else (name, options)
         extra = {} if own or shared else model.options
         chosen.append(Architecture(name, {**options, **extra}, client.settings.get("d", model.d)))
-    _check_same(federated, kind, chosen)
+    _check_same(experiment, federated, chosen)
     return chosen
 
 
-def _check_same(federated: FederatedData, kind: type[Method], chosen: list[Architecture]) -> None:
+def _check_same(experiment: Experiment, federated: FederatedData, chosen: list[Architecture]) -> None:
     """Refuse a federation whose clients differ in what the method needs them to share."""
+    kind, same = methods.get(experiment.method), one_architecture(experiment)
     names = [c.name for c in federated.clients]
     for index, architecture in enumerate(chosen):
-        if kind.same_architecture and architecture != chosen[0]:
+        if same and architecture != chosen[0]:
             raise ConfigError(
                 f"{kind.name} shares weights and needs one architecture, but {names[0]} has {chosen[0]} (d="
                 f"{chosen[0].d}) and {names[index]} has {architecture} (d={architecture.d}): set model.shared"
@@ -221,8 +232,20 @@ def _task(experiment: Experiment, federated: FederatedData, census: Census) -> T
         class_size=census.class_size,
         clients=census.clients,
         template=partial(build_model, experiment, federated, census.architectures[0], "shared"),
+        auxiliary=partial(_auxiliary, experiment, federated),
         dtype=DTYPES[experiment.execution.precision],
     )
+
+
+def _auxiliary(
+    experiment: Experiment, federated: FederatedData, name: str, options: Mapping[str, Any], d: int | None
+) -> models.SplitModel:
+    """Return a network that all parties share: it follows from the configuration alone (see methods.Build)."""
+    model = experiment.model
+    default, own = models.assign(model.shared or model.name, 1)[0]
+    own |= {} if model.shared else model.options
+    architecture = Architecture(name or default, {**({} if name else own), **options}, d or model.d)
+    return build_model(experiment, federated, architecture, "auxiliary")
 
 
 def build_model(

@@ -15,13 +15,13 @@ import torch
 from cryptography import x509
 from torch import Tensor
 
-from protofed import methods, models
+from protofed import models
 from protofed.data import DataOptions
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError, DataError, ModelError, ProtofedError
 from protofed.experiments import Experiment, load_recipe, resolve
 from protofed.experiments.config import apply_overrides, parse_overrides
-from protofed.experiments.workshop import Census, open_workshop, place
+from protofed.experiments.workshop import Census, group_of, open_workshop, place
 from protofed.federation.files import read_tensors
 from protofed.flower import trust
 from protofed.training import ClientData, FederatedData, Memory, Samples
@@ -246,8 +246,7 @@ def _build_models(experiment: Experiment, alone: FederatedData) -> tuple[list[st
 
 def _turns(experiment: Experiment, client: ClientData) -> tuple[ClientData, ...]:
     """Return the client once per architecture it may be given: a group's go to clients in turn."""
-    kind, model = methods.get(experiment.method), experiment.model
-    group = (kind.same_architecture and model.shared) or model.name
+    group = group_of(experiment)
     if "model" in client.settings or group not in models.groups:
         return (client,)
     count = len(models.groups.get(group).members)

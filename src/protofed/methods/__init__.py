@@ -17,6 +17,7 @@ from protofed.errors import ConfigError
 from protofed.methods.contract import (
     Aggregate,
     Batch,
+    Build,
     Exchange,
     Local,
     Method,
@@ -32,6 +33,7 @@ from protofed.registry import Registry
 __all__ = [
     "Aggregate",
     "Batch",
+    "Build",
     "Exchange",
     "Field",
     "Local",

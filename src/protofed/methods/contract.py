@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -68,11 +68,14 @@ class Update:
         loss: What is minimised.
         trainable: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
         optimizer: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
+        clip: Largest Euclidean norm of a network's gradient, of the client's model and of each network in its
+            extras for itself; longer ones are shortened to it.
     """
 
     loss: Loss
     trainable: Callable[[str], bool] = every_parameter
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    clip: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,24 @@ class Phase:
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
 
 
+class Build(Protocol):
+    """Makes a network beside the clients' models, which all parties share."""
+
+    def __call__(self, name: str, options: Mapping[str, Any], d: int | None) -> SplitModel:
+        """Return it, with the same initial weights for every party.
+
+        Args:
+            name: An architecture or ``package.module:callable``; empty: the experiment's own (of a group, the
+                first) with its options.
+            options: Of the architecture.
+            d: Length of its features; None for the experiment's.
+
+        Raises:
+            ConfigError, ModelError: If there is no such architecture, or it cannot take the clients' samples.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Task:
     """What every party knows about the learning problem.
@@ -104,6 +125,7 @@ class Task:
         clients: Number of clients ``M``; 0 where it is not known.
         template: Returns a model of the first client's architecture (of all, where they share one) with its initial
             weights; None only where there are no models at all, as in an analysis of finished runs.
+        auxiliary: Makes an auxiliary network; None where there are no models at all (reports of finished runs).
         dtype: Of models and server state.
     """
 
@@ -114,6 +136,7 @@ class Task:
     class_size: float
     clients: int = 0
     template: Callable[[], SplitModel] | None = None
+    auxiliary: Build | None = None
     dtype: torch.dtype = torch.float32
 
 
@@ -173,10 +196,12 @@ class Method:
         down: The same of what it is sent.
         class_sets: Whether clients may have different classes, in words.
         Options: Frozen dataclass of hyperparameters.
-        same_architecture: Whether all clients must have one architecture.
+        same_architecture: Whether all clients must have one architecture (where options decide, see
+            :meth:`needs_same_architecture`).
         same_feature_dim: Whether all clients must have one ``d``.
         sums_only: Whether the server needs only sums over clients, so that secure aggregation applies.
-        personal_broadcast: Whether clients are sent different things.
+            May depend on the options.
+        personal_broadcast: Whether clients are sent different things. May depend on the options.
         statistics_from: ``"after"`` collects :meth:`statistics` in a separate eval-mode pass after training,
             ``"during"`` from the training steps of the last local epoch, None not at all. May be a property.
         statistics_by_batch: Whether :meth:`statistics` are more than sums over samples, and so have to be worked
@@ -193,13 +218,18 @@ class Method:
     Options: ClassVar[type] = NoOptions
     same_architecture: ClassVar[bool] = False
     same_feature_dim: ClassVar[bool] = False
-    sums_only: ClassVar[bool] = True
-    personal_broadcast: ClassVar[bool] = False
+    sums_only: bool = True
+    personal_broadcast: bool = False
 
     def __init__(self, options: Any, task: Task) -> None:
         self.options = options
         self.task = task
         self.check()
+
+    @classmethod
+    def needs_same_architecture(cls, options: Any) -> bool:
+        """Whether all clients must have one architecture with these options; asked before there is a method."""
+        return cls.same_architecture
 
     def check(self) -> None:
         """Raise ConfigError where options and task do not fit each other (before any training)."""

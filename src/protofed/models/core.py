@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.models.noise import noise_keys
+from protofed.models.noise import KeyedUniform, noise_keys
 
 MAPS = ("pool", "linear")
 
@@ -69,6 +69,10 @@ class SplitModel(nn.Module):
     def head_dropout(self) -> float:
         """Probability of zeroing a feature on its way into the head."""
         return self.dropout.p
+
+    def add_noise(self, name: str) -> None:
+        """Add a source of noise to the extras, for losses that need some (see :class:`KeyedUniform`)."""
+        self.extras[name] = KeyedUniform()
 
     def noise_keys(self) -> dict[str, Tensor]:
         """Return the keys of its dropout layers (see :mod:`protofed.models.noise`), by the names of buffers."""

@@ -1,4 +1,4 @@
-"""Dropout whose noise is a function of a key, not of torch's random state.
+"""Dropout, and noise of other kinds, as functions of a key and not of torch's random state.
 
 The noise of a step then depends on (seed, round, client, layer, step) alone: it is the same for a client that
 trains alone, in another process, or stacked with others under ``torch.func.vmap``, on any device.
@@ -45,7 +45,7 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 class _Keyed(nn.Module):
-    """A layer with noise: ``key`` is set by :func:`set_keys` and counts the layer's passes."""
+    """A layer with noise: ``key`` is set for each visit (see :func:`noise_keys`) and counts the layer's passes."""
 
     key: Tensor
     p: float
@@ -89,6 +89,22 @@ def _drop(layer: _Keyed, x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
         return x
     kept = (layer.draw(shape, x) >= p).to(x.dtype)
     return x * (kept / (1 - p) if p < 1 else kept)
+
+
+class KeyedUniform(_Keyed):
+    """A source of noise for a loss, in a model's ``extras``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return numbers in [0, 1): new ones at each call in training mode, in eval mode always the same.
+
+        They are those of ``like``'s dtype and belong to positions: of ``(B, …)`` numbers the first ``B'`` rows are
+        what ``(B', …)`` would have given.
+        """
+        return self.draw(shape, like) if self.training else uniform(self.key, shape).to(like.dtype)
 
 
 _KEYED: dict[str, type[_Keyed]] = {

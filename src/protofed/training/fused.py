@@ -20,6 +20,7 @@ from torch.func import functional_call, vmap
 
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
 from protofed.training.client import Client, LocalPlan
+from protofed.training.clipping import clip
 from protofed.training.executor import Messages, Sequential
 from protofed.training.roster import Roster
 from protofed.training.samples import Samples
@@ -370,8 +371,10 @@ class _Steps:
             self._check_padding(lens, view, batch)
             terms, found = self._losses(lens, view, batch)
             total = reduce(torch.add, terms.values()).sum()
-            chosen = view.chosen[number]
-            gradients = torch.autograd.grad(total, chosen, allow_unused=True)
+            chosen = list(view.chosen[number].values())
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(total, chosen, allow_unused=True)
+            if lens.update.clip is not None:
+                gradients = clip(list(view.chosen[number]), gradients, lens.update.clip, stacked=True)
             for parameter, gradient in zip(chosen, gradients, strict=True):
                 parameter.grad = gradient
             view.optimizers[number].step()
@@ -438,10 +441,11 @@ class _Steps:
         larger = [view for number, view in self.views.items() if number > clients]
         last = larger[-1] if larger else None  # stacks shrink: it is the one that has done all steps so far
         for number, update in enumerate(self.phase.updates):
-            chosen = [p for n, p in leaves.items() if update.trainable(n)]
-            optimizer = self.training.plan.build(chosen, update.optimizer)
+            chosen = {n: p for n, p in leaves.items() if update.trainable(n)}
+            optimizer = self.training.plan.build(chosen.values(), update.optimizer)
             if last is not None:
-                for mine, theirs in zip(chosen, last.chosen[number], strict=True):
+                for name, mine in chosen.items():
+                    theirs = last.chosen[number][name]
                     state = last.optimizers[number].state.get(theirs, {})
                     optimizer.state[mine] = {k: _part(v, theirs, clients) for k, v in state.items()}
             view.chosen.append(chosen)
@@ -465,7 +469,7 @@ class _View(NamedTuple):
 
     stack: _Stack
     leaves: Tensors
-    chosen: list[list[Tensor]]
+    chosen: list[Tensors]
     optimizers: list[torch.optim.Optimizer]
 
 
@@ -610,7 +614,8 @@ def bytes_per_client(model: SplitModel, samples: Samples, plan: LocalPlan) -> in
     try:
         with torch.no_grad():
             parameter = next(model.parameters())
-            model.eval()(parameter.new_zeros(1, *samples.x.shape[1:]))
+            for network in (model, *(e for e in model.extras.values() if isinstance(e, type(model)))):
+                network.eval()(parameter.new_zeros(1, *samples.x.shape[1:]))
     finally:
         model.train(training)
         for hook in hooks:

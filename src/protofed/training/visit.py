@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from protofed.errors import PayloadError
-from protofed.methods.contract import Batch, Local, Loss, Method, Phase, Tensors
+from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
 from protofed.methods.schema import Payload
 from protofed.seeding import derive, generator, seeded
 from protofed.training.client import Client
+from protofed.training.clipping import clip
 from protofed.training.samples import Samples
 from protofed.wire import Codec, cast
 
@@ -183,8 +184,8 @@ class Visitor:
         during = self.method.statistics_from == "during" and phase.source is None
         steps: list[_Step] = []
         for update in phase.updates:
-            chosen = [p for n, p in model.named_parameters() if update.trainable(n)]
-            steps.append(_Step(update.loss, chosen, client.plan.build(chosen, update.optimizer)))
+            chosen = {n: p for n, p in model.named_parameters() if update.trainable(n)}
+            steps.append(_Step(update, chosen, client.plan.build(chosen.values(), update.optimizer)))
         dtype = next(model.parameters()).dtype
         if phase.source is None and x.numel() <= NORMALISED_AT_ONCE:
             x = normalise(x, dtype)
@@ -207,11 +208,14 @@ class Visitor:
 
     def _step(self, local: Local, batch: Batch, steps: list[_Step], losses: _Means) -> None:
         """Do one optimiser step per update of the phase."""
-        for loss, parameters, optimizer in steps:
-            terms = loss(local.model, batch, local.received, local.state)
+        for update, parameters, optimizer in steps:
+            terms = update.loss(local.model, batch, local.received, local.state)
             total = reduce(torch.add, terms.values())
-            gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+            chosen = list(parameters.values())
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(total, chosen, allow_unused=True)
+            if update.clip is not None:
+                gradients = clip(list(parameters), gradients, update.clip)
+            for parameter, gradient in zip(chosen, gradients, strict=True):
                 parameter.grad = gradient
             optimizer.step()
             losses.add(terms, len(batch.y))
@@ -302,8 +306,8 @@ def _add(total: Tensors, more: Tensors) -> None:
 
 
 class _Step(NamedTuple):
-    loss: Loss
-    parameters: list[torch.nn.Parameter]
+    update: Update
+    parameters: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
 
 

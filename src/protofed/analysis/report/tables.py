@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -74,6 +74,10 @@ def clients(run: RunData) -> Table:
     if run.rules:
         table.head += [rule_title(rule) for rule in run.rules]
         table.groups.append(("Final accuracy", len(run.rules)))
+    added = any(client.get("extras") for client in run.clients)
+    if added:
+        table.head.insert(3, "Added by the method")
+        table.groups[1] = ("Model", 3)
     scores = [run.client_accuracies(rule) for rule in run.rules]
     for i, client in enumerate(run.clients):
         held = sum(1 for n in client["train"] if n)
@@ -81,6 +85,7 @@ def clients(run: RunData) -> Table:
             str(client["name"]),
             str(client["architecture"]),
             number(client["parameters"]),
+            *([_extras(client.get("extras", {}))] if added else []),
             number(client["d"]),
             number(sum(client["train"])),
             number(sum(client["test"])),
@@ -88,6 +93,11 @@ def clients(run: RunData) -> Table:
             *(percent(values[i] if i < len(values) else None) for values in scores),
         )
     return table
+
+
+def _extras(sizes: Mapping[str, int]) -> str:
+    """Return the networks that a method adds to a client's, with their parameters."""
+    return ", ".join(f"{name} {number(size)}" for name, size in sizes.items()) or "–"
 
 
 def communication(runs: Sequence[RunData]) -> Table:

@@ -1,0 +1,204 @@
+"""FedDistill (federated distillation, FD): clients exchange their mean output per class.
+
+Jeong, Oh, Kim, Park, Bennis and Kim, "Communication-Efficient On-Device Machine Learning: Federated Distillation
+and Augmentation under Non-IID Private Data", NeurIPS 2018 workshop.
+
+Not confirmed from the paper's text: its γ, and the divisor of the leave-one-out mean (here the number of others).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.methods import register
+from protofed.methods._presets import filled
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Task, Tensors, Update, Upload
+from protofed.methods.schema import Field, Payload, Schema
+from protofed.options import option
+from protofed.prototypes.means import class_means, class_sums, scatter_rows
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"target": "softmax", "without_target": "skip", "collect": "after", "clip": 0.0},
+    "htfl": {"target": "logits", "without_target": "own", "collect": "during", "clip": 10.0},
+}
+
+
+@dataclass(frozen=True)
+class FedDistillOptions:
+    """Hyperparameters."""
+
+    gamma: float = option(1.0, "weight γ of the distillation term")
+    preset: Literal["paper", "htfl"] = option(
+        "paper", "whose variants to take where none is named below: the paper's, or those of HtFLlib and PFLlib"
+    )
+    target: Literal["softmax", "logits"] | None = option(
+        None, "what is averaged: probabilities (paper), or raw logits, used as if they were probabilities (htfl)"
+    )
+    without_target: Literal["skip", "own"] | None = option(
+        None, "a sample whose class has no target: no term (paper), or its own output, held fixed (htfl)"
+    )
+    collect: Literal["after", "during"] | None = option(
+        None, "outputs from a pass after training (paper), or from the steps of the last local epoch (htfl)"
+    )
+    clip: float | None = option(
+        None, "largest norm of a gradient, 0 for none (paper), 10 (htfl; the original has none and ends in NaN)"
+    )
+    leave_one_out: bool = option(False, "every client gets the mean of the others, K² numbers of its own (paper)")
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0:
+            raise ValueError(f"gamma must be at least 0, not {self.gamma}")
+        if not (self.clip or 0) >= 0:
+            raise ValueError(f"clip must be at least 0, not {self.clip}")
+
+
+@register
+class FedDistill(Method):
+    """``F_ij``, the mean output of client i for class j, goes up; ``F_j``, the mean over its reporters, comes down.
+
+    A class nobody reports keeps its last ``F_j``; a class never reported has none, and with ``leave_one_out``
+    neither has a class that the client alone reports.
+
+    Server state: ``sums`` ``(K, K)`` of the rows reported last for each class, and their number ``reporters``
+    ``(K,)``; with ``leave_one_out`` every client's share in them, ``rows.NAME`` ``(K, K)``.
+    """
+
+    name = "feddistill"
+    summary = "mean outputs per class, towards which clients distil"
+    reference = "Jeong et al., NeurIPS 2018 workshop, arXiv 1811.11479"
+    exchanges = "logits"
+    up = "K_i·K"
+    down = "K²"
+    Options = FedDistillOptions
+
+    def __init__(self, options: FedDistillOptions, task: Task) -> None:
+        super().__init__(filled(options, PRESETS), task)
+        self.personal_broadcast = self.options.leave_one_out
+        self.sums_only = not self.options.leave_one_out
+        outputs = Field(("k", "K"))
+        if self.options.target == "softmax":  # a mean of rounded probabilities may end just above 1
+            outputs = Field(("k", "K"), minimum=0.0, limit=1.001)
+        fields = {"classes": Field(("k",), "label", parameter=False), "outputs": outputs}
+        K = task.num_classes
+        self.schema = Schema(fields, K, {"K": K}, {"k": K})
+
+    @property
+    def upload_schema(self) -> Schema:
+        """``k`` mean outputs of ``K`` numbers, and their classes."""
+        return self.schema
+
+    @property
+    def broadcast_schema(self) -> Schema:
+        """The same."""
+        return self.schema
+
+    # The client.
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Return the table of targets ``F``, and which classes have one."""
+        K = self.task.num_classes
+        if message is None:
+            return {
+                "targets": torch.zeros(K, K, dtype=self.task.dtype),
+                "present": torch.zeros(K, dtype=torch.bool),
+            }
+        targets, present = scatter_rows(message["outputs"], message["classes"], K)
+        return {"targets": targets, "present": present}
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        """Local training.
+
+        Raw logits as targets are no probabilities: that loss has no lower bound, and grows with what it trains.
+        """
+        return (Phase((Update(self.loss, clip=self.options.clip or None),)),)
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Return what is averaged and distilled."""
+        return logits.softmax(-1) if self.options.target == "softmax" else logits
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """``CE + γ·mean(−Σ_k F_yk log p_k)``, the mean over the samples whose class has a target."""
+        logits = model(batch.x).logits
+        targets, has = received["targets"][batch.y], received["present"][batch.y]
+        if self.options.without_target == "own":
+            targets = torch.where(has.unsqueeze(-1), targets, self.outputs(logits).detach())
+            has = torch.ones_like(has)
+        soft = -(targets * logits.log_softmax(-1)).sum(-1)
+        # Of a round before there are any, no sample counts: the term is 0.
+        weight = has.to(soft.dtype) if batch.weight is None else has * batch.weight
+        distilled = (torch.where(has, soft, 0.0) * weight).sum() / weight.sum().clamp(min=1)
+        if self.options.without_target == "own":
+            distilled = distilled * received["present"].any()  # the first round is cross-entropy alone
+        return {"cross_entropy": batch.cross_entropy(logits), "distillation": self.options.gamma * distilled}
+
+    @property
+    def statistics_from(self) -> Literal["after", "during"]:
+        """Mean outputs are means over the training data."""
+        when: Literal["after", "during"] = self.options.collect
+        return when
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """Sums of outputs and numbers of samples per class."""
+        sums, counts = class_sums(self.outputs(output.logits), batch.y, self.task.num_classes, batch.weight)
+        return {"sums": sums, "counts": counts}
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``F_ij = mean over own samples of class j`` for the classes present."""
+        means, present = class_means(statistics["sums"], statistics["counts"])
+        classes = present.nonzero().squeeze(-1)
+        return {"classes": classes, "outputs": means[classes]}
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start without targets."""
+        K = self.task.num_classes
+        return {
+            "sums": torch.zeros(K, K, dtype=torch.float64),
+            "reporters": torch.zeros(K, dtype=torch.int64),
+        }
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Send ``F_j = (1/M_j)·Σ_i F_ij``, or to a client that reported it, the mean of the ``M_j − 1`` others."""
+        sums, reporters = server["sums"], server["reporters"]
+        if f"rows.{client}" in server:
+            sums = sums - server[f"rows.{client}"]
+            reporters = reporters - server[f"reported.{client}"]
+        classes = (reporters > 0).nonzero().squeeze(-1)
+        if not len(classes):
+            return None
+        means = sums[classes] / reporters[classes].unsqueeze(-1)
+        if self.options.target == "softmax":
+            means = means.clamp(0, 1)  # a difference of sums may end just below 0
+        return {"classes": classes, "outputs": means.to(self.task.dtype)}
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Add up what is reported; a class that nobody reports keeps its last sum."""
+        K = self.task.num_classes
+        sums, reporters = self.server_state().values()
+        shares: Tensors = {}
+        for name, payload in uploads:
+            classes, rows = payload["classes"], payload["outputs"].double()
+            sums[classes] += rows
+            reporters[classes] += 1
+            if self.options.leave_one_out:
+                shares[f"rows.{name}"], reported = scatter_rows(rows, classes, K)
+                shares[f"reported.{name}"] = reported.to(torch.int64)
+        new = reporters > 0
+        state = {
+            "sums": torch.where(new.unsqueeze(-1), sums, server["sums"]),
+            "reporters": torch.where(new, reporters, server["reporters"]),
+        }
+        for key, old in server.items():
+            if key not in state:  # a client's share in a sum ends when the class is reported anew
+                kept = old.masked_fill(new.unsqueeze(-1) if old.dim() > 1 else new, 0)
+                state[key] = kept + shares.pop(key, torch.zeros_like(kept))
+        return Aggregate({**state, **shares}, {"classes_reported": int(new.sum())})

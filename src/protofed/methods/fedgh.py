@@ -1,0 +1,158 @@
+"""FedGH: the server trains one head for all clients, on their class means.
+
+Yi, Wang, Liu, Shi and Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023.
+
+The paper's text could not be read; the steps are those of its abstract and of public code, whose settings differ:
+the server's learning rate and epochs are not confirmed. The authors' released code never changes the header (the
+server steps another optimiser), so it measures a fixed random head: here that is ``server_epochs = 0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.errors import ModelError
+from protofed.methods import register
+from protofed.methods._training import linear_layer, sound
+from protofed.methods._weights import load_weights
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Tensors, Upload
+from protofed.methods.schema import Payload, Schema, prototype_schema, weight_schema
+from protofed.options import option
+from protofed.prototypes.means import class_means, class_sums
+from protofed.seeding import generator
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+
+@dataclass(frozen=True)
+class FedGHOptions:
+    """Hyperparameters."""
+
+    server_lr: float = option(0.01, "learning rate of the SGD that trains the header")
+    server_epochs: int = option(
+        1, "its epochs over the uploaded pairs; 0 leaves the header random, as the authors' released code does"
+    )
+    server_batch_size: int = option(10, "pairs per server step")
+    prototypes: Literal["after", "during"] = option(
+        "after", "class means from a pass after training, or from the training steps of the last local epoch"
+    )
+
+    def __post_init__(self) -> None:
+        if self.server_epochs < 0 or not self.server_lr > 0 or self.server_batch_size < 1:
+            raise ValueError(
+                "needs server_epochs >= 0, server_lr > 0 and server_batch_size >= 1, not "
+                f"{self.server_epochs}, {self.server_lr} and {self.server_batch_size}"
+            )
+
+
+@register
+class FedGH(Method):
+    """Class means ``p_ic`` go up, the header ``φ`` comes down and replaces every client's head.
+
+    Server state: the header's ``weight`` ``(K, d)`` and ``bias`` ``(K,)``, which live on from round to round.
+    """
+
+    name = "fedgh"
+    summary = "one head for all clients, trained by the server on their class means"
+    reference = "Yi et al., ACM MM 2023, arXiv 2303.13137"
+    exchanges = "prototypes"
+    up = "K_i·d"
+    down = "|φ|"
+    class_sets = "one K-way head"
+    same_feature_dim = True
+    sums_only = False  # training needs every single pair
+    Options = FedGHOptions
+
+    @property
+    def upload_schema(self) -> Schema:
+        """``k`` class means and their classes."""
+        return prototype_schema(self.task.num_classes, "d", {"d": self.task.feature_dim})
+
+    @property
+    def broadcast_schema(self) -> Schema:
+        """The header."""
+        return weight_schema(self.server_state(), self.task.num_classes)
+
+    # The client.
+
+    def extend(self, model: SplitModel) -> None:
+        """Refuse a head that cannot take the header's bias."""
+        if model.head.bias is None:
+            raise ModelError("fedgh shares a head with a bias, but this model's head has none")
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Take over the header."""
+        if message is not None:
+            load_weights(local.model.head, message)
+        return {}
+
+    # Local training is cross-entropy through extractor and head, as Method has it.
+
+    @property
+    def statistics_from(self) -> Literal["after", "during"]:
+        """Class means are means over the training data."""
+        when: Literal["after", "during"] = self.options.prototypes
+        return when
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """Sums and counts per class."""
+        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
+        return {"sums": sums, "counts": counts}
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``p_ic``, the mean feature of each class present."""
+        means, present = class_means(statistics["sums"], statistics["counts"])
+        classes = present.nonzero().squeeze(-1)
+        return {"classes": classes, "prototypes": means[classes]}
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start with a random header."""
+        source = generator(self.task.seed, "header")
+        return linear_layer(self.task.feature_dim, self.task.num_classes, source, self.task.dtype)
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+        """Send the header."""
+        return dict(server)
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """``min_φ Σ CE(g_φ(p_ic), c)`` over all pairs, one for each client and class, by SGD.
+
+        A class nobody reports is only pushed down. A header that diverges is not kept.
+        """
+        payloads = [upload.payload for upload in uploads]
+        labels = torch.cat([p["classes"] for p in payloads]) if payloads else torch.zeros(0)
+        if not len(labels):
+            return Aggregate(server, {})
+        prototypes = torch.cat([p["prototypes"] for p in payloads])
+        header, losses = self._train(server, prototypes, labels, round)
+        if not sound(header):
+            return Aggregate(server, {"header_diverged": True})
+        return Aggregate(header, {"header_loss_first": losses[0], "header_loss_last": losses[-1]} if losses else {})
+
+    def _train(
+        self, header: Tensors, prototypes: Tensor, labels: Tensor, round: int
+    ) -> tuple[Tensors, list[float]]:
+        """Return the trained header, and the mean loss of each epoch, taken before each step."""
+        order = generator(self.task.seed, "server training", round)
+        weight, bias = (header[name].clone().requires_grad_() for name in ("weight", "bias"))
+        losses = []
+        for _ in range(self.options.server_epochs):
+            total = 0.0
+            for rows in torch.randperm(len(labels), generator=order).split(self.options.server_batch_size):
+                loss = F.cross_entropy(F.linear(prototypes[rows], weight, bias), labels[rows])
+                gradients = torch.autograd.grad(loss, (weight, bias))
+                with torch.no_grad():
+                    for parameter, gradient in zip((weight, bias), gradients, strict=True):
+                        parameter.sub_(gradient, alpha=self.options.server_lr)
+                total += float(loss.detach()) * len(rows)
+            losses.append(total / len(labels))
+        return {"weight": weight.detach(), "bias": bias.detach()}, losses

@@ -1,0 +1,141 @@
+"""FML, federated mutual learning: every client's model and a shared "meme" teach each other.
+
+Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu and Wu, "Federated Mutual Learning", 2020.
+
+The paper's text could not be read; the losses are those of public code. The authors' has both steps of the
+federation commented out. HtFLlib and PFLlib differ in three respects, which ``preset = htfl`` takes together. The
+meme that the prototype papers used, and which code is behind their tables, is not confirmed: choose it by
+``auxiliary``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from protofed.methods import register
+from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions
+from protofed.methods._distillation import divergence
+from protofed.methods._presets import filled
+from protofed.methods._weights import WeightedMean, load_weights
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Update, Upload
+from protofed.methods.schema import Field, Payload, Schema, weight_schema
+from protofed.options import option
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "official": {"kl_reduction": "batchmean", "detach_teacher": True, "clip": 0.0},
+    "htfl": {"kl_reduction": "elementmean", "detach_teacher": False, "clip": 10.0},
+}
+
+
+@dataclass(frozen=True)
+class FMLOptions(AuxiliaryOptions):
+    """Hyperparameters; the prototype papers use α = β = 0.5."""
+
+    alpha: float = option(0.5, "weight α of the client's own cross-entropy; 1 − α is distilled from the meme")
+    beta: float = option(0.5, "weight β of the meme's cross-entropy; 1 − β is distilled from the client's model")
+    preset: Literal["official", "htfl"] = option(
+        "official", "whose variants to take where none is named: the authors' code, or HtFLlib's and PFLlib's"
+    )
+    kl_reduction: Literal["batchmean", "elementmean"] | None = option(
+        None, "KL divided by B (official), or by B·K and so K times weaker (htfl)"
+    )
+    detach_teacher: bool | None = option(
+        None, "each network learns from the other alone (official), or both minimise both losses (htfl: false)"
+    )
+    clip: float | None = option(None, "largest norm of each network's gradient, 0 for none (official), 10 (htfl)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1 or not 0 <= self.beta <= 1:
+            raise ValueError(f"alpha and beta must lie in [0, 1], not {self.alpha} and {self.beta}")
+        if not (self.clip or 0) >= 0:
+            raise ValueError(f"clip must be at least 0, not {self.clip}")
+
+
+@register
+class FML(AuxiliaryMethod):
+    """Clients start each round from the global meme, train both networks and send the meme; the server averages."""
+
+    name = "fml"
+    summary = "clients' own models and a shared small one teach each other"
+    reference = "Shen et al., 2020, arXiv 2006.16765"
+    up = "|w_aux|"
+    down = "|w_aux|"
+    role = "meme"
+    Options = FMLOptions
+
+    def __init__(self, options: FMLOptions, task: Task) -> None:
+        super().__init__(filled(options, PRESETS), task)
+
+    @cached_property
+    def broadcast_schema(self) -> Schema:
+        """The meme."""
+        return weight_schema(self.initial, self.task.num_classes)
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """The meme, and one sample count."""
+        samples = Field((), "count", parameter=False)
+        return Schema({**self.broadcast_schema.fields, "samples": samples}, self.task.num_classes)
+
+    # The client.
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Fork: the client's meme becomes the global one."""
+        if message is not None:
+            load_weights(local.model.extras["meme"], message)
+        return {}
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        """Both networks step on the same batches."""
+        return (Phase((Update(self.loss, clip=self.options.clip or None),)),)
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """``α·CE_l + (1−α)·KL(p_m ‖ p_l)`` for the own model, ``β·CE_m + (1−β)·KL(p_l ‖ p_m)`` for the meme.
+
+        Teachers are held fixed, so that the sum is two losses, one of each network.
+        """
+        o = self.options
+        own, meme = model(batch.x).logits, model.extras["meme"](batch.x).logits
+        scale = 1.0 if o.kl_reduction == "batchmean" else 1 / self.task.num_classes
+        terms = {
+            "cross_entropy": o.alpha * batch.cross_entropy(own),
+            "meme_cross_entropy": o.beta * batch.cross_entropy(meme),
+        }
+        for name, weight, teacher, student in (
+            ("distillation", 1 - o.alpha, meme, own),
+            ("meme_distillation", 1 - o.beta, own, meme),
+        ):
+            if weight:
+                fixed = teacher.detach() if o.detach_teacher else teacher
+                terms[name] = weight * scale * divergence(batch, fixed, student)
+        return terms
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send the trained meme, and ``n_i``."""
+        return {**self.shared(local.model.extras["meme"]), "samples": local.counts.sum()}
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start from one initial meme."""
+        return dict(self.initial)
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+        """Send the global meme."""
+        return dict(server)
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Merge: the global meme becomes the mean of the clients'; nobody: keep it."""
+        mean = WeightedMean()
+        for upload in uploads:
+            weights = {n: w for n, w in upload.payload.items() if n != "samples"}
+            by_samples = self.options.weighting == "samples"
+            mean.add(weights, int(upload.payload["samples"]) if by_samples else 1.0)
+        return Aggregate(mean.mean(server), {})

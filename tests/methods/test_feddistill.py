@@ -1,0 +1,211 @@
+"""FedDistill: against a naive reference, classes that few or none report, and what it has to survive."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import naive
+from naive import build, same, uneven
+from protofed.errors import ConfigError
+from protofed.methods.contract import Upload
+from support import K, client, degenerate, federated
+
+GAMMA = 0.7
+
+
+class Reference:
+    """``L = CE + γ·mean(−Σ_k F_yk log p_k)``; ``F_ij = mean_x o(x)``, ``F_j = mean over reporters i of F_ij``."""
+
+    def __init__(self, federation, data, options) -> None:
+        self.data = data
+        self.nets = {c.name: naive.own_net(federation, c.name) for c in data.clients}
+        self.raw = options.get("method__target", "softmax") == "logits"
+        self.own = options.get("method__without_target") == "own"
+        self.during = options.get("method__collect") == "during"
+        self.others = options.get("method__leave_one_out", False)
+        self.reported: dict[int, dict[str, torch.Tensor]] = {}
+
+    def output(self, w, x):
+        z = naive.logits(w, x)
+        return z if self.raw else naive.probabilities(z)
+
+    def targets(self, name):
+        found = {}
+        for j, rows in self.reported.items():
+            chosen = [r for who, r in rows.items() if not (self.others and who == name)]
+            if chosen:
+                found[j] = naive.mean(chosen)
+        return found
+
+    def loss(self, w, batch, targets):
+        ce = naive.mean([naive.cross_entropy(naive.logits(w, x), y) for x, y in batch])
+        soft = []
+        for x, y in batch:
+            if y in targets or (self.own and targets):
+                F = targets[y] if y in targets else self.output(w, x).detach()
+                p = naive.probabilities(naive.logits(w, x))
+                soft.append(-sum(F[k] * p[k].log() for k in range(K)))
+        return ce + (GAMMA * naive.mean(soft) if soft else 0.0)
+
+    def round(self, number):
+        fresh: dict[int, dict[str, torch.Tensor]] = {}
+        for c in self.data.clients:
+            targets, w = self.targets(c.name), self.nets[c.name]
+            seen: dict[int, list[torch.Tensor]] = {}
+            for batch in naive.rounds_of(c.train, c.name, number):
+                if self.during:
+                    for x, y in batch:
+                        seen.setdefault(y, []).append(self.output(w, x))
+                (w,), _ = naive.step([w], lambda parts, b=batch, t=targets: self.loss(parts[0], b, t))
+            if not self.during:
+                for x, y in zip(c.train.x.double(), c.train.y.tolist(), strict=True):
+                    seen.setdefault(y, []).append(self.output(w, x))
+            self.nets[c.name] = w
+            for j, rows in seen.items():
+                fresh.setdefault(j, {})[c.name] = naive.mean(rows)
+        self.reported |= fresh
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method__leave_one_out": True},
+        {"method__target": "logits"},
+        {"method__target": "logits", "method__without_target": "own", "method__collect": "during"},
+        {"method__without_target": "own", "method__leave_one_out": True},
+    ],
+    ids=["paper", "others", "logits", "htfl", "own"],
+)
+def test_three_rounds(options):
+    data = uneven()
+    federation = build("feddistill", data, rounds=3, method__gamma=GAMMA, **options)
+    reference = Reference(federation, data, options)
+    for number, _ in enumerate(federation.run(), start=1):
+        reference.round(number)
+        for c in data.clients:
+            naive.same_nets(naive.own_net(federation, c.name), reference.nets[c.name])
+            expected = reference.targets(c.name)
+            received = federation.executor.clients[c.name].received
+            assert received["present"].tolist() == [j in expected for j in range(K)]
+            for j, row in expected.items():
+                same(received["targets"][j], row)
+
+
+def test_the_presets():
+    paper, htfl = (build("feddistill", method__preset=p).method.options for p in ("paper", "htfl"))
+    assert (paper.target, paper.without_target, paper.collect) == ("softmax", "skip", "after")
+    assert (htfl.target, htfl.without_target, htfl.collect) == ("logits", "own", "during")
+    mixed = build("feddistill", method__preset="htfl", method__target="softmax").method.options
+    assert (mixed.target, mixed.collect) == ("softmax", "during")
+    assert (paper.clip, htfl.clip, mixed.clip) == (0, 10, 10)
+
+
+def test_without_weight_it_is_local_training():
+    alone, distilled = build("local"), build("feddistill", method__gamma=0.0)
+    list(alone.run())
+    list(distilled.run())
+    for name in alone.names:
+        naive.same_nets(naive.own_net(distilled, name), naive.own_net(alone, name))
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("preset", ["paper", "htfl"])
+def test_classes_of_one_client_or_of_nobody_stay_finite(preset, others):
+    """Class 3 is one client's alone, class 2 has one sample, class 1 nobody has at first."""
+    data = federated(
+        client("ann", [0] * 6, [0, 1, 2, 3]), client("bob", [0, 3, 3, 3], [3]), client("cid", [2], [2, 1])
+    )
+    federation = build(
+        "feddistill", data, rounds=8, method__preset=preset, method__leave_one_out=others, method__gamma=1.0
+    )
+    for record in federation.run():
+        assert not record.refused
+        assert all(torch.isfinite(torch.tensor(v)) for v in record.losses.values())
+    for name in federation.names:
+        assert all(p.isfinite().all() for p in federation.executor.clients[name].model.parameters())
+    present = {n: federation.executor.clients[n].received["present"].tolist() for n in federation.names}
+    assert present["ann"] == [True, False, True, True]
+    assert present["bob"] == [True, False, True, not others]
+    assert present["cid"] == [True, False, not others, True]
+
+
+def test_a_class_nobody_reports_any_more_keeps_its_target():
+    federation = build("feddistill", rounds=1)
+    next(federation.run())
+    before = federation.method.broadcast(federation.server, 2)["outputs"]
+    rows = torch.full((1, K), 0.25, dtype=torch.float64)
+    upload = Upload("ann", {"classes": torch.tensor([1]), "outputs": rows})
+    state, _ = federation.method.aggregate(federation.server, iter([upload]), 2)
+    after = federation.method.broadcast(state, 3)["outputs"]
+    assert torch.equal(after[1], rows[0])
+    assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
+
+
+def test_others_are_right_while_clients_come_and_go():
+    """With partial participation, each client gets the mean of the others' latest rows of each class."""
+    data = uneven()
+    federation = build("feddistill", data, method__leave_one_out=True)
+    latest: dict[int, dict[str, torch.Tensor]] = {}
+    g = torch.Generator().manual_seed(0)
+    state = federation.server
+    for number in range(1, 9):
+        uploads, fresh = [], {}
+        for name in federation.names:
+            classes = torch.rand(K, generator=g).gt(0.5).nonzero().squeeze(-1)
+            if torch.rand((), generator=g) < 0.3:
+                continue
+            rows = torch.rand(len(classes), K, generator=g, dtype=torch.float64)
+            uploads.append(Upload(name, {"classes": classes, "outputs": rows}))
+            for j, row in zip(classes.tolist(), rows, strict=True):
+                fresh.setdefault(j, {})[name] = row
+        latest |= fresh
+        state, _ = federation.method.aggregate(state, iter(uploads), number)
+        for name in federation.names:
+            message = federation.method.broadcast(state, number + 1, name)
+            found = (
+                {} if message is None else dict(zip(message["classes"].tolist(), message["outputs"], strict=True))
+            )
+            expected = {
+                j: naive.mean(others)
+                for j, rows in latest.items()
+                if (others := [r for who, r in rows.items() if who != name])
+            }
+            assert found.keys() == expected.keys()
+            for j, row in expected.items():
+                same(found[j], row)
+
+
+def test_traffic_is_the_papers_formula():
+    """Up ``Σ_i K_i·K``, down ``M·K²`` (TinyProto Table 2), here from the second round on: all classes are known."""
+    data = uneven()
+    records = list(build("feddistill", data, wire__codec="float32", execution__precision="fp32").run())
+    held, M = sum(len(set(c.train.y.tolist())) for c in data.clients), len(data.clients)
+    assert records[1].parameters == {"up": held * K, "down": M * K * K}
+    assert records[1].bytes == {"up": held * (4 * K + 2) + 8 * M, "down": M * (K * (4 * K + 2) + 8)}
+    assert records[0].parameters == {"up": held * K, "down": 0}
+
+
+def test_widths_may_differ_and_degenerate_clients():
+    list(build("feddistill", federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3], d=3))).run())
+    list(build("feddistill", degenerate(), method__leave_one_out=True).run())
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_extreme_uploads_do_not_end_the_run(others):
+    federation = build("feddistill", method__target="logits", method__leave_one_out=others)
+    rows = torch.full((K, K), 1e9)
+    uploads = [Upload(n, {"classes": torch.arange(K), "outputs": s * rows}) for n, s in (("ann", 1), ("bob", -1))]
+    state, _ = federation.method.aggregate(federation.server, iter(uploads), 1)
+    schema = federation.method.broadcast_schema
+    for name in federation.names:
+        payload = federation.method.broadcast(state, 2, name)
+        federation.codec.decode(federation.codec.encode(payload, schema), schema)
+
+
+def test_bad_options():
+    with pytest.raises(ConfigError, match="gamma must be at least 0, not -1"):
+        build("feddistill", method__gamma=-1.0)
+    with pytest.raises(ConfigError, match=r"method\.preset must be 'paper' or 'htfl'"):
+        build("feddistill", method__preset="fedgen")

@@ -1,0 +1,410 @@
+"""FedGen and FedPA: against naive references, what the generator learns, and what they have to survive."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import naive
+from naive import SEED, build, same, same_nets, uneven
+from protofed.errors import ConfigError, ModelError
+from protofed.methods._generator import diversity, generate, initial_generator
+from protofed.methods.contract import Upload
+from protofed.models.noise import uniform
+from protofed.seeding import derive, generator
+from support import K, client, degenerate, federated
+
+Z, H, D, STEPS, BATCH = 3, 6, 5, 3, 4
+SMALL = {
+    "method__latent_dim": Z,
+    "method__generator_hidden": H,
+    "method__generator_steps": STEPS,
+    "method__generator_batch_size": BATCH,
+    "method__generator_lr": 0.01,
+}
+METHODS = pytest.mark.parametrize("method", ["fedgen", "fedpa"])
+
+
+# The generator by itself.
+
+
+def naive_generate(w, noise, y, statistics):
+    """``G(ε, y)`` of one sample, unit by unit; ``statistics`` are the hidden units' means and variances."""
+    x = [*noise, *[torch.tensor(float(k == y), dtype=torch.float64) for k in range(K)]]
+    out = []
+    for u in range(H):
+        a = sum(w["hidden.weight"][u][i] * x[i] for i in range(len(x))) + w["hidden.bias"][u]
+        a = (a - statistics[0][u]) / (statistics[1][u] + 1e-5).sqrt() * w["norm.weight"][u] + w["norm.bias"][u]
+        out.append(a.clamp(min=0))
+    return torch.stack(
+        [sum(w["output.weight"][j][u] * out[u] for u in range(H)) + w["output.bias"][j] for j in range(D)]
+    )
+
+
+def hidden(w, noise, y):
+    """The hidden units of one sample before they are normalised."""
+    x = torch.cat([noise, torch.eye(K, dtype=torch.float64)[y]])
+    return w["hidden.weight"] @ x + w["hidden.bias"]
+
+
+def a_generator(seed=0):
+    return initial_generator(Z, K, H, D, torch.Generator().manual_seed(seed), torch.float64)
+
+
+def test_the_size_is_the_formulas():
+    size = sum(t.numel() for n, t in a_generator().items() if "running" not in n)
+    assert size == (Z + K) * H + H + 2 * H + H * D + D
+
+
+def test_generated_features():
+    g = torch.Generator().manual_seed(1)
+    w, noise, labels = a_generator(), torch.rand(7, Z, generator=g, dtype=torch.float64), torch.arange(7) % K
+    w |= {
+        "norm.running_mean": torch.rand(H, generator=g).double(),
+        "norm.running_var": torch.rand(H).double() + 0.1,
+    }
+    a = torch.stack([hidden(w, e, y) for e, y in zip(noise, labels.tolist(), strict=True)])
+    batch = a.mean(0), ((a - a.mean(0)) ** 2).mean(0)
+    for training, statistics in ((False, (w["norm.running_mean"], w["norm.running_var"])), (True, batch)):
+        found = generate(w, noise, labels, training=training)
+        for b in range(7):
+            same(found.features[b], naive_generate(w, noise[b], int(labels[b]), statistics))
+
+
+def naive_diversity(noise, features, labels=None):
+    """``exp(−mean_{b,b'} mean_z (ε_b − ε_b')² · mean_d |G_b − G_b'|)``, pairs of one label set to 0 if asked."""
+    B, total = len(noise), 0.0
+    for b in range(B):
+        for c in range(B):
+            if labels is None or labels[b] != labels[c]:
+                total = total + ((noise[b] - noise[c]) ** 2).mean() * (features[b] - features[c]).abs().mean()
+    return torch.exp(-total / B**2)
+
+
+def test_diversity():
+    g = torch.Generator().manual_seed(2)
+    noise, features = (torch.rand(5, n, generator=g, dtype=torch.float64) for n in (Z, D))
+    labels = torch.tensor([0, 1, 1, 2, 0])
+    same(diversity(noise, features), naive_diversity(noise, features))
+    different = labels.unsqueeze(0) != labels.unsqueeze(1)
+    same(diversity(noise, features, different), naive_diversity(noise, features, labels.tolist()))
+
+
+# Whole rounds.
+
+
+class Draws:
+    """What a client's source of noise gives in a round, call by call."""
+
+    def __init__(self, name, number):
+        self.key = derive(SEED, "noise", number, name, 0)
+
+    def __call__(self, *shape):
+        numbers = uniform(torch.tensor(self.key), shape).double()
+        self.key += 1 << 32
+        return numbers
+
+
+class Adam:
+    """Adam with weight decay added to the gradient, by hand."""
+
+    def __init__(self, lr, decay):
+        self.lr, self.decay, self.t, self.m, self.v = lr, decay, 0, {}, {}
+
+    def step(self, w, gradients):
+        self.t += 1
+        moved = dict(w)
+        for n, g in gradients.items():
+            g = g + self.decay * w[n]
+            self.m[n] = 0.9 * self.m.get(n, 0) + 0.1 * g
+            self.v[n] = 0.999 * self.v.get(n, 0) + 0.001 * g**2
+            m, v = self.m[n] / (1 - 0.9**self.t), self.v[n] / (1 - 0.999**self.t)
+            moved[n] = w[n] - self.lr * m / (v.sqrt() + 1e-8)
+        return moved
+
+
+class Reference:
+    """Both methods in the words of their papers' algorithms; every sample of every batch by itself."""
+
+    def __init__(self, federation, data, method, options):
+        self.data, self.method, self.o = data, method, federation.method.options
+        self.head_only = options.get("method__preset") == "htfl"
+        self.nets = {c.name: naive.own_net(federation, c.name) for c in data.clients}
+        self.shared = [t.clone() for n, t in federation.server.items() if n in federation.method.initial]
+        prefix = "generator."
+        self.G = {n.removeprefix(prefix): t.clone() for n, t in federation.server.items() if n.startswith(prefix)}
+        self.prior = [1 / K] * K
+        self.P = {}
+
+    def weights(self, number):
+        t = number - 1
+        if self.method == "fedgen":
+            if number < self.o.start:
+                return 0.0, 0.0
+            return tuple(
+                max(1e-4, first * self.o.decay**t) if first else 0.0 for first in (self.o.alpha, self.o.beta)
+            )
+        return (0.0, 0.0) if t == 0 else (max(1e-4, 25 * 0.98**t), max(0.15, 5 * 0.98**t))
+
+    def running(self, noise, y):
+        return naive_generate(self.G, noise, y, (self.G["norm.running_mean"], self.G["norm.running_var"]))
+
+    def client_loss(self, w, batch, alpha, beta, draws):
+        ce = naive.mean([naive.cross_entropy(naive.logits(w, x), y) for x, y in batch])
+        if alpha:  # α_t·CE(g(G(ε, y')), y')
+            places, noise = draws(len(batch)), draws(len(batch), Z)
+            labels = []
+            for u in places.tolist():
+                height, label = 0.0, -1
+                while height <= u:
+                    label += 1
+                    height += self.prior[label]
+                labels.append(label)
+            pseudo = [
+                naive.cross_entropy(naive.head(w, self.running(e, y)), y)
+                for e, y in zip(noise, labels, strict=True)
+            ]
+            ce = ce + alpha * naive.mean(pseudo)
+        if beta and self.method == "fedgen":  # β_t·KL(softmax g(G(ε', y)) ‖ p(x))
+            terms = []
+            for (x, y), e in zip(batch, draws(len(batch), Z), strict=True):
+                teacher = naive.probabilities(naive.head(w, self.running(e, y))).detach()
+                terms.append(naive.divergence(teacher, naive.probabilities(naive.logits(w, x))))
+            ce = ce + beta * naive.mean(terms)
+        if beta and self.method == "fedpa":  # β_t·MSE(f(x), P_y), 0 for a class without prototype
+            pulls = [
+                ((naive.features(w, x) - self.P[y]) ** 2).mean() if y in self.P else torch.zeros(()).double()
+                for x, y in batch
+            ]
+            ce = ce + beta * naive.mean(pulls)
+        return ce
+
+    def generator_loss(self, leaves, noise, labels, heads, alpha, number):
+        a = torch.stack([hidden(leaves, e, y) for e, y in zip(noise, labels, strict=True)])
+        statistics = a.mean(0), ((a - a.mean(0)) ** 2).mean(0)
+        made = [naive_generate(leaves, e, y, statistics) for e, y in zip(noise, labels, strict=True)]
+        counts = {c.name: torch.bincount(c.train.y, minlength=K).double() for c in self.data.clients}
+        total = sum(counts.values())
+        n = sum(len(c.train) for c in self.data.clients)
+        if self.head_only:  # CE(Σ_i (n_i/n)·g_i(G), y)
+            loss = naive.mean(
+                [
+                    naive.cross_entropy(
+                        sum(len(c.train) / n * naive.head(heads[c.name], f) for c in self.data.clients), y
+                    )
+                    for f, y in zip(made, labels, strict=True)
+                ]
+            )
+            return loss, statistics
+        loss = sum(  # Σ_i mean_b a_{y,i}·CE(g_i(G), y)
+            naive.mean(
+                [
+                    counts[c.name][y] / total[y] * naive.cross_entropy(naive.head(heads[c.name], f), y)
+                    for f, y in zip(made, labels, strict=True)
+                ]
+            )
+            for c in self.data.clients
+        )
+        if self.method == "fedgen":
+            return loss + naive_diversity(noise, torch.stack(made)), statistics
+        loss = alpha * loss
+        if number > 1:  # − 0.15·MSE(G, P_y)
+            push = [
+                ((f - self.P[y]) ** 2).mean() if y in self.P else torch.zeros(()).double()
+                for f, y in zip(made, labels, strict=True)
+            ]
+            loss = loss - 0.15 * naive.mean(push)
+        return loss + naive_diversity(noise, torch.stack(made), labels), statistics
+
+    def train_generator(self, heads, number):
+        o, source = self.o, generator(SEED, "generator training", number)
+        adam = Adam(o.generator_lr * o.generator_decay ** (number - 1), o.generator_weight_decay)
+        alpha = max(1e-4, 25 * 0.98 ** (number - 1))
+        prior = torch.tensor(self.prior, dtype=torch.float64)
+        for _ in range(STEPS):
+            labels = torch.multinomial(prior, BATCH, replacement=True, generator=source).tolist()
+            noise = torch.rand(BATCH, Z, generator=source, dtype=torch.float64)
+            leaves = {n: t.clone().requires_grad_("running" not in n) for n, t in self.G.items()}
+            loss, (m, v) = self.generator_loss(leaves, noise, labels, heads, alpha, number)
+            names = [n for n in leaves if "running" not in n]
+            gradients = torch.autograd.grad(loss, [leaves[n] for n in names])
+            self.G = adam.step(self.G, dict(zip(names, gradients, strict=True)))
+            m, v = m.detach(), v.detach() * BATCH / (BATCH - 1)
+            self.G["norm.running_mean"] = 0.9 * self.G["norm.running_mean"] + 0.1 * m
+            self.G["norm.running_var"] = 0.9 * self.G["norm.running_var"] + 0.1 * v
+
+    def round(self, number):
+        alpha, beta = self.weights(number)
+        seen: dict[int, list[torch.Tensor]] = {}
+        for c in self.data.clients:
+            w = self.nets[c.name][:2] + self.shared if self.head_only else self.shared
+            draws = Draws(c.name, number)
+            for batch in naive.rounds_of(c.train, c.name, number):
+                for x, y in batch:  # train-mode features, sample-weighted over the clients: n_ij·p_ij
+                    seen.setdefault(y, []).append(naive.features(w, x).detach())
+                (w,), _ = naive.step(
+                    [w], lambda parts, b=batch, d=draws: self.client_loss(parts[0], b, alpha, beta, d)
+                )
+            self.nets[c.name] = w
+        counts = sum(torch.bincount(c.train.y, minlength=K) for c in self.data.clients)
+        held = counts.double() if self.head_only else (counts > 0).double()
+        self.prior = (held / held.sum()).tolist()
+        self.train_generator(self.nets, number)
+        total = sum(len(c.train) for c in self.data.clients)
+        first = 2 if self.head_only else 0
+        self.shared = [
+            sum(len(c.train) * self.nets[c.name][i] for c in self.data.clients) / total for i in range(first, 4)
+        ]
+        self.P |= {y: naive.mean(rows) for y, rows in seen.items()}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedgen", {}), ("fedgen", {"method__preset": "htfl"}), ("fedpa", {})],
+    ids=["original", "htfl", "fedpa"],
+)
+def test_three_rounds(method, options):
+    data = federated(client("ann", [0, 0, 0, 0, 1, 1]), client("bob", [1, 1, 2, 2, 2]), client("cid", [0]))
+    federation = build(method, data, rounds=3, **SMALL, **options)
+    reference = Reference(federation, data, method, options)
+    for number, _ in enumerate(federation.run(), start=1):
+        reference.round(number)
+        server = federation.server
+        same_nets([server[n] for n in federation.method.initial], reference.shared)
+        for name, tensor in reference.G.items():
+            torch.testing.assert_close(server[f"generator.{name}"], tensor, rtol=1e-7, atol=1e-10)
+        assert server["prior"].tolist() == pytest.approx(reference.prior)
+        if method == "fedpa":
+            assert server["present"].tolist() == [y in reference.P for y in range(K)]
+            for y, p in reference.P.items():
+                same(server["prototypes"][y], p)
+
+
+def test_without_terms_it_is_fedavg():
+    plain, silent = build("fedavg"), build("fedgen", method__alpha=0.0, method__beta=0.0)
+    other = build("fedpa", method__alpha=0.0, method__beta=0.0)
+    for federation in (plain, silent, other):
+        list(federation.run())
+    for name, tensor in plain.server.items():
+        assert torch.equal(silent.server[name], tensor)
+        assert torch.equal(other.server[name], tensor)
+
+
+def test_the_generator_learns_what_the_heads_know():
+    federation = build("fedgen", rounds=1, method__generator_steps=300, method__generator_lr=0.01, method__eta=0.0)
+    record = next(federation.run())
+    assert record.diagnostics["generator_loss_last"] < 0.7 * record.diagnostics["generator_loss_first"]
+
+
+def test_the_push_has_a_limit():
+    """A generator that is only pushed away would go on for ever."""
+    free = {"method__alpha": 0.0, "method__eta": 0.0, "method__generator_weight_decay": 0.0, "rounds": 3}
+    ends = []
+    for limit in (0.5, 1e9):
+        federation = build("fedpa", method__push_limit=limit, method__generator_lr=0.1, **free)
+        list(federation.run())
+        ends.append(
+            max(float(t.abs().max()) for n, t in federation.server.items() if n.startswith("generator.output"))
+        )
+    assert ends[0] < ends[1]
+
+
+@METHODS
+@pytest.mark.parametrize("prior", ["available", "counts", "uniform"])
+def test_which_labels_are_generated(method, prior):
+    """Class 3 nobody has; with a uniform prior no counts are sent."""
+    data = federated(client("ann", [0, 0, 0, 1]), client("bob", [2, 1]))
+    federation = build(method, data, method__label_prior=prior, **SMALL)
+    list(federation.run())
+    expected = {"available": [1 / 3, 1 / 3, 1 / 3, 0], "counts": [3 / 6, 2 / 6, 1 / 6, 0], "uniform": [1 / 4] * 4}
+    assert federation.server["prior"].tolist() == pytest.approx(expected[prior])
+    assert ("counts" in federation.method.upload_schema.fields) is (prior != "uniform")
+
+
+@METHODS
+def test_gaussian_noise(method):
+    federation = build(method, method__noise="normal", **SMALL)
+    list(federation.run())
+    numbers = federation.method.shaped(torch.rand(100_000, dtype=torch.float64))
+    assert abs(float(numbers.mean())) < 0.02
+    assert abs(float(numbers.std()) - 1) < 0.02
+    assert bool(federation.method.shaped(torch.zeros(3)).isfinite().all())
+
+
+def test_traffic_is_the_papers_formula():
+    """FedGen ``|w|`` up, ``|w| + |G|`` down; FedPA ``K_i·d`` and ``K·d`` more; counts and priors do not count."""
+    data = uneven()
+    size, M = 6 * D + D + D * K + K, len(data.clients)
+    G = (Z + K) * H + H + 2 * H + H * D + D
+    held = sum(len(set(c.train.y.tolist())) for c in data.clients)
+    exact = {"wire__codec": "float32", "execution__precision": "fp32", **SMALL}
+    for method, up, down in (("fedgen", 0, 0), ("fedpa", held * D, M * K * D)):
+        record = list(build(method, data, **exact).run())[1]
+        assert record.parameters == {"up": M * size + up, "down": M * (size + G) + down}
+        header, labels = (4, 0) if method == "fedgen" else (8, 2)
+        assert record.bytes["up"] == 4 * record.parameters["up"] + M * (header + 4 + 4 * K) + labels * held
+        assert record.bytes["down"] == 4 * record.parameters["down"] + M * (header + 8 * H + 4 * K + labels * K)
+    head = list(build("fedgen", data, method__preset="htfl", **exact).run())[1]
+    assert head.parameters == {"up": M * (D * K + K), "down": M * (D * K + K + G)}
+
+
+def test_heads_alone_fit_any_extractor():
+    data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3], model="support:WithBatchNorm"))
+    list(build("fedgen", data, method__preset="htfl", model__d=8).run())
+    list(build("fedgen", data, method__share="head", model__d=8).run())
+    for options in ({}, {"method__preset": "htfl", "method__share": "all"}):
+        with pytest.raises(ConfigError, match="fedgen shares weights and needs one architecture, but ann has mlp"):
+            build("fedgen", data, model__d=8, **options)
+    with pytest.raises(ConfigError, match="fedpa shares weights and needs one architecture, but ann has mlp"):
+        build("fedpa", data, model__d=8)
+    with pytest.raises(ModelError, match="ann: fedgen shares a head with a bias"):
+        build("fedgen", model__name="support:NoBias", model__options={})
+
+
+@METHODS
+def test_more_classes_than_dimensions_and_degenerate_clients(method):
+    federation = build(
+        method, degenerate(), rounds=3, model__name="support:WithBatchNorm", model__d=2, model__options={}
+    )
+    list(federation.run())
+    assert all(t.isfinite().all() for t in federation.server.values())
+
+
+@METHODS
+@pytest.mark.parametrize("size", [1e9, -1e9, 1e-30])
+@pytest.mark.parametrize("count", [0, 1, 2**32 - 1])
+def test_extreme_uploads_do_not_end_the_run(method, size, count):
+    federation = build(method, execution__precision="fp32", **SMALL)
+    fields, payload = federation.method.upload_schema.fields, {}
+    for name, field in fields.items():
+        shape = [s if isinstance(s, int) else {"k": K, "d": D}[s] for s in field.shape]
+        payload[name] = torch.full(shape, size) if field.kind == "real" else torch.full(shape, count)
+    if method == "fedpa":
+        payload["classes"] = torch.arange(K)
+    state = federation.server
+    for number in range(1, 4):
+        other = {n: -t if t.is_floating_point() else t for n, t in payload.items()}
+        state, _ = federation.method.aggregate(state, iter([Upload("a", payload), Upload("b", other)]), number)
+        message, schema = federation.method.broadcast(state, number + 1), federation.method.broadcast_schema
+        federation.codec.decode(federation.codec.encode(message, schema), schema)
+
+
+@METHODS
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"latent_dim": 0}, "latent_dim must be at least 1, not 0"),
+        ({"generator_batch_size": 1}, "generator_batch_size must be at least 2"),
+        ({"generator_hidden": 0}, "generator_hidden must be at least 1"),
+        ({"generator_lr": -1.0}, "generator_lr must be at least 0"),
+        ({"alpha": -1.0}, "alpha must be at least 0"),
+        ({"beta": math.nan}, "beta must be at least 0"),
+        ({"label_prior": "some"}, "label_prior must be 'available' or 'counts' or 'uniform'"),
+    ],
+)
+def test_bad_options(method, options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(method, **{f"method__{n}": v for n, v in options.items()})
+    assert "\n" not in str(caught.value)

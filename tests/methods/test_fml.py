@@ -1,0 +1,170 @@
+"""FML: against a naive reference, its limit cases, and models it has to refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import naive
+from naive import build, same_nets, uneven
+from protofed.errors import ConfigError, ModelError
+from protofed.methods.contract import Upload
+from support import K, client, degenerate, federated
+
+ALPHA, BETA, CLIP = 0.3, 0.6, 0.4
+MEME = {"method__auxiliary": "mlp", "method__auxiliary_options": {"hidden": [], "relu_features": True}}
+
+
+def memes(federation, name):
+    return naive.net(federation.executor.clients[name].model.extras["meme"])
+
+
+def losses(own, meme, batch, scale):
+    """``L_l = α·CE_l + (1−α)·KL(p_m‖p_l)`` and ``L_m = β·CE_m + (1−β)·KL(p_l‖p_m)``."""
+    zl, zm = ([naive.logits(w, x) for x, _ in batch] for w in (own, meme))
+    pl, pm = ([naive.probabilities(z) for z in zs] for zs in (zl, zm))
+    ce_l, ce_m = (
+        naive.mean([naive.cross_entropy(z, y) for z, (_, y) in zip(zs, batch, strict=True)]) for zs in (zl, zm)
+    )
+    to_l = naive.mean([naive.divergence(p, q) for p, q in zip(pm, pl, strict=True)])
+    to_m = naive.mean([naive.divergence(p, q) for p, q in zip(pl, pm, strict=True)])
+    return ALPHA * ce_l + scale * (1 - ALPHA) * to_l, BETA * ce_m + scale * (1 - BETA) * to_m
+
+
+def clipped(before, after, limit):
+    """Shorten a network's step to ``lr·limit``."""
+    steps = [a - b for a, b in zip(after, before, strict=True)]
+    length = sum(float(s.square().sum()) for s in steps) ** 0.5 / naive.LR
+    return [b + s * min(1.0, limit / (length + 1e-6)) for b, s in zip(before, steps, strict=True)]
+
+
+def local_step(own, meme, batch, htfl):
+    """One SGD step of both networks from the same point."""
+    scale = 1 / K if htfl else 1.0
+    if htfl:  # both networks minimise the sum
+        (a, b), _ = naive.step([own, meme], lambda w: sum(losses(*w, batch, scale)))
+        return clipped(own, a, CLIP), clipped(meme, b, CLIP)
+    (a,), _ = naive.step([own], lambda w: losses(w[0], meme, batch, scale)[0])
+    (b,), _ = naive.step([meme], lambda w: losses(own, w[0], batch, scale)[1])
+    return a, b
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("preset", ["official", "htfl"])
+def test_two_rounds(preset, weighting):
+    data = uneven()
+    federation = build(
+        "fml",
+        data,
+        method__alpha=ALPHA,
+        method__beta=BETA,
+        method__preset=preset,
+        method__weighting=weighting,
+        method__auxiliary_d=3,
+        **({"method__clip": CLIP} if preset == "htfl" else {}),
+        **MEME,
+    )
+    own = {c.name: naive.own_net(federation, c.name) for c in data.clients}
+    meme = [t.clone() for t in federation.server.values()]
+    assert [tuple(t.shape) for t in meme] == [(3, 6), (3,), (K, 3), (K,)]
+    for number, record in enumerate(federation.run(), start=1):
+        sent = {}
+        for c in data.clients:
+            w, m = own[c.name], meme
+            for batch in naive.rounds_of(c.train, c.name, number):
+                w, m = local_step(w, m, batch, preset == "htfl")
+            own[c.name], sent[c.name] = w, m
+        shares = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
+        meme = [
+            sum(s * sent[c.name][i] for s, c in zip(shares, data.clients, strict=True)) / sum(shares)
+            for i in range(4)
+        ]
+        same_nets(list(federation.server.values()), meme)
+        for c in data.clients:
+            same_nets(naive.own_net(federation, c.name), own[c.name])
+            same_nets(memes(federation, c.name), meme)
+        for rule, nets in (("head", own), ("global_model", dict.fromkeys(own, meme))):
+            hits = [
+                sum(int(naive.logits(nets[c.name], x.double()).argmax()) == int(y) for x, y in pairs(c.test))
+                / len(c.test)
+                for c in data.clients
+            ]
+            assert record.accuracy.clients[rule] == hits
+
+
+def pairs(samples):
+    return list(zip(samples.x, samples.y, strict=True))
+
+
+def test_alone_with_full_weights_it_is_local_training_and_fedavg_of_the_meme():
+    """α = β = 1 is cross-entropy for each: nothing is distilled (1 − α of the loss would be)."""
+    mutual = build("fml", method__alpha=1.0, method__beta=1.0)
+    alone, averaged = build("local"), build("fedavg", method__weighting="uniform")
+    averaged.server = {n: t.clone() for n, t in mutual.server.items()}
+    for federation in (mutual, alone, averaged):
+        list(federation.run())
+    assert all(torch.equal(t, averaged.server[n]) for n, t in mutual.server.items())
+    for name in mutual.names:
+        for found, expected in zip(naive.own_net(mutual, name), naive.own_net(alone, name), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_what_is_not_detached_trains_both():
+    """Without cross-entropy of its own, a network still moves its teacher if nothing is held fixed."""
+    for detach, moves in ((True, False), (False, True)):
+        federation = build("fml", method__alpha=0.0, method__beta=1.0, method__detach_teacher=detach, rounds=1)
+        lonely = build("fml", method__alpha=1.0, method__beta=1.0, rounds=1)
+        list(federation.run())
+        list(lonely.run())
+        same = all(
+            torch.allclose(a, b) for a, b in zip(federation.server.values(), lonely.server.values(), strict=True)
+        )
+        assert same is not moves
+
+
+def test_any_models_and_a_meme_of_ones_choice():
+    data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3], d=3), client("cid", [1] * 5, model="mlp"))
+    federation = build("fml", data, method__auxiliary="support:WithBatchNorm", method__auxiliary_d=8)
+    record = list(federation.run())[-1]
+    size = 6 * 8 + 8 + 2 * 8 + 8 * K + K
+    assert record.parameters == {"up": 3 * (size + 2 * 8), "down": 3 * (size + 2 * 8)}
+    assert f"has {size:,} parameters" in federation.method.notes()[0]
+    assert any("running_var" in n for n in federation.server)
+    private = build("fml", method__auxiliary="support:WithBatchNorm", method__share_buffers=False)
+    assert not any("running" in n for n in private.server)
+
+
+def test_traffic_is_the_papers_formula():
+    """``2·M·|w_aux|`` (TinyProto Table 2), and ``n_i``: 4 bytes of it and 4 of header."""
+    federation = build("fml", wire__codec="float32", execution__precision="fp32", **MEME)
+    record = next(federation.run())
+    size, M = sum(t.numel() for t in federation.server.values()), 3
+    assert record.parameters == {"up": M * size, "down": M * size}
+    assert record.bytes == {"up": M * (4 * size + 8), "down": M * (4 * size + 4)}
+
+
+def test_degenerate_clients_and_extreme_uploads():
+    federation = build("fml", degenerate(), model__d=2, method__auxiliary="support:WithBatchNorm")
+    list(federation.run())
+    payload = {n: torch.full_like(t, 1e9) for n, t in federation.server.items()}
+    uploads = [Upload(n, {**payload, "samples": torch.tensor(s)}) for n, s in (("a", 2**32 - 1), ("b", 0))]
+    state, _ = federation.method.aggregate(federation.server, iter(uploads), 3)
+    schema = federation.method.broadcast_schema
+    federation.codec.decode(federation.codec.encode(federation.method.broadcast(state, 4), schema), schema)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"auxiliary": "cnn2"}, ModelError, "method.auxiliary, the meme of fml: cnn2 takes images"),
+        ({"auxiliary": "mpl"}, ConfigError, "the meme of fml: unknown architecture 'mpl': did you mean 'mlp'"),
+        ({"auxiliary": "mlp", "auxiliary_options": {"hiden": 3}}, ConfigError, "did you mean 'hidden'"),
+        ({"auxiliary_d": -1}, ConfigError, "auxiliary_d must be at least 0"),
+        ({"alpha": 1.5}, ConfigError, r"alpha and beta must lie in \[0, 1\]"),
+        ({"clip": -1.0}, ConfigError, "clip must be at least 0"),
+    ],
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        build("fml", **{f"method__{n}": v for n, v in options.items()})
+    assert "\n" not in str(caught.value)
