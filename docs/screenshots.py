@@ -22,8 +22,9 @@ THEMES = ("light", "dark")
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browsing import WAIT_MS, Served, chromium  # noqa: E402
 from screenshots_runs import runs  # noqa: E402
+
+from browsing import WAIT_MS, Served, chromium  # noqa: E402
 
 
 def demo(take: Callable[..., None], folder: Path) -> None:
@@ -59,7 +60,8 @@ def main() -> None:
                     page.wait_for_timeout(500)
                     picture = Image.open(io.BytesIO(page.screenshot(full_page=full and width > 700)))
                     path = FIGURES / f"{name}-{width}-{theme}.png"
-                    picture.convert("RGB").quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
+                    few = picture.convert("RGB").quantize(256, kmeans=2, dither=Image.Dither.NONE)
+                    few.save(path, optimize=True)
                     print(path.relative_to(ROOT))
                     page.close()
 
