@@ -1,4 +1,4 @@
-"""Take the pictures of pages in ``docs/figures``: ``python docs/screenshots.py [demo] …``.
+"""Take the pictures of pages in ``docs/figures``: ``python docs/screenshots.py [demo] [runs]``.
 
 Needs Chromium on the path (or ``PROTOFED_CHROMIUM``) and the extras ``ui`` and ``dev``.
 """
@@ -22,6 +22,8 @@ THEMES = ("light", "dark")
 
 sys.path.insert(0, str(ROOT / "tests"))
 
+from screenshots_runs import runs  # noqa: E402
+
 from browsing import WAIT_MS, Served, chromium  # noqa: E402
 
 
@@ -39,7 +41,7 @@ def demo(take: Callable[..., None], folder: Path) -> None:
     served.stop()
 
 
-PAGES = {"demo": demo}
+PAGES = {"demo": demo, "runs": runs}
 
 
 def main() -> None:
@@ -58,7 +60,8 @@ def main() -> None:
                     page.wait_for_timeout(500)
                     picture = Image.open(io.BytesIO(page.screenshot(full_page=full and width > 700)))
                     path = FIGURES / f"{name}-{width}-{theme}.png"
-                    picture.convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
+                    few = picture.convert("RGB").quantize(256, kmeans=2, dither=Image.Dither.NONE)
+                    few.save(path, optimize=True)
                     print(path.relative_to(ROOT))
                     page.close()
 

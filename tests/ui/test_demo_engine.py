@@ -8,7 +8,7 @@ from protofed import methods
 from protofed.errors import ConfigError
 from protofed.ui.demo import digits
 from protofed.ui.demo.engine import Contestant, Duel, Plane, federated_digits
-from protofed.ui.demo.setup import MAX_CLIENTS, Chosen, Setup, usual
+from protofed.ui.demo.setup import MAX_CLIENTS, VARIANTS, Chosen, Setup, usual
 from protofed.ui.demo.words import KNOBS, look_for
 
 
@@ -125,7 +125,7 @@ def test_trained_prototypes_end_at_least_as_accurate():
     assert right >= left > 0.8
 
 
-@pytest.mark.parametrize("name", sorted(methods.methods()))
+@pytest.mark.parametrize("name", sorted([*methods.methods(), *VARIANTS]))
 @pytest.mark.parametrize("d", [2, 8])
 def test_every_method(name, d):
     setup = dataclasses.replace(Setup(), left=usual(name), d=d, clients=3)

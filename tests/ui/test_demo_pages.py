@@ -38,8 +38,10 @@ def reached(page, round):
     page.wait_for_function(f"+document.querySelector('.demo')?.dataset.round >= {round}", timeout=WAIT_MS)
 
 
-def at(page, round):
-    page.wait_for_function(f"document.querySelector('.demo').dataset.round === '{round}'", timeout=WAIT_MS)
+def at(page, round, patience=1):
+    page.wait_for_function(
+        f"document.querySelector('.demo').dataset.round === '{round}'", timeout=patience * WAIT_MS
+    )
 
 
 def press(page, name):
@@ -132,7 +134,7 @@ def test_the_margin_acts_on_the_running_system(page):
 def test_the_trained_side_ends_at_least_as_accurate(page):
     turn(page, "Speed", "End", 1)
     press(page, "Run")
-    at(page, 300)
+    at(page, 300, patience=4)
     page.get_by_role("button", name="Run", exact=True).wait_for()
     averaged, trained = (float(side[0].rstrip("%")) for side in both(page))
     assert trained >= averaged > 80

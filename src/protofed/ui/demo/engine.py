@@ -116,7 +116,7 @@ class Contestant:
     def __init__(self, setup: Setup, chosen: Chosen, federated: FederatedData) -> None:
         self.federated = federated
         self.options, self.notes = fitting(chosen, setup)
-        self.federation, _ = assemble(resolve(_recipe(setup, chosen.method, self.options)), federated)
+        self.federation, _ = assemble(resolve(_recipe(setup, chosen.name, self.options)), federated)
         self.rounds = self.federation.run()
         self.bytes = 0
         self.plane = Plane(setup.d)
@@ -248,7 +248,7 @@ def fitting(chosen: Chosen, setup: Setup) -> tuple[dict[str, Any], list[str]]:
         )
     if options.get("s", 0) > setup.d:
         options["s"] = setup.d
-    known = {name for name, _, _ in option_rows(methods.get(chosen.method).Options)}
+    known = {name for name, _, _ in option_rows(methods.get(chosen.name).Options)}
     return {name: value for name, value in options.items() if name in known}, notes
 
 

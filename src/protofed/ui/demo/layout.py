@@ -65,6 +65,7 @@ class Layout:
                 self._slider(
                     "Speed", "rounds a second", 1, 30, 1, 10, lambda value: self.demo.send("speed", float(value))
                 )
+            self._busy = ui.label("Loading what learns …").classes("busy soft").props('role="status"')
             self._status = ui.label().classes("hidden").props('role="status" aria-live="polite"')
             self._error = ui.label().classes("problem").props('role="alert"')
             self._error.set_visibility(False)
@@ -144,6 +145,8 @@ class Layout:
                     .props("dense outlined options-dense")
                     .classes("wide")
                 )
+                # What divides by Dir(alpha) takes some seconds to load: who looks at the choice may soon need it.
+                skew.on("popup-show", lambda: self.demo.send("warm"), args=[])
                 models = (
                     ui.select(
                         MODELS, label="Models", value="same", on_change=lambda e: self.demo.begin(models=e.value)
@@ -235,6 +238,11 @@ class Layout:
         self._run.props(f"icon={'pause' if running else 'play_arrow'}")
         self._status.set_text("Running" if running else "Paused")
 
+    def busy(self, text: str) -> None:
+        """Say what is waited for; nothing where nothing is."""
+        self._busy.set_text(text)
+        self._busy.set_visibility(bool(text))
+
     def problem(self, text: str) -> None:
         """Say what does not fit; nothing where all is well."""
         self._error.set_text(text)
@@ -257,7 +265,7 @@ class Layout:
         setup = self.demo.setup
         names = setup.client_names()
         for side in SIDES:
-            self._method[side].set_options({name: title(name) for name in content["methods"]})
+            self._method[side].set_options({name: title(name) for name in sorted(content["methods"], key=title)})
             self._show_knobs(side, content["knobs"][side])
         self._table.set_content(counts_table(names, setup.digits, content["counts"], content["models"]))
         options = {-1: "all clients", **dict(enumerate(names))}

@@ -54,6 +54,7 @@ def site() -> None:
                 open_now.discard(demo)
                 await demo.close()
 
+            client.on_connect(demo.drawn)  # what said so may have been lost with the connection
             client.on_disconnect(demo.pause)
             client.on_delete(leave)
             demo.layout.build()
@@ -119,6 +120,7 @@ class Demo:
         self.setup = replace(self.setup, **changes)
         self.layout.problem("")
         self.layout.words()
+        self.layout.busy("Preparing …")
         self.send("begin", self.setup)
         if self.running:
             self.send("go")
@@ -176,11 +178,13 @@ class Demo:
                 self._frame(content)
             else:
                 text = content.get("text", "The process that learns has ended. Reload the page to start another.")
+                self.layout.busy("")
                 self.layout.problem(text)
                 self.pause()
 
     def _ready(self, content: dict[str, Any]) -> None:
         self._newest, self._points = None, []
+        self.layout.busy("")
         self.layout.ready(content)
         names = {side: title(self.setup.chosen(side).method) for side in SIDES}
         if names["left"] == names["right"]:

@@ -15,10 +15,20 @@ MAX_CLIENTS = len(LETTERS)
 
 @dataclass(frozen=True)
 class Chosen:
-    """A method and those of its options that are not as usual."""
+    """A method and those of its options that are not as usual.
+
+    Attributes:
+        method: Its name, or that of one of the :data:`VARIANTS`.
+        options: By the names users write.
+    """
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the library calls it."""
+        return VARIANTS.get(self.method, self.method)
 
 
 @dataclass(frozen=True)
@@ -64,11 +74,14 @@ class Setup:
 USUAL: dict[str, dict[str, Any]] = {
     "fedproto": {"lambda": 1.0},
     "fedtgp": {"lambda": 1.0, "loss": "hinge", "margin": 0.8},
+    "fedtgp_softmax": {"lambda": 1.0, "loss": "softmax"},
     "protonorm": {"lambda": 1.0, "gamma": 3.0},
     "fixed_etf": {"lambda": 1.0, "gamma": 3.0},
-    "tinyproto": {"lambda": 1.0, "s": 1},
+    "tinyproto": {"lambda": 1.0, "gamma": 1.0, "s": 1},
 }
 """Options with which methods start here: one λ for all, and a γ that features of two dimensions can follow."""
+VARIANTS = {"fedtgp_softmax": "fedtgp"}
+"""What can be chosen beside the library's methods: a method with an option that cannot change while it runs."""
 
 
 def usual(method: str) -> Chosen:

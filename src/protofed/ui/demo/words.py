@@ -7,6 +7,7 @@ from dataclasses import dataclass
 TITLES = {
     "fedproto": "FedProto",
     "fedtgp": "FedTGP",
+    "fedtgp_softmax": "FedTGP, softmax",
     "protonorm": "ProtoNorm",
     "tinyproto": "TinyProto",
     "gfpl": "GFPL",
@@ -17,6 +18,7 @@ TITLES = {
 DOES = {
     "fedproto": "averages class prototypes",
     "fedtgp": "trains global prototypes",
+    "fedtgp_softmax": "trains global prototypes",
     "protonorm": "spreads prototypes evenly",
     "tinyproto": "sends sparse prototypes",
     "gfpl": "exchanges Gaussian mixtures",
@@ -27,6 +29,8 @@ DOES = {
 WATCH = {
     "fedproto": "every circle is the average of the clients' markers of that digit, wherever that is.",
     "fedtgp": "the server moves the circles apart until every pair keeps its margin; the dots follow.",
+    "fedtgp_softmax": "the paper's own objective: a network on the server makes the prototypes and keeps learning "
+    "from round to round; its margin follows the clients' prototypes.",
     "protonorm": "the rays open until their angles are equal, and γ makes them long: the dots are drawn far out.",
     "tinyproto": "every digit keeps s of the d numbers of its prototype: with d = 2 and s = 1 all circles lie on "
     "two axes, and digits that share an axis get in each other's way.",
@@ -64,7 +68,7 @@ KNOBS = {
     "margin": Knob("Margin", 0, 2, 0.05, "how far circles are pushed apart, in average distances"),
     "lambda": Knob("λ", 0, 5, 0.1, "pull towards the circles"),
     "gamma": Knob("γ", 0, 20, 0.5, "circles made longer"),
-    "s": Knob("s", 1, 2, 1, "numbers of a prototype that are sent"),
+    "s": Knob("s", 1, 2, 1, "numbers sent of d"),
 }
 
 

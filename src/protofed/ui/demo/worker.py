@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from protofed.errors import ProtofedError
-from protofed.ui.demo.setup import SIDES, Setup, Side
+from protofed.ui.demo.setup import SIDES, VARIANTS, Setup, Side
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,7 +193,7 @@ class Studio:
             models=[m.architecture for m in roster.members.values()],
             dots=duel.dots(self.client),
             knobs={side: contestant.knobs() for side, contestant in duel.sides.items()},
-            methods={name: method.summary for name, method in methods.methods().items()},
+            methods=[*methods.methods(), *VARIANTS],
             notes=[note for contestant in duel.sides.values() for note in contestant.notes],
         )
 

@@ -115,7 +115,7 @@ window.protofedDemo = (() => {
         type: "scatter",
         symbol: dotShape(k),
         symbolSize: glyphs ? 10 : 6 * small,
-        itemStyle: { color: colour(k), opacity: glyphs ? 0 : 0.6 },
+        itemStyle: glyphs ? { color: "transparent" } : { color: colour(k), opacity: 0.6 },
         label,
         z: 2,
         data: dots.flatMap((p, i) => (labels[i] === k ? [{ value: p ?? [NaN, NaN], dot: i }] : [])),
@@ -250,7 +250,7 @@ window.protofedDemo = (() => {
   }
 
   function key() {
-    const digits = scene.digits.map((digit, k) => `<span class="class" style="--c:${colour(k)}">${digit}</span>`).join("");
+    const digits = scene.digits.map((digit, k) => `<span class="class ${dotShape(k)}" style="--c:${colour(k)}">${digit}</span>`).join("");
     const clients = scene.clients.map((name, c) => `<span>${shape(c)}${c ? name.replace("Client ", "") : name}</span>`).join(" ");
     root().querySelector(".key").innerHTML =
       `<li>${digits}<span>the digits</span></li>` +
