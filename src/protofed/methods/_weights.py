@@ -190,6 +190,7 @@ class GlobalModelMethod(WeightMethod):
     """
 
     exchanges: Exchange = "all weights"
+    class_sets = "one K-way head"
     up = "|w|"
     down = "|w|"
 

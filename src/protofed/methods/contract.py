@@ -192,6 +192,7 @@ class Method:
         up: What one client sends in a round that communicates, in numbers as papers count them: a formula with
             its classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|``, head ``|φ|``.
         down: The same of what it is sent.
+        class_sets: Whether clients may have different classes, in words.
         Options: Frozen dataclass of hyperparameters.
         same_architecture: Whether all clients must have one architecture (where options decide, see
             :meth:`needs_same_architecture`).
@@ -209,6 +210,7 @@ class Method:
     exchanges: Exchange = "nothing"
     up: ClassVar[str] = "0"
     down: ClassVar[str] = "0"
+    class_sets: ClassVar[str] = "yes"
     Options: ClassVar[type] = NoOptions
     same_architecture: ClassVar[bool] = False
     same_feature_dim: ClassVar[bool] = False
