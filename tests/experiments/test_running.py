@@ -35,6 +35,25 @@ class StopAfter(Progress):
             raise KeyboardInterrupt
 
 
+SHARED = 64 * 4 + 4 + 4 * 3 + 3 + 3 * 10 + 10
+"""Parameters of a perceptron from 64 pixels over 4 units to d = 3 and 10 classes."""
+
+
+@pytest.mark.parametrize(
+    ("method", "added"),
+    [("fml", {"meme": SHARED}), ("fedkd", {"mentee": SHARED, "map": 3 * 8}), ("fedgh", {}), ("fedpa", {})],
+)
+def test_networks_that_a_method_adds_are_reported_with_their_size(method, added, tmp_path):
+    chosen = {"method.auxiliary": "mlp", "method.auxiliary_options": {"hidden": [4]}, "method.auxiliary_d": 3}
+    overrides = {**SMALL, "method.name": method, "rounds": 2, **(chosen if added else {})}
+    run = protofed.run("quickstart", overrides, out=tmp_path / "run")
+    client = json.loads((tmp_path / "run" / "federation.json").read_text())["clients"][0]
+    assert client["extras"] == added
+    assert ("Added by the method" in (tmp_path / "run" / "report.html").read_text()) is bool(added)
+    if method == "fml":
+        assert run.summary["communication"]["parameters_down_per_round"] == 4 * SHARED
+
+
 def test_a_run_directory_can_be_read_without_this_package(tmp_path):
     result = protofed.run("quickstart", {**SMALL, "method.name": "fedproto"}, out=tmp_path / "run")
     files = {str(p.relative_to(tmp_path / "run")) for p in (tmp_path / "run").rglob("*") if p.is_file()}

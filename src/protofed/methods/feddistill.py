@@ -77,6 +77,7 @@ class FedDistill(Method):
     exchanges = "logits"
     up = "K_i·K"
     down = "K²"
+    class_sets = "yes, of one K"
     Options = FedDistillOptions
 
     def __init__(self, options: FedDistillOptions, task: Task) -> None:

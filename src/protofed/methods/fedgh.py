@@ -64,7 +64,7 @@ class FedGH(Method):
     reference = "Yi et al., ACM MM 2023, arXiv 2303.13137"
     exchanges = "prototypes"
     up = "K_i·d"
-    down = "|φ|"
+    down = "d·K + K"
     class_sets = "one K-way head"
     same_feature_dim = True
     sums_only = False  # training needs every single pair

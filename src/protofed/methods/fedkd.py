@@ -90,6 +90,7 @@ class FedKD(AuxiliaryMethod):
     reference = "Wu et al., Nature Communications 13:2032, 2022, arXiv 2108.13323"
     up = "≈ r·|w_aux|"
     down = "≈ r·|w_aux|"
+    class_sets = "one K-way mentee"
     role = "mentee"
     Options = FedKDOptions
 

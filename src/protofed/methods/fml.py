@@ -67,6 +67,7 @@ class FML(AuxiliaryMethod):
     reference = "Shen et al., 2020, arXiv 2006.16765"
     up = "|w_aux|"
     down = "|w_aux|"
+    class_sets = "one K-way meme"
     role = "meme"
     Options = FMLOptions
 
