@@ -16,9 +16,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from deployment import BIN, Deployment, rounds_of, until
 from network import write_folders
 from protofed.flower.keys import certificate_authority, create_keys
+from protofed.methods import methods
 from support import client, federated, ordinary
 
-METHODS = ("fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl", "fedavg")
+DEPLOYED = ("fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl", "fedavg")
 
 
 def folders(root: Path, clients: int = 3) -> Path:
@@ -109,7 +110,7 @@ def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(methods()))
 def test_a_simulation_on_ray_gives_the_numbers_of_the_local_engine(method, tmp_path):
     chosen = recipe(folders(tmp_path / "data", 4), method)
     same(here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower"))
@@ -120,7 +121,7 @@ def test_every_method_gives_the_same_numbers_over_a_network(tmp_path):
     data = folders(tmp_path / "data", 4)
     with Deployment(tmp_path, clients_of(data)) as d:
         d.up()
-        for method in METHODS:
+        for method in DEPLOYED:
             chosen = recipe(data, method)
             d.begin(chosen, tmp_path / method)
             d.finish()
