@@ -238,6 +238,11 @@ def test_charts_follow_the_theme(visit, shown):
     page.get_by_role("button", name="Light or dark").click()
     changed(page, COLOURS, before)
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    # Legends have the colours of their lines.
+    shown = "getComputedStyle(document.querySelector('.legend path')).stroke"
+    drawn_in = page.evaluate("protofed.instance(document.querySelector('.nicegui-echart')).getOption().series[0]")
+    red, green, blue = (int(drawn_in["lineStyle"]["color"][i : i + 2], 16) for i in (1, 3, 5))
+    assert page.evaluate(shown) == f"rgb({red}, {green}, {blue})"
 
 
 # Runs that go on.

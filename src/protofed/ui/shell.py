@@ -196,7 +196,8 @@ def _run(site: Callable[[], None], title: str, host: str, listener: socket.socke
         tailwind=False,
         favicon=STATIC / "mark.svg",
         show_welcome_message=False,
-        reconnect_timeout=3.0,
+        # Pings follow from it: a browser that is busy for four seconds on a slow machine has not gone.
+        reconnect_timeout=10.0,
     )
     config = uvicorn.Config(server, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=2**20)
     uvicorn.Server(config).run(sockets=[listener])

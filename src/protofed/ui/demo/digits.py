@@ -33,6 +33,7 @@ def rows(split: str, digits: Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate([np.flatnonzero(y == digit) for digit in digits])
 
 
+@cache
 def sheet(columns: int) -> bytes:
     """Return all test images in rows of ``columns``, as a PNG: black strokes, transparent paper."""
     import io

@@ -30,11 +30,12 @@ SHEET_COLUMNS = 20
 def site() -> None:
     """Register the page."""
     open_now: set[Demo] = set()
-    sheet = digits.sheet(SHEET_COLUMNS)
 
     @app.get("/demo/digits.png")
     def images() -> Response:
-        return Response(sheet, media_type="image/png", headers={"Cache-Control": "max-age=86400"})
+        return Response(
+            digits.sheet(SHEET_COLUMNS), media_type="image/png", headers={"Cache-Control": "max-age=86400"}
+        )
 
     @app.on_shutdown
     async def close() -> None:

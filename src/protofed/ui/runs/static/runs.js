@@ -19,13 +19,12 @@ window.runs = (() => {
   const plots = new Map();
   const waiting = new Set();
   let palette = [];
-  let painted = "";
+  let painted = null;
 
   function paint() {
-    const text = protofed.variable("palette");
-    if (text === painted) return;
-    painted = text;
-    palette = text.split(/\s+/);
+    if (painted === protofed.isDark() && palette.length === 8) return;
+    painted = protofed.isDark();
+    palette = protofed.palette();
     palette.forEach((colour, i) => document.documentElement.style.setProperty(`--c${i}`, colour));
   }
 
