@@ -244,6 +244,12 @@ def test_gfpl_weights_by_counts_on_request():
     assert per_class == pytest.approx(held.tolist(), rel=1e-5)
 
 
+def test_gfpl_needs_an_optimiser_with_momentum_to_retrain():
+    with pytest.raises(ConfigError, match=r"method gfpl sets .*momentum.* optimizer Adam"):
+        build("gfpl", training__optimizer="Adam", method__start=2, method__interval=1, rounds=3)
+    build("gfpl", training__optimizer="Adam", method__pfg=False)
+
+
 def test_gfpl_survives_mixtures_at_the_edge_of_what_is_allowed():
     federation = build("gfpl", method__weight_by_counts=True, method__start=2, method__interval=1, rounds=1)
     method = federation.method

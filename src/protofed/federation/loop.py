@@ -95,8 +95,20 @@ class Federation:
             raise ConfigError(
                 f"participation.min_clients={least}, but only {len(self.trainable)} clients have training samples"
             )
+        self._check_optimizers()
         if not self.round:
             self.server = self.method.server_state()
+
+    def _check_optimizers(self) -> None:
+        """Raise ConfigError where a method sets what some client's optimiser does not have."""
+        phases = [phase for round in range(1, self.rounds + 1) for phase in self.method.phases(round)]
+        wanted = {tuple(sorted(u.optimizer.items())) for phase in phases for u in phase.updates if u.optimizer}
+        plans = {repr(m.plan): m.plan for m in self.executor.clients.members.values()}
+        for plan, overrides in itertools.product(plans.values(), wanted):
+            try:
+                plan.check(*plan.chosen(dict(overrides)))
+            except ConfigError as error:
+                raise ConfigError(f"method {self.method.name} sets {dict(overrides)}, but {error}") from None
 
     def run(self) -> Iterator[RoundRecord]:
         """Run the rounds that are left, yielding a record after each."""

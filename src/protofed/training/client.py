@@ -58,12 +58,15 @@ class LocalPlan:
         self, parameters: Iterable[Tensor], overrides: Mapping[str, Any] | None = None
     ) -> torch.optim.Optimizer:
         """Return a fresh optimiser; ``overrides`` may hold ``name`` and settings."""
-        settings = dict(overrides or {})
-        name = settings.pop("name", None)
-        if name is None:
-            name, settings = self.optimizer, {**self.settings, **settings}
+        name, settings = self.chosen(overrides or {})
         optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, **settings)
         return optimizer
+
+    def chosen(self, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return name and settings of the optimiser; overrides with a ``name`` take nothing from the plan."""
+        settings = dict(overrides)
+        name = settings.pop("name", None)
+        return (self.optimizer, {**self.settings, **settings}) if name is None else (name, settings)
 
 
 @dataclass(frozen=True)
