@@ -45,6 +45,7 @@ def test_a_run_directory_can_be_read_without_this_package(tmp_path):
         "rounds.jsonl",
         "summary.json",
         "prototypes.safetensors",
+        "server.safetensors",
         "report.html",
         *(f"clients/{name}/model.safetensors" for name in clients),
     }
