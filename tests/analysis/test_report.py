@@ -1,3 +1,4 @@
+import json
 import re
 from html.parser import HTMLParser
 
@@ -125,6 +126,30 @@ def test_of_a_comparison(page, comparison_at):
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d%", rows["fedproto global prototypes"][2])
     assert "ETF : the class whose fixed direction" in parsed.text
     assert "Entry by entry" not in parsed.text
+
+
+def test_methods_stand_together_by_what_they_exchange(page, comparison_at):
+    path = comparison_at(["fedavg", "protonorm", "local", "fedproto"], (0,), rounds=4)
+    parsed = page(path)
+    table = comparison.methods(load_runs([path]))
+    assert [row[0].text for row in table.rows] == ["local", "protonorm", "fedproto", "fedavg"]
+    assert table.sections == {0: "Exchange nothing", 1: "Exchange prototypes", 3: "Exchange all weights"}
+    assert [row[0] for row in parsed.rows if row[0].startswith("fedavg") and len(row) == 9] == [
+        "fedavg global model"
+    ]
+    for title in table.sections.values():
+        assert [title] in parsed.rows
+    # The first picture is the one of accuracy against traffic.
+    assert parsed.text.index("Accuracy against traffic") < parsed.text.index("Accuracy over the rounds")
+    assert "Clients are scored" in parsed.text
+
+
+def test_what_a_method_says_of_its_configuration(page, run_at):
+    path = run_at(method="fedavg", rounds=2)
+    facts_file = path / "federation.json"
+    federation = json.loads(facts_file.read_text()) | {"notes": ["Running statistics stay.", "Six epochs."]}
+    facts_file.write_text(json.dumps(federation))
+    assert "Running statistics stay. Six epochs." in page(path).text
 
 
 def test_the_report_of_equal_runs_is_equal(run_at, tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
+import pytest
 from typer.testing import CliRunner
 
 from protofed.analysis.rundata import EXCHANGES
 from protofed.cli import app
+from protofed.errors import ConfigError
 from protofed.experiments.capabilities import method_table
-from protofed.experiments.config import every_method
+from protofed.experiments.config import comparison, every_method
 from protofed.methods import Exchange, methods
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
@@ -29,6 +31,12 @@ def test_every_method_is_there_the_least_exchange_first():
     places = [get_args(Exchange).index(methods().get(name).exchanges) for name in names]
     assert places == sorted(places)
     assert get_args(Exchange) == EXCHANGES
+
+
+def test_all_stands_for_every_method():
+    assert list(comparison({"compare": {"methods": ["all"]}}).methods) == every_method()
+    with pytest.raises(ConfigError, match="unknown method 'all'"):
+        comparison({"compare": {"methods": ["all", "local"]}})
 
 
 def test_markdown_is_for_methods():

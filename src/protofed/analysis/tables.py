@@ -29,7 +29,7 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
     seeds = max(len(group) for group in summaries.values())
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
     explained = {
-        "head": "head = the client's own classifier",
+        "head": "head = own classifier",
         "global_model": "model = the server's model",
         "local": "local = nearest own prototype",
         "global": "global = nearest global prototype",
