@@ -157,7 +157,7 @@ def test_errors_in_a_process_reach_the_user(tmp_path: Path):
         class Breaks(LocalTraining):
             name = "breaks"
 
-            def phases(self, round):
+            def loss(self, model, batch, received, state):
                 raise RuntimeError("not today")
         """)
     )

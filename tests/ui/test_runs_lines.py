@@ -119,7 +119,7 @@ def test_rules_losses_and_measurements(tmp_path):
 
 def test_looks_differ_by_colour_and_by_shape():
     looks = [lines.rule_look(rule) for rule in ("head", "local", "global", "global_own", "etf")]
-    looks += [lines.rule_look("own", i) for i in range(3)]
+    looks += [lines.rule_look("own", i) for i in range(2)]
     assert len({look.mark for look in looks}) == len({look.colour for look in looks}) == len(looks)
     assert all(0 <= look.colour < len(PALETTE) for look in looks)
     assert len({(n.colour, n.mark) for n in (Look.number(i) for i in range(40))}) == 40

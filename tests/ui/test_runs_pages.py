@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -305,14 +307,22 @@ def test_a_real_run_is_followed_to_its_end(visit, serve, tmp_path):
     served = serve("ui", str(tmp_path))
     page = visit(served.address).page
     page.get_by_text("No run here yet.").wait_for()
-    command = [sys.executable, "-m", "protofed.cli", "run", "quickstart", "method.name=fedproto", "rounds=8"]
+    command = [sys.executable, "-m", "protofed.cli", "run", "quickstart", "method.name=fedproto", "rounds=20"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [*command, "--out", "new", "--quiet"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
     ) as run:
+        # It is held after its first round, so that the page sees it run however slow the browser is.
+        records = tmp_path / "new" / "rounds.jsonl"
+        deadline = time.monotonic() + 120
+        while not (records.is_file() and records.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        run.send_signal(signal.SIGSTOP)
         page.get_by_role("link", name="fedproto").click(timeout=2 * WAIT_MS)
         page.locator(".pill", has_text=re.compile("starting|running")).first.wait_for()
-        page.get_by_text("finished, 8 rounds").first.wait_for(timeout=2 * WAIT_MS)
+        run.send_signal(signal.SIGCONT)
+        page.get_by_text("finished, 20 rounds").first.wait_for(timeout=2 * WAIT_MS)
         assert run.wait(120) == 0
     lines = [json.loads(line) for line in (tmp_path / "new" / "rounds.jsonl").read_text().splitlines()]
     shown = series(page, "Test accuracy against rounds")["Global prototypes"]

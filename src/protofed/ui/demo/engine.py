@@ -308,8 +308,9 @@ def _own_prototypes(local: Local) -> Tensor:
 def _global_prototypes(received: dict[str, Tensor], server: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return what clients are pulled towards, or the server's mixtures: ``(m, d)`` and ``(m,)`` classes."""
     if "prototypes" in received:
-        present = received["present"]
-        return received["prototypes"][present], present.nonzero().flatten()
+        rows = received["prototypes"]
+        present = received.get("present", torch.ones(len(rows), dtype=torch.bool))
+        return rows[present], present.nonzero().flatten()
     if "means" in server:
         return server["means"], server["classes"]
     return torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
