@@ -44,17 +44,20 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
         caption_justify="left",
         box=box.SIMPLE,
         padding=0,
+        show_edge=False,
     )
     table.add_column("method", no_wrap=True)
-    table.add_column("round", no_wrap=True)
+    table.add_column("round", no_wrap=True, min_width=5)
     short = {"global_own": "own", "global_model": "model"}
-    for heading in (*(short.get(rule, rule) for rule in rules), "up", "down", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    # On a narrow screen names may lose their ends, but numbers of one run must not.
+    widths = {"up": 7, "down": 7, "time": 4}
+    for heading in (*(short.get(rule, rule) for rule in rules), *widths):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=widths.get(heading, 4))
     last = ""
     for name, group in summaries.items():
         if sections and (what := _exchanges(group)) != last:
             table.add_section()
-            table.add_row(f"[dim]exchange {what}[/]")
+            table.add_row(f"[dim]{what}[/]")
             last = what
         traffic = [
             size(statistics.fmean(s["communication"][f"bytes_{way}_total"] for s in group))
