@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -89,6 +91,18 @@ def absent(out: Path, name: str) -> list[int]:
     ]
 
 
+@contextmanager
+def begun(root: Path, method: str, rounds: int, until_round: int) -> Iterator[tuple[Deployment, Path, Path]]:
+    """Bring a deployment of three up; yield it, its recipe and run directory once a run has come so far."""
+    data = folders(root / "data")
+    chosen, out = recipe(data, method, rounds), root / "run"
+    with Deployment(root, clients_of(data)) as d:
+        d.up()
+        d.begin(chosen, out)
+        until(lambda: len(rounds_of(out)) == until_round, 300, f"round {until_round}")
+        yield d, chosen, out
+
+
 def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(tmp_path):
     """The short version for every day: two rounds of ProtoNorm over TLS with authenticated nodes."""
     data = folders(tmp_path / "data")
@@ -130,13 +144,7 @@ def test_every_method_gives_the_same_numbers_over_a_network(tmp_path):
 
 @pytest.mark.slow
 def test_a_node_killed_in_round_2_comes_back_with_its_own_model(tmp_path):
-    data = folders(tmp_path / "data")
-    chosen = recipe(data, "tinyproto", 6)
-    out = tmp_path / "run"
-    with Deployment(tmp_path, clients_of(data)) as d:
-        d.up()
-        d.begin(chosen, out)
-        until(lambda: len(rounds_of(out)) == 1, 300, "round 1")
+    with begun(tmp_path, "tinyproto", 6, until_round=1) as (d, _, out):
         state = model_of(d, 1)
         d.kill("node2")
         before = load_file(state)
@@ -164,13 +172,7 @@ def test_a_node_killed_in_round_2_comes_back_with_its_own_model(tmp_path):
 
 @pytest.mark.slow
 def test_a_server_killed_in_round_3_is_resumed_with_the_numbers_of_the_undisturbed_run(tmp_path):
-    data = folders(tmp_path / "data")
-    chosen = recipe(data, "protonorm", 5)
-    out = tmp_path / "run"
-    with Deployment(tmp_path, clients_of(data)) as d:
-        d.up()
-        d.begin(chosen, out)
-        until(lambda: len(rounds_of(out)) == 2, 300, "round 2")
+    with begun(tmp_path, "protonorm", 5, until_round=2) as (d, chosen, out):
         d.kill_server_app()
         assert d.end() == "finished:failed"
         assert 2 <= len(rounds_of(out)) < 5
@@ -181,13 +183,7 @@ def test_a_server_killed_in_round_3_is_resumed_with_the_numbers_of_the_undisturb
 
 @pytest.mark.slow
 def test_a_superlink_killed_and_started_again_with_its_database(tmp_path):
-    data = folders(tmp_path / "data")
-    chosen = recipe(data, "fedproto", 4)
-    out = tmp_path / "run"
-    with Deployment(tmp_path, clients_of(data)) as d:
-        d.up()
-        d.begin(chosen, out)
-        until(lambda: len(rounds_of(out)) == 2, 300, "round 2")
+    with begun(tmp_path, "fedproto", 4, until_round=2) as (d, chosen, out):
         d.kill("link")
         d.link()  # no node is registered or started again
         d.begin(chosen, out, resume=True)

@@ -35,21 +35,21 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client."""
-
-    def act(values: Values) -> Values:
-        job = Job.of(values)
-        return trained_values(_node(context, _states(context, job)).train(job))
-
-    return _answer(message, act)
+    return _visit(message, context, lambda node, job: trained_values(node.train(job)))
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Score one client."""
+    return _visit(message, context, lambda node, job: evaluated_values(node.evaluate(job)))
+
+
+def _visit(message: Message, context: Context, work: Callable[[Node, Job], Values]) -> Message:
+    """Return what the node makes of a job."""
 
     def act(values: Values) -> Values:
         job = Job.of(values)
-        return evaluated_values(_node(context, _states(context, job)).evaluate(job))
+        return work(_node(context, _states(context, job)), job)
 
     return _answer(message, act)
 

@@ -16,7 +16,7 @@ from protofed.methods.schema import Payload, Schema, prototype_schema
 from protofed.options import option
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.inference import most_likely, nearest, squared_pull
-from protofed.prototypes.means import RunningMean, class_means, class_sums, scatter_rows
+from protofed.prototypes.means import RunningMean, class_means, class_sums, gather_rows, scatter_rows
 
 if TYPE_CHECKING:
     from protofed.models import Output
@@ -79,11 +79,7 @@ class PrototypeMethod(Method):
 
     def no_prototypes(self) -> Tensors:
         """Return a table in which no class has a prototype."""
-        K, d = self.task.num_classes, self.task.feature_dim
-        return {
-            "prototypes": torch.zeros(K, d, dtype=self.task.dtype),
-            "present": torch.zeros(K, dtype=torch.bool),
-        }
+        return no_prototypes(self.task)
 
     def client_state(self, counts: torch.Tensor) -> Tensors:
         """Start without local prototypes."""
@@ -114,8 +110,8 @@ class PrototypeMethod(Method):
         """Send the prototypes of the classes present (Eq. 3) and keep them for the ``local`` rule."""
         means, present = class_means(statistics["sums"], statistics["counts"])
         local.state.update(prototypes=means, present=present)
-        classes = present.nonzero().squeeze(-1)
-        return {"classes": classes, "prototypes": means[classes]}
+        rows, classes = gather_rows(means, present)
+        return {"classes": classes, "prototypes": rows}
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -146,10 +142,8 @@ class PrototypeMethod(Method):
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the global prototypes that exist; nothing in the first round."""
-        classes = server["present"].nonzero().squeeze(-1)
-        if not len(classes):
-            return None
-        return {"classes": classes, "prototypes": server["prototypes"][classes]}
+        rows, classes = gather_rows(server["prototypes"], server["present"])
+        return {"classes": classes, "prototypes": rows} if len(classes) else None
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Update the global prototypes; add the geometry of the result to the diagnostics."""
@@ -178,6 +172,12 @@ class PrototypeMethod(Method):
             "prototypes": torch.where(known.unsqueeze(-1), new, server["prototypes"]),
             "present": server["present"] | known,
         }
+
+
+def no_prototypes(task: Task) -> Tensors:
+    """Return a table ``(K, d)`` in which no class has a prototype."""
+    K, d = task.num_classes, task.feature_dim
+    return {"prototypes": torch.zeros(K, d, dtype=task.dtype), "present": torch.zeros(K, dtype=torch.bool)}
 
 
 class _Norms:

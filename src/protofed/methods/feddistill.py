@@ -20,7 +20,7 @@ from protofed.methods._presets import filled
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Task, Tensors, Update, Upload
 from protofed.methods.schema import Field, Payload, Schema
 from protofed.options import option
-from protofed.prototypes.means import class_means, class_sums, scatter_rows
+from protofed.prototypes.means import class_means, class_sums, gather_rows, scatter_rows
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -154,8 +154,8 @@ class FedDistill(Method):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``F_ij = mean over own samples of class j`` for the classes present."""
         means, present = class_means(statistics["sums"], statistics["counts"])
-        classes = present.nonzero().squeeze(-1)
-        return {"classes": classes, "outputs": means[classes]}
+        rows, classes = gather_rows(means, present)
+        return {"classes": classes, "outputs": rows}
 
     # The server.
 

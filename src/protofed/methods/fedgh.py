@@ -24,7 +24,7 @@ from protofed.methods._weights import load_weights
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Tensors, Upload
 from protofed.methods.schema import Payload, Schema, prototype_schema, weight_schema
 from protofed.options import option
-from protofed.prototypes.means import class_means, class_sums
+from protofed.prototypes.means import class_means, class_sums, gather_rows
 from protofed.seeding import generator
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class FedGH(Method):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``p_ic``, the mean feature of each class present."""
         means, present = class_means(statistics["sums"], statistics["counts"])
-        classes = present.nonzero().squeeze(-1)
-        return {"classes": classes, "prototypes": means[classes]}
+        rows, classes = gather_rows(means, present)
+        return {"classes": classes, "prototypes": rows}
 
     # The server.
 

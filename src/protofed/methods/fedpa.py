@@ -25,11 +25,12 @@ from protofed.methods._generator import (
     diversity,
     require_positive,
 )
+from protofed.methods._prototypes import no_prototypes
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Update, Upload
 from protofed.methods.schema import Field, Payload
 from protofed.options import option
 from protofed.prototypes.inference import squared_pull
-from protofed.prototypes.means import RunningMean, class_means, class_sums, scatter_rows
+from protofed.prototypes.means import RunningMean, class_means, class_sums, gather_rows, scatter_rows
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -109,7 +110,7 @@ class FedPA(GeneratorMethod):
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Keep the weights, the generator, the prior, and the table of prototypes."""
         if message is None:
-            return {**super().receive(local, None), **self._no_prototypes()}
+            return {**super().receive(local, None), **no_prototypes(self.task)}
         rest = {n: t for n, t in message.items() if n not in self.more_down()}
         table, present = scatter_rows(message["prototypes"], message["classes"], self.task.num_classes)
         return {**super().receive(local, rest), "prototypes": table, "present": present}
@@ -154,26 +155,19 @@ class FedPA(GeneratorMethod):
             none = torch.zeros(0, dtype=torch.int64, device=like.device)
             return {**payload, "classes": none, "prototypes": like.new_zeros(0, d)}
         means, present = class_means(statistics["sums"], statistics["held"])
-        classes = present.nonzero().squeeze(-1)
-        return {**payload, "classes": classes, "prototypes": means[classes]}
+        rows, classes = gather_rows(means, present)
+        return {**payload, "classes": classes, "prototypes": rows}
 
     # The server.
 
-    def _no_prototypes(self) -> Tensors:
-        K, d = self.task.num_classes, self.task.feature_dim
-        return {
-            "prototypes": torch.zeros(K, d, dtype=self.task.dtype),
-            "present": torch.zeros(K, dtype=torch.bool),
-        }
-
     def server_state(self) -> Tensors:
         """Start without prototypes."""
-        return {**super().server_state(), **self._no_prototypes()}
+        return {**super().server_state(), **no_prototypes(self.task)}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
         """Send ``w^t``, ``G``, the prior, and the prototypes that exist."""
-        classes = server["present"].nonzero().squeeze(-1)
-        table = {"classes": classes, "prototypes": server["prototypes"][classes]}
+        rows, classes = gather_rows(server["prototypes"], server["present"])
+        table = {"classes": classes, "prototypes": rows}
         rest = {n: server[n] for n in self.broadcast_schema.fields if n not in table}
         return {**rest, **table}
 

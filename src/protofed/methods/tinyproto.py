@@ -20,7 +20,7 @@ from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Ten
 from protofed.methods.schema import Payload, Schema, prototype_schema
 from protofed.options import build_options, option
 from protofed.prototypes.masks import class_masks, compress, rebuild
-from protofed.prototypes.means import RunningMean
+from protofed.prototypes.means import RunningMean, gather_rows
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -180,6 +180,6 @@ class TinyProto(Method):
             mean.add(upload.payload["classes"], upload.payload["prototypes"])
         summed = self.options.scaling and self.options.reduction == "sum"
         pooled = mean.sums if summed else mean.mean()[0]
-        classes = (mean.weights > 0).nonzero().squeeze(-1)
+        rows, classes = gather_rows(pooled, mean.weights > 0)
         if len(classes):
-            yield Upload("all clients", {"classes": classes, "prototypes": pooled[classes].to(self.task.dtype)})
+            yield Upload("all clients", {"classes": classes, "prototypes": rows.to(self.task.dtype)})

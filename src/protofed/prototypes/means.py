@@ -45,6 +45,12 @@ def scatter_rows(rows: Tensor, classes: Tensor, num_classes: int) -> tuple[Tenso
     return table, present
 
 
+def gather_rows(table: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ``(k, d)`` rows of the classes that are present, and those ``(k,)`` classes: what is sent."""
+    classes = present.nonzero().squeeze(-1)
+    return table[classes], classes
+
+
 class RunningMean:
     """Weighted per-class mean over uploads that are seen once, one at a time.
 

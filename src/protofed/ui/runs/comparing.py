@@ -9,7 +9,7 @@ from nicegui import ui
 from protofed.analysis.rundata import RunData
 from protofed.ui.runs import differences, lines, rows
 from protofed.ui.runs.library import Library
-from protofed.ui.runs.parts import Choice, Plot, Records, check, heading, options_table
+from protofed.ui.runs.parts import Choice, Records, accuracy_plots, check, heading, options_table
 
 NONE = {"": "choose a run"}
 
@@ -45,15 +45,7 @@ class Comparing:
                     .props('tabindex="0" role="region" aria-label="Options"')
                 )
             with ui.element("div").classes("two"):
-                self.over_rounds = Plot("lines", "Test accuracy against rounds", y="percent", xName="Round")
-                self.over_bytes = Plot(
-                    "lines",
-                    "Test accuracy against bytes sent",
-                    y="percent",
-                    x="bytes",
-                    log=True,
-                    xName="Sent by all parties, up and down (log scale)",
-                )
+                self.over_rounds, self.over_bytes = accuracy_plots()
 
     async def show(self) -> None:
         """Show the runs as they are now."""

@@ -16,7 +16,17 @@ from protofed.errors import CheckpointError
 from protofed.ui.runs import differences, lines, rows, vectors
 from protofed.ui.runs.following import Seen
 from protofed.ui.runs.library import Library
-from protofed.ui.runs.parts import Cards, Choice, Plot, Records, Status, heading, options_table
+from protofed.ui.runs.parts import (
+    NOTHING_YET,
+    Cards,
+    Choice,
+    Plot,
+    Records,
+    Status,
+    accuracy_plots,
+    heading,
+    options_table,
+)
 
 DISTANCES = {"distance_max": "largest", "distance_mean": "mean", "distance_min": "smallest"}
 MARGINS = {"margin_mean": "mean", "margin_min": "smallest"}
@@ -74,23 +84,11 @@ class OneRun:
             ui.label(about).classes("soft").style("max-width: 76ch; margin-top: -6px")
         self.cards = Cards()
         with ui.element("div").classes("two"):
-            self.over_rounds = Plot(
-                "lines",
-                "Test accuracy against rounds",
+            self.over_rounds, self.over_bytes = accuracy_plots(
                 "A sample is given the class that an inference rule names.",
-                y="percent",
-                xName="Round",
-                missing="No round has been evaluated yet.",
-            )
-            self.over_bytes = Plot(
-                "lines",
-                "Test accuracy against bytes sent",
                 "By all clients and to them, since the start.",
-                y="percent",
-                x="bytes",
-                log=True,
-                xName="Bytes sent so far (log scale)",
-                missing="Nothing has been sent yet.",
+                sent="Bytes sent so far (log scale)",
+                **NOTHING_YET,
             )
             self.losses = Plot(
                 "lines",

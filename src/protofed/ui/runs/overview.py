@@ -11,7 +11,7 @@ from protofed.analysis.style import rule_title
 from protofed.ui.runs import lines, rows
 from protofed.ui.runs.following import Seen, State
 from protofed.ui.runs.library import Library
-from protofed.ui.runs.parts import Choice, Plot, Records, check
+from protofed.ui.runs.parts import NOTHING_YET, Choice, Records, accuracy_plots, check
 
 MAIN_RULE = {"": "each method's main rule"}
 
@@ -34,22 +34,7 @@ class Overview:
                 self.rule = Choice("Accuracy by", MAIN_RULE, "", lambda _: self._draw())
                 check("A line for every seed", False, self._set_each)
             with ui.element("div").classes("two"):
-                self.over_rounds = Plot(
-                    "lines",
-                    "Test accuracy against rounds",
-                    y="percent",
-                    xName="Round",
-                    missing="No round has been evaluated yet.",
-                )
-                self.over_bytes = Plot(
-                    "lines",
-                    "Test accuracy against bytes sent",
-                    y="percent",
-                    x="bytes",
-                    log=True,
-                    xName="Sent by all parties, up and down (log scale)",
-                    missing="Nothing has been sent yet.",
-                )
+                self.over_rounds, self.over_bytes = accuracy_plots(**NOTHING_YET)
             with ui.element("section").classes("card flush"):
                 self.table = Records(
                     rows.RUN_COLUMNS, label="Runs", empty=NO_RUNS, on_pick=self._pick, filterable=True

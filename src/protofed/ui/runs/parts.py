@@ -123,6 +123,28 @@ class Plot:
         self.chart.client.run_javascript(f"runs.{function}({listed})")
 
 
+NOTHING_YET = {"unevaluated": "No round has been evaluated yet.", "unsent": "Nothing has been sent yet."}
+
+
+def accuracy_plots(
+    *notes: str, sent: str = "Sent by all parties, up and down (log scale)", unevaluated: str = "", unsent: str = ""
+) -> tuple[Plot, Plot]:
+    """Build the charts of accuracy against rounds and against bytes.
+
+    Args:
+        notes: A line below either heading.
+        sent: Name of the axis of bytes.
+        unevaluated: What to say where there is no accuracy.
+        unsent: What to say where there are no bytes.
+    """
+    first, second = notes or ("", "")
+    title = "Test accuracy against"
+    return (
+        Plot("lines", f"{title} rounds", first, y="percent", xName="Round", missing=unevaluated),
+        Plot("lines", f"{title} bytes sent", second, y="percent", x="bytes", log=True, xName=sent, missing=unsent),
+    )
+
+
 class Records(Element, component="static/table.js"):
     """A table that is sorted and filtered in the browser."""
 
