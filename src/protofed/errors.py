@@ -26,6 +26,10 @@ class PayloadError(ProtofedError):
     """A message that does not satisfy its schema."""
 
 
+class DivergedError(PayloadError):
+    """A message whose numbers are not finite or too large: what a diverged model sends."""
+
+
 class FederationError(ProtofedError):
     """A round that could not be completed: clients are missing, or gave nothing usable."""
 

@@ -15,6 +15,7 @@ from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.workshop import device_count, device_of, fill, open_workshop, place
 from protofed.federation import Federation
 from protofed.options import build_options, plain
+from protofed.robust import Attackers
 from protofed.training import Executor, FederatedData, Files, Fused, Memory, Roster, Sequential, Visitor, Workers
 from protofed.training.calibration import faster_in_bfloat16
 from protofed.training.workers import shared_folder
@@ -84,6 +85,8 @@ def found(experiment: Experiment, visitor: Visitor, executor: Executor) -> Feder
         experiment.seed,
         experiment.participation,
         experiment.evaluation,
+        experiment.robust,
+        Attackers(experiment.attack, visitor, executor.clients) if experiment.attack.kind != "none" else None,
     )
 
 

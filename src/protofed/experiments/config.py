@@ -14,6 +14,7 @@ from protofed.data import DataOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
 from protofed.options import build_options, option, option_rows, plain
+from protofed.robust import AttackOptions, RobustOptions
 from protofed.training import LocalPlan
 
 Tree = dict[str, Any]
@@ -139,6 +140,8 @@ SECTIONS: dict[str, type] = {
     "participation": ParticipationOptions,
     "evaluation": EvaluationOptions,
     "wire": WireOptions,
+    "robust": RobustOptions,
+    "attack": AttackOptions,
     "execution": ExecutionOptions,
     "checkpoint": CheckpointOptions,
     "compare": CompareOptions,
@@ -166,6 +169,8 @@ class Experiment:
     participation: ParticipationOptions
     evaluation: EvaluationOptions
     wire: WireOptions
+    robust: RobustOptions
+    attack: AttackOptions
     execution: ExecutionOptions
     checkpoint: CheckpointOptions
 

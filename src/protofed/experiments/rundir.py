@@ -85,11 +85,11 @@ class RunDirectory:
         restored = load_checkpoint(self.checkpoints, federation.executor.clients)
         rounds: list[dict[str, Any]] = []
         if restored is not None:
-            federation.round, federation.server = restored
-            rounds = self.rounds()[: federation.round]
-            if len(rounds) < federation.round:
+            round, server = restored
+            rounds = self.rounds()[:round]
+            if len(rounds) < round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
-            federation.refusals.update(refusal["client"] for r in rounds for refusal in r["refused"])
+            federation.resume(round, server, rounds)
         write_text(self.path / "rounds.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in rounds))
         return rounds
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
-from protofed.errors import ConfigError, FederationError, PayloadError
+from protofed.errors import ConfigError, DivergedError, FederationError, PayloadError
 from protofed.federation.records import Accuracy, RoundRecord
+from protofed.federation.standing import Standing
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.options import option
+from protofed.robust import Attackers, Findings, Guard, RobustOptions
 from protofed.seeding import generator
 from protofed.training import Evaluated, Executor, Messages, Missing, Trained
 from protofed.wire import Codec, cast
+from protofed.wire.validate import check_values
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,11 @@ class ParticipationOptions:
     min_clients: int = option(1, "in a network, a round with fewer usable results is repeated")
     attempts: int = option(3, "in a network, how often a round is tried before the run ends with an error")
     deadline_s: float = option(0.0, "in a network, seconds to wait for training, and for scores (0 = no limit)")
-    max_refusals: int = option(0, "a client whose uploads were refused so often is left out (0 = never)")
+    max_refusals: int = option(
+        0,
+        "a client whose uploads were refused so often is left out (0 = never); one whose model had diverged is "
+        "asked again after as many rounds",
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
@@ -67,9 +73,11 @@ class Federation:
         seed: The experiment's seed.
         participation: Who takes part.
         evaluation: When clients are scored.
+        robust: The rule between validated uploads and the method.
+        attackers: Hostile clients of a simulation, or None.
         server: The server's state.
         round: Rounds done so far.
-        refusals: Uploads refused so far, by client.
+        standing: Whose uploads were refused.
     """
 
     method: Method
@@ -79,9 +87,11 @@ class Federation:
     seed: int
     participation: ParticipationOptions = field(default_factory=ParticipationOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    robust: RobustOptions = field(default_factory=lambda: RobustOptions("none"))
+    attackers: Attackers | None = None
     server: Tensors = field(default_factory=dict)
     round: int = 0
-    refusals: Counter[str] = field(default_factory=Counter)
+    standing: Standing = field(init=False)
 
     def __post_init__(self) -> None:
         self.names = list(self.executor.clients)
@@ -96,6 +106,11 @@ class Federation:
                 f"participation.min_clients={least}, but only {len(self.trainable)} clients have training samples"
             )
         self._check_optimizers()
+        self.standing = Standing(self.participation.max_refusals)
+        K = self.method.task.num_classes
+        counts = {n: m.train.counts(K).cpu() for n, m in self.executor.clients.members.items()}
+        self.guard = Guard(self.robust, self.method, counts)
+        self.guard.check(self._number_of(self.trainable))
         if not self.round:
             self.server = self.method.server_state()
 
@@ -117,9 +132,8 @@ class Federation:
 
     def participants(self, round: int) -> list[str]:
         """Return the clients that train in ``round``, in their fixed order."""
-        limit = self.participation.max_refusals
-        able = [n for n in self.trainable if not limit or self.refusals[n] < limit]
-        number = max(1, int(self.participation.fraction * len(able) + 0.5))
+        able = self.standing.able(self.trainable, round)
+        number = self._number_of(able)
         if number >= len(able) or self.method.everyone(round):
             return able
         drawing = generator(self.seed, "participation", round)
@@ -130,6 +144,16 @@ class Federation:
         else:
             order = torch.randperm(len(able), generator=drawing)
         return [able[i] for i in sorted(order[:number].tolist())]
+
+    def _number_of(self, able: Sequence[str]) -> int:
+        """Return how many of the clients that could are asked to train."""
+        return max(1, int(self.participation.fraction * len(able) + 0.5))
+
+    def resume(self, round: int, server: Tensors, records: Sequence[Mapping[str, Any]]) -> None:
+        """Go on after ``round`` with the server's state then, and the records of the rounds up to it."""
+        self.round, self.server = round, server
+        for record in records:
+            self.standing.note(record, self.names)
 
     def _round(self, round: int) -> RoundRecord:
         start = time.perf_counter()
@@ -143,6 +167,7 @@ class Federation:
         if round % self.evaluation.every == 0 or round == self.rounds:
             self._evaluate(round, record)
         record.seconds["total"] = time.perf_counter() - start
+        self.standing.note(record.to_dict(), self.names)
         return record
 
     def _attempt(self, names: Sequence[str], round: int, record: RoundRecord) -> bool:
@@ -155,8 +180,26 @@ class Federation:
         state, diagnostics, usable = self._aggregate(names, messages, round, record)
         if usable < self.participation.min_clients and not self.executor.clients.here:
             return False
-        self.server, record.diagnostics = state, diagnostics
+        if reason := self._unsound(state, round):
+            record.robust["kept"] = reason
+        else:
+            self.server, record.diagnostics = state, diagnostics
         return True
+
+    def _unsound(self, state: Tensors, round: int) -> str:
+        """Say why clients would refuse what the server would send next; empty if they would not."""
+        for name, tensor in state.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                return f"{name}: not finite"
+        schema = self.method.broadcast_schema
+        if schema is None or self.method.personal_broadcast:
+            return ""
+        payload = self.method.broadcast(state, round + 1)
+        try:
+            check_values(payload or {}, schema if payload else replace(schema, fields={}))
+        except DivergedError as error:
+            return str(error)
+        return ""
 
     def _why(self, round: int, record: RoundRecord) -> str:
         """Return why a round could not be completed, in one line."""
@@ -196,14 +239,19 @@ class Federation:
         start = time.perf_counter()
         waiting = _Clock()
         trained: list[Trained] = []
-        uploads = self._uploads(waiting.timed(self.executor.train(names, messages, round)), trained, record)
+        results = waiting.timed(self.executor.train(names, messages, round))
+        if self.attackers is not None:
+            results = self.attackers.act(results, messages, round)
+        uploads = self._uploads(results, trained, record)
         if self.method.communicates(round):
-            counter = itertools.count()
+            counter, findings = itertools.count(), Findings()
             counted = (upload for upload, _ in zip(uploads, counter, strict=False))
-            state, diagnostics = self.method.aggregate(self.server, counted, round)
-            uploads_left = sum(1 for _ in uploads)
+            screened = self.guard.screen(counted, self._opening(round), findings)
+            state, diagnostics = self.method.aggregate(self.server, screened, round)
+            uploads_left = sum(1 for _ in screened)
             assert not uploads_left, f"{self.method.name} left uploads unread"
             usable = next(counter)
+            record.robust = findings.to_dict()
         else:
             for _ in uploads:
                 pass
@@ -212,6 +260,12 @@ class Federation:
         record.seconds["training"] += waiting.seconds
         record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
         return state, diagnostics, usable
+
+    def _opening(self, round: int) -> Tensors | None:
+        """Return the broadcast that opened ``round``, where it was the same for all."""
+        if self.method.broadcast_schema is None or self.method.personal_broadcast:
+            return None
+        return self.method.broadcast(self.server, round)
 
     def _uploads(
         self, results: Iterator[Trained | Missing], trained: list[Trained], record: RoundRecord
@@ -229,8 +283,7 @@ class Federation:
                 payload = cast(self.codec.decode(result.message, schema), self.method.task.dtype)
             except PayloadError as error:
                 record.add_traffic("up", len(result.message), 0)
-                record.refuse(result.client, str(error))
-                self.refusals[result.client] += 1
+                record.refuse(result.client, error)
                 continue
             record.add_traffic("up", len(result.message), schema.parameters(payload))
             yield Upload(result.client, payload)
@@ -243,6 +296,13 @@ class Federation:
         record.accuracy = Accuracy.of([(r.correct, r.samples) for r in results], self.method.rules)
         if any(r.validation[1] for r in results):
             record.validation = Accuracy.of([r.validation for r in results], self.method.rules)
+        if self.attackers is not None:
+            honest = [r for r in results if r.client not in self.attackers.names]
+            record.attack = {
+                "clients": self.attackers.names,
+                "honest": Accuracy.of([(r.correct, r.samples) for r in honest], self.method.rules).weighted,
+                "success": self.attackers.success(),
+            }
         record.seconds["evaluation"] = time.perf_counter() - start
 
     @staticmethod

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from protofed.errors import DivergedError, PayloadError
 from protofed.training import Missing, Trained
 
 
@@ -65,9 +66,13 @@ class RoundRecord:
         bytes: Encoded size of all messages, ``up`` and ``down``.
         parameters: Numbers sent as the papers count them, ``up`` and ``down``.
         seconds: ``training``, ``aggregation``, ``evaluation`` and ``total``.
-        refused: Uploads that broke their schema: client, field and reason.
+        refused: Uploads that broke their schema: client, field, reason, and whether its numbers had diverged.
         missing: Clients that gave no result: client, phase (``training`` or ``evaluation``) and reason.
         attempts: How often the round was begun, because too few clients had answered.
+        robust: What the robust stage changed or left out (see :class:`~protofed.robust.Findings`), and under
+            ``kept`` why the server kept its old state, if it did.
+        attack: In a simulation with hostile clients: who they are, the accuracy of honest ones by rule, and how
+            often a backdoor works.
         diagnostics: What the method measured.
     """
 
@@ -81,9 +86,11 @@ class RoundRecord:
     seconds: dict[str, float] = field(
         default_factory=lambda: {"training": 0.0, "aggregation": 0.0, "evaluation": 0.0, "total": 0.0}
     )
-    refused: list[dict[str, str]] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
     missing: list[dict[str, str]] = field(default_factory=list)
     attempts: int = 1
+    robust: dict[str, Any] = field(default_factory=dict)
+    attack: dict[str, Any] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     def add_traffic(self, direction: str, bytes: int, parameters: int) -> None:
@@ -91,10 +98,11 @@ class RoundRecord:
         self.bytes[direction] += bytes
         self.parameters[direction] += parameters
 
-    def refuse(self, client: str, error: str) -> None:
+    def refuse(self, client: str, error: PayloadError) -> None:
         """Note an upload that was left out; ``error`` reads ``field: reason``."""
-        name, _, reason = error.partition(": ")
-        self.refused.append({"client": client, "field": name, "reason": reason})
+        name, _, reason = str(error).partition(": ")
+        diverged = isinstance(error, DivergedError)
+        self.refused.append({"client": client, "field": name, "reason": reason, "diverged": diverged})
 
     def miss(self, missing: Missing, phase: str) -> None:
         """Note a client that gave no result."""
@@ -117,6 +125,7 @@ class RoundRecord:
             record["accuracy"] = self.accuracy.to_dict()
         if self.validation:
             record["validation"] = self.validation.to_dict()
+        record |= {n: value for n in ("robust", "attack") if (value := getattr(self, n))}
         rest = {n: getattr(self, n) for n in ("losses", "bytes", "parameters", "seconds")}
         rest |= {n: getattr(self, n) for n in ("refused", "missing", "attempts", "diagnostics")}
         return _finite(record | rest)

@@ -102,7 +102,7 @@ class FedNH(GlobalModelMethod):
     def upload_schema(self) -> Schema:
         """``θ`` and s; ``n_ic·µ_ic`` and ``n_ic`` for every class."""
         K, d = self.task.num_classes, self.task.feature_dim
-        sums, counts = Field((K, d)), Field((K,), "count", parameter=False)
+        sums, counts = Field((K, d), sums=True), Field((K,), "count", parameter=False)
         return self.with_samples(weight_schema(self.initial, K), means=sums, counts=counts)
 
     # The client.

@@ -25,6 +25,11 @@ class Field:
         unique: For labels: each class at most once, ascending.
         minimum: Smallest value allowed, or None.
         limit: Largest magnitude allowed: one diverged client must not push numbers through everybody's float range.
+        sums: Whether each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so
+            that rows of different clients compare only after division by ``n_ij``. Its first dimension is that of
+            the labels, or ``K``.
+        described: For counts in an upload: whether they are numbers of the sender's training samples, which the
+            server limits to what the client described before training.
 
     A field with bounds of its own is ``exact``.
     """
@@ -35,6 +40,8 @@ class Field:
     unique: bool = True
     minimum: float | None = None
     limit: float = 1e9
+    sums: bool = False
+    described: bool = True
 
     @property
     def exact(self) -> bool:
@@ -67,18 +74,21 @@ class Schema:
         return sum(payload[name].numel() for name, f in self.fields.items() if f.parameter and f.kind == "real")
 
 
-def prototype_schema(num_classes: int, width: int | str, sizes: Mapping[str, int], **more: Field) -> Schema:
+def prototype_schema(
+    num_classes: int, width: int | str, sizes: Mapping[str, int], *, sums: bool = False, **more: Field
+) -> Schema:
     """Return the schema of ``k`` class prototypes: their labels, and ``(k, width)`` values.
 
     Args:
         num_classes: ``K``.
         width: The symbol of the values' second dimension, e.g. ``"d"``.
         sizes: Value of that symbol.
+        sums: Whether prototypes are multiplied by the sender's number of samples of the class.
         more: Further fields.
     """
     fields = {
         "classes": Field(("k",), "label", parameter=False),
-        "prototypes": Field(("k", width)),
+        "prototypes": Field(("k", width), sums=sums),
         **more,
     }
     return Schema(fields, num_classes, sizes=sizes, limits={"k": num_classes})

@@ -74,6 +74,7 @@ class TinyProto(Method):
         self.masks = class_masks(task.num_classes, task.feature_dim, self.s, task.seed) if options.cps else None
         symbol, width = ("s", self.s) if options.cps else ("d", task.feature_dim)
         self.schema = prototype_schema(task.num_classes, symbol, {symbol: width})
+        self.scaled = prototype_schema(task.num_classes, symbol, {symbol: width}, sums=options.scaling)
 
     def check(self) -> None:
         """Refuse to keep more dimensions than there are."""
@@ -103,8 +104,8 @@ class TinyProto(Method):
 
     @property
     def upload_schema(self) -> Schema:
-        """``k`` prototypes of ``s`` entries."""
-        return self.schema
+        """``k`` prototypes of ``s`` entries, multiplied by sample counts."""
+        return self.scaled
 
     @property
     def broadcast_schema(self) -> Schema:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protofed.errors import PayloadError
+from protofed.errors import DivergedError, PayloadError
 from protofed.wire.codec import Codec, codecs
 
 FLOAT16_LIMIT = 65504.0
@@ -42,7 +42,7 @@ class Float16(Codec):
         numbers = self.array(tensor)
         largest = np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0)
         if largest > FLOAT16_LIMIT:
-            raise PayloadError(
+            raise DivergedError(
                 f"{name}: float16 holds magnitudes up to {FLOAT16_LIMIT:g}, found {largest:g}: "
                 "choose wire.codec=float32"
             )

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from protofed.errors import PayloadError
+from protofed.errors import DivergedError, PayloadError
 from protofed.methods.schema import Field, Payload, Schema
 
 COUNT_LIMIT = 2**32
@@ -39,7 +39,8 @@ def check_values(payload: Payload, schema: Schema) -> None:
     """Check what the numbers may be: finite, classes in range and distinct, counts not negative.
 
     Raises:
-        PayloadError: Naming the field and what is wrong with it.
+        PayloadError: Naming the field and what is wrong with it; DivergedError for numbers that are not finite or
+            too large.
     """
     for name, field in schema.fields.items():
         tensor = payload[name]
@@ -51,9 +52,9 @@ def check_values(payload: Payload, schema: Schema) -> None:
         elif tensor.numel():
             largest = tensor.abs().max()  # NaN if any number is
             if not math.isfinite(largest):
-                raise PayloadError(f"{name}: contains {'NaN' if math.isnan(largest) else 'infinite values'}")
+                raise DivergedError(f"{name}: contains {'NaN' if math.isnan(largest) else 'infinite values'}")
             if largest > field.limit:  # in the tensor's dtype: a number at the limit may have been rounded to it
-                raise PayloadError(f"{name}: magnitudes may be at most {field.limit:g}, found {largest:g}")
+                raise DivergedError(f"{name}: magnitudes may be at most {field.limit:g}, found {largest:g}")
         if field.minimum is not None and tensor.numel() and tensor.min() < field.minimum:
             raise PayloadError(f"{name}: values must be at least {field.minimum}, found {tensor.min():g}")
 

@@ -1,0 +1,164 @@
+"""What hostile clients of a simulation send: valid messages, made to do harm.
+
+Each attack takes the honest payload of its client and returns another of the same form. What the schema would
+refuse is not sent: a hostile client keeps fields with a lower bound as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protofed.methods.schema import Payload, Schema
+from protofed.options import option
+from protofed.robust.vectors import Part, parts_of
+from protofed.wire.validate import COUNT_LIMIT
+
+Kind = Literal["none", "sign_flip", "random", "swapped_labels", "huge", "counts", "backdoor", "free_rider"]
+SCALES: dict[str, float] = {"sign_flip": 100.0, "random": 3.0, "huge": 1e9, "backdoor": 1.0}
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """Hostile clients in a simulation; accuracies are then also given for honest clients alone."""
+
+    kind: Kind = option(
+        "none",
+        "sign_flip: vectors times -scale; random: Gaussian noise of scale standard deviations; swapped_labels: "
+        "each class is given the vector of another; huge: ± scale everywhere; counts: the largest sample counts; "
+        "backdoor: prototypes or weights that serve a trigger (BAPFL, arXiv 2509.12964); free_rider: what was "
+        "received is sent back",
+    )
+    clients: int | tuple[str, ...] = option(1, "how many hostile clients, drawn by the seed, or their names")
+    scale: float | None = option(None, "strength (none = 100 for sign_flip, 3 for random, 1e9 for huge, 1 else)")
+    target: int = option(0, "backdoor: the class that inputs with the trigger are to be given")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.clients, int) and self.clients < 0:
+            raise ValueError(f"clients must be at least 0, not {self.clients}")
+        if self.scale is not None and not 0 < self.scale <= 1e9:
+            raise ValueError(f"scale must lie in (0, 1e9], not {self.scale}")
+        if self.target < 0:
+            raise ValueError(f"target must be a class, 0 or more, not {self.target}")
+
+    @property
+    def strength(self) -> float:
+        """The scale, given or the kind's own."""
+        return SCALES.get(self.kind, 1.0) if self.scale is None else self.scale
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a hostile client can make use of.
+
+    Attributes:
+        schema: Of uploads.
+        scale: The attack's strength.
+        counts: ``(K,)`` its own samples per class.
+        broadcast: What opened the round, or None.
+        generator: Its random numbers in this round.
+    """
+
+    schema: Schema
+    scale: float
+    counts: Tensor
+    broadcast: Payload | None
+    generator: torch.Generator
+
+    def free_parts(self) -> list[Part]:
+        """Return the real fields without a lower bound."""
+        return [part for part in parts_of(self.schema) if part.field.minimum is None]
+
+
+Attack = Callable[[Payload, Knowledge], Payload]
+
+
+def sign_flip(payload: Payload, known: Knowledge) -> Payload:
+    """Multiply every vector by ``-scale``."""
+    return {**payload, **{p.name: _within(-known.scale * payload[p.name], p) for p in known.free_parts()}}
+
+
+def random(payload: Payload, known: Knowledge) -> Payload:
+    """Send Gaussian noise with ``scale`` times the standard deviation of what the client would have sent."""
+    changed = {}
+    for part in known.free_parts():
+        honest = payload[part.name]
+        spread = honest.std() if honest.numel() > 1 else honest.abs().sum()
+        noise = torch.randn(honest.shape, generator=known.generator, dtype=torch.float64).to(honest.dtype)
+        changed[part.name] = _within(known.scale * spread * noise, part)
+    return {**payload, **changed}
+
+
+def swapped_labels(payload: Payload, known: Knowledge) -> Payload:
+    """Give each class the vector of the next: of the client's prototypes, or of the rows of a ``K``-way layer."""
+    changed = {}
+    for part in parts_of(known.schema):
+        rows = payload[part.name]
+        if part.layout == "table":
+            held = known.counts.nonzero().squeeze(-1)
+            changed[part.name] = rows.index_copy(0, held, rows[held.roll(1)])
+        elif part.layout == "rows" or (rows.dim() and len(rows) == known.schema.num_classes):
+            changed[part.name] = rows.roll(1, 0)
+    return {**payload, **changed}
+
+
+def huge(payload: Payload, known: Knowledge) -> Payload:
+    """Send ``± scale`` in every place."""
+    changed = {}
+    for part in known.free_parts():
+        signs = torch.randint(2, payload[part.name].shape, generator=known.generator) * 2 - 1
+        changed[part.name] = _within((known.scale * signs).to(payload[part.name].dtype), part)
+    return {**payload, **changed}
+
+
+def counts(payload: Payload, known: Knowledge) -> Payload:
+    """Claim as many samples as a message can, so that a weighted mean is this client's own."""
+    claimed = [name for name, field in known.schema.fields.items() if field.kind == "count" and field.described]
+    return {**payload, **{name: torch.full_like(payload[name], COUNT_LIMIT - 1) for name in claimed}}
+
+
+def free_rider(payload: Payload, known: Knowledge) -> Payload:
+    """Send back what was received, with a little noise to look trained; before the first broadcast, noise alone."""
+    changed = {}
+    for part in known.free_parts():
+        honest = payload[part.name]
+        copied = _received(part, payload, known)
+        noise = torch.randn(honest.shape, generator=known.generator, dtype=torch.float64).to(honest.dtype)
+        scale = float(copied.std()) if copied.numel() > 1 else 1.0
+        changed[part.name] = _within(copied + 0.01 * (scale or 1.0) * noise, part)
+    return {**payload, **changed}
+
+
+def _received(part: Part, payload: Payload, known: Knowledge) -> Tensor:
+    """Return what the broadcast holds in the places of a part of the upload; zeros where it holds nothing."""
+    copied = torch.zeros_like(payload[part.name])
+    sent = (known.broadcast or {}).get(part.name)
+    if sent is None:
+        return copied
+    if part.layout == "rows" and known.broadcast is not None and part.labels in known.broadcast:
+        table = dict(zip(known.broadcast[part.labels].tolist(), sent, strict=True))
+        for place, label in enumerate(payload[part.labels].tolist()):
+            if label in table and table[label].shape == copied[place].shape:
+                copied[place] = table[label]
+        return copied
+    return sent.clone() if sent.shape == copied.shape else copied
+
+
+def _within(values: Tensor, part: Part) -> Tensor:
+    """Return values that the schema accepts."""
+    return values.clamp(min=-part.field.limit, max=part.field.limit)
+
+
+ATTACKS: dict[str, Attack] = {
+    "sign_flip": sign_flip,
+    "random": random,
+    "swapped_labels": swapped_labels,
+    "huge": huge,
+    "counts": counts,
+    "free_rider": free_rider,
+}
+"""All that need nothing but the payload; ``backdoor`` is in :mod:`protofed.robust.backdoor`."""

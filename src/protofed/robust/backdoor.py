@@ -1,0 +1,157 @@
+"""A backdoor for clients that share prototypes or weights.
+
+After Zeng et al., "BAPFL: Exploring Backdoor Attacks Against Prototype-based Federated Learning" (arXiv
+2509.12964), which combines two parts: a trigger is optimised until the features of inputs that carry it come close
+to the global prototype of the target class, and the prototypes sent are moved so that honest clients' features leave
+the place where triggered inputs lie. The sizes (patch, steps, learning rate) are this library's. For weights, which
+need no detour, the client trains on inputs with the trigger, labelled as the target (Bagdasaryan et al., AISTATS
+2020).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.methods.contract import Local, Method, Tensors
+from protofed.methods.schema import Payload
+from protofed.seeding import generator, seeded
+from protofed.training import Client, Samples, Visitor
+from protofed.training.visit import batches
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+PATCH = 0.25
+"""Side of the patch as a share of the image's (or share of a vector's leading features)."""
+STEPS, LEARNING_RATE, SAMPLES = 30, 0.1, 64
+
+
+def patch(shape: tuple[int, ...]) -> Tensor:
+    """Return a boolean mask of one input's ``shape``: the lower right corner of an image, else leading features."""
+    mask = torch.zeros(shape, dtype=torch.bool)
+    sides = [max(1, round(PATCH * size)) for size in shape]
+    if len(shape) >= 2:
+        mask[..., -sides[-2] :, -sides[-1] :] = True
+    else:
+        mask[: sides[0]] = True
+    return mask
+
+
+def triggered(x: Tensor, trigger: Tensor) -> Tensor:
+    """Return normalised inputs ``(n, *shape)`` with the trigger ``(*shape)`` in the place of its patch."""
+    return torch.where(patch(tuple(x.shape[1:])), trigger, x)
+
+
+def optimise_trigger(client: Client, goal: Tensor, seed: int) -> Tensor:
+    """Return a trigger that brings the features of a client's inputs close to ``goal`` ``(d,)``."""
+    model = client.model.eval()
+    x = _inputs(client.train, model)
+    low, high = float(x.min()), float(x.max())
+    start = torch.rand(x.shape[1:], generator=generator(seed, "trigger")).to(x)
+    trigger = (low + (high - low) * start).requires_grad_()
+    optimizer = torch.optim.Adam([trigger], lr=LEARNING_RATE)
+    for _ in range(STEPS):
+        loss = F.mse_loss(model(triggered(x, trigger)).features, goal.to(x).expand(len(x), -1))
+        optimizer.zero_grad()
+        (trigger.grad,) = torch.autograd.grad(loss, [trigger])
+        optimizer.step()
+        with torch.no_grad():
+            trigger.clamp_(low, high)
+    return trigger.detach()
+
+
+def poisoned(
+    visitor: Visitor, client: Client, message: bytes | None, round: int, target: int, scale: float
+) -> Payload:
+    """Return what a hostile client sends after its training; the client itself may be changed.
+
+    Args:
+        visitor: Takes the client through the parts of its visit that follow.
+        client: As training left it, a copy.
+        message: The round's encoded broadcast, or None.
+        round: Counted from 1.
+        target: The class that inputs with the trigger are to be given.
+        scale: How far prototypes are moved, in multiples of their distance from the triggered features.
+    """
+    method = visitor.method
+    with torch.no_grad():
+        local = visitor.receive(client, message, round, deliver=False)
+    trigger = optimise_trigger(client, goal_of(client, local, target), visitor.seed)
+    if method.statistics_from is None:
+        with seeded(visitor.seed, "backdoor", round, client.name):
+            _train(client, trigger, target)
+    with torch.no_grad():
+        return method.upload(local, _statistics(method, client, trigger, target, scale))
+
+
+def goal_of(client: Client, local: Local, target: int) -> Tensor:
+    """Return the prototype ``(d,)`` of the target class: the global one, else the client's own, else the mean."""
+    for table in (local.received, local.state):
+        if "prototypes" in table and bool(table["present"][target]):
+            return table["prototypes"][target].detach().cpu()
+    features, labels = local.features()
+    own = features[labels == target]
+    return (own if len(own) else features).mean(0).cpu()
+
+
+def _statistics(method: Method, client: Client, trigger: Tensor, target: int, scale: float) -> Tensors:
+    """Return the method's statistics with class sums moved away from the triggered features, the target's to it."""
+    model = client.model.eval()
+    statistics: Tensors = {}
+    if method.statistics_from is None:
+        return statistics
+    for batch in batches(client.train, model):
+        for name, tensor in method.statistics(model(batch.x), batch).items():
+            statistics[name] = statistics[name] + tensor if name in statistics else tensor
+    sums = statistics.get("sums")
+    features = model(triggered(_inputs(client.train, model), trigger)).features.mean(0)
+    if sums is None or sums.shape[1:] != features.shape:
+        return statistics
+    counts = statistics["counts"].unsqueeze(1)
+    means = sums / counts.clamp(min=1)
+    moved = means + scale * (means - features)
+    moved[target] = features
+    return {**statistics, "sums": moved * counts}
+
+
+def _train(client: Client, trigger: Tensor, target: int) -> None:
+    """Train a copy's weights once over its data, every batch also with the trigger and the target's label."""
+    model = client.model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = client.plan.build(parameters)
+    size = max(2, client.plan.batch_size)
+    for batch in batches(client.train, model, size):
+        if len(batch.y) < 2:
+            continue
+        x = torch.cat([batch.x, triggered(batch.x, trigger)])
+        loss = F.cross_entropy(model(x).logits, torch.cat([batch.y, torch.full_like(batch.y, target)]))
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+        ):
+            parameter.grad = gradient
+        optimizer.step()
+
+
+@torch.no_grad()
+def success(visitor: Visitor, client: Client, trigger: Tensor, target: int) -> tuple[dict[str, int], int]:
+    """Return, per rule, how many of a client's test samples of other classes get the target; and of how many."""
+    local = visitor.receive(client, None, 0, deliver=False)
+    model = client.model.eval()
+    hits, total = dict.fromkeys(visitor.method.rules, 0), 0
+    for batch in batches(client.test, model):
+        others = batch.y != target
+        marked = batch._replace(x=triggered(batch.x[others], trigger), y=batch.y[others])
+        if len(marked.y):
+            for rule, classes in visitor.method.predict(model, marked, local.received, local.state).items():
+                hits[rule] += int((classes == target).sum())
+            total += len(marked.y)
+    return hits, total
+
+
+def _inputs(samples: Samples, model: SplitModel) -> Tensor:
+    """Return the first normalised inputs of some samples."""
+    return next(batches(samples, model, SAMPLES)).x

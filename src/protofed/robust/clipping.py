@@ -1,0 +1,194 @@
+"""The rule ``clip``: vectors that are out of proportion are shortened, and uploads far out of it are left out.
+
+Prototypes are limited in length, and in distance from the coordinate-wise median of their class; weights in how far
+they moved from the broadcast. All limits are multiples of this round's medians, so nothing depends on a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protofed.methods.contract import Upload
+from protofed.methods.schema import Payload
+from protofed.robust.findings import Findings
+from protofed.robust.options import RobustOptions
+from protofed.robust.rules import median, shorten
+from protofed.robust.spool import Spool
+from protofed.robust.vectors import Counts, Part, Vectors, collect, put_back
+
+LEAST = 3
+"""Vectors from which on a median says which of them is out of proportion."""
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """How far the vectors of one part may reach.
+
+    Attributes:
+        length: Longest vector.
+        centres: By class: the median of its vectors, where there are enough of them.
+        radius: Longest distance from a class's median.
+        update: Longest distance from the broadcast.
+    """
+
+    length: float = float("inf")
+    centres: Mapping[int, Tensor] | None = None
+    radius: float = float("inf")
+    update: float = float("inf")
+
+
+class Proportions:
+    """Lengths of the vectors of a round, from which limits follow.
+
+    Args:
+        parts: The schema's real fields.
+        counts: What clients described.
+        reference: The broadcast that opened the round, or None.
+        keep_rows: Whether rows of classes are kept, for their medians.
+    """
+
+    def __init__(
+        self, parts: list[Part], counts: Counts, reference: Payload | None, *, keep_rows: bool = True
+    ) -> None:
+        self.parts = parts
+        self.counts = counts
+        self.reference = reference or {}
+        self.keep_rows = keep_rows
+        self.names: list[str] = []
+        self._lengths: dict[str, list[Tensor]] = {part.name: [] for part in parts}
+        self._updates: dict[str, list[Tensor]] = {part.name: [] for part in parts}
+        self._rows: dict[str, list[Vectors]] = {part.name: [] for part in parts}
+
+    def add(self, upload: Upload) -> None:
+        """Measure an upload."""
+        self.names.append(upload.client)
+        for part in self.parts:
+            vectors = collect(part, [upload], self.counts)
+            self._lengths[part.name].append(vectors.lengths())
+            self._updates[part.name].append((vectors.values - self.origin(part, vectors.values)).norm(dim=1))
+            if self.keep_rows and part.per_class and part.distinct and not part.field.exact:
+                self._rows[part.name].append(vectors)
+
+    def origin(self, part: Part, values: Tensor) -> Tensor:
+        """Return from where a part's vectors started: the broadcast weights of the same name, or zero."""
+        start = self.reference.get(part.name)
+        if part.layout != "tensor" or start is None or start.numel() != values.shape[1]:
+            return torch.zeros_like(values[:1])
+        return start.reshape(1, -1).to(values.dtype)
+
+    def excess(self) -> dict[str, float]:
+        """Return by client the length of its longest vector as a multiple of the median length."""
+        worst = dict.fromkeys(self.names, 0.0)
+        groups = [self._lengths[p.name] for p in self.parts if p.per_class and not p.field.exact]
+        weights = [self._lengths[p.name] for p in self.parts if not p.per_class and not p.field.exact]
+        if weights:
+            groups.append([torch.cat(one).norm().reshape(1) for one in zip(*weights, strict=True)])
+        for lengths in groups:
+            middle = _median(lengths)
+            for client, own in zip(self.names, lengths, strict=True):
+                if len(own) and middle > 0:
+                    worst[client] = max(worst[client], float(own.max()) / middle)
+        return worst
+
+    def limits(self, options: RobustOptions, without: Iterable[str]) -> dict[str, _Limits]:
+        """Return the limits of every part, from all uploads but those of the clients in ``without``."""
+        left_out = set(without)
+        kept = [i for i, name in enumerate(self.names) if name not in left_out]
+        return {part.name: self._limits(part, options, kept) for part in self.parts}
+
+    def _limits(self, part: Part, options: RobustOptions, kept: list[int]) -> _Limits:
+        if not part.per_class:
+            middle = _median([self._updates[part.name][i] for i in kept])
+            return _Limits(update=options.update * middle if middle > 0 else float("inf"))
+        middle = _median([self._lengths[part.name][i] for i in kept])
+        multiple = options.norm if not part.field.exact else max(options.reject, options.norm)
+        length = multiple * middle if middle > 0 else float("inf")
+        if not self._rows[part.name]:
+            return _Limits(length)
+        rows = [self._rows[part.name][i] for i in kept]
+        values, classes = (torch.cat([getattr(v, name) for v in rows]) for name in ("values", "classes"))
+        values, _ = shorten(values, torch.zeros_like(values[:1]), length)
+        centres, distances = {}, []
+        for label in classes.unique().tolist():
+            own = values[classes == label]
+            if len(own) >= LEAST:
+                centres[label] = median(own)
+                distances.append((own - centres[label]).norm(dim=1))
+        middle = _median(distances)
+        return _Limits(length, centres, options.distance * middle if middle > 0 else float("inf"))
+
+    def alone(self, without: Iterable[str]) -> list[int]:
+        """Return the classes that a single client reported."""
+        left_out = set(without)
+        reporters: dict[int, set[str]] = {}
+        for rows in self._rows.values():
+            for client, vectors in zip(self.names, rows, strict=False):
+                for label in vectors.classes.tolist():
+                    if client not in left_out:
+                        reporters.setdefault(label, set()).add(client)
+        return sorted(label for label, clients in reporters.items() if len(clients) == 1)
+
+
+def clip(
+    uploads: Iterable[Upload],
+    parts: list[Part],
+    counts: Counts,
+    reference: Payload | None,
+    options: RobustOptions,
+    findings: Findings,
+) -> Iterator[Upload]:
+    """Yield the uploads with vectors shortened to the round's limits; two passes, of which neither holds all."""
+    measured = Proportions(parts, counts, reference)
+    with Spool() as spool:
+        for upload in uploads:
+            spool.append(upload)
+            measured.add(upload)
+        left_out = too_long(measured, options, findings)
+        findings.alone = measured.alone(left_out)
+        limits = measured.limits(options, left_out)
+        for upload in spool:
+            if upload.client not in left_out:
+                yield _clipped(upload, measured, limits, findings)
+
+
+def too_long(measured: Proportions, options: RobustOptions, findings: Findings) -> set[str]:
+    """Return, and note, the clients whose longest vector exceeds ``reject`` times the median length."""
+    if not options.reject:
+        return set()
+    excess = {client: multiple for client, multiple in measured.excess().items() if multiple > options.reject}
+    for client, multiple in excess.items():
+        findings.left_out[client] = f"a vector is {multiple:.3g} times as long as the median"
+    return set(excess)
+
+
+def _clipped(upload: Upload, measured: Proportions, limits: Mapping[str, _Limits], findings: Findings) -> Upload:
+    """Return an upload within the limits."""
+    changed: list[Vectors] = []
+    for part in measured.parts:
+        vectors = collect(part, [upload], measured.counts)
+        limit = limits[part.name]
+        factors = torch.ones(len(vectors.values), dtype=vectors.values.dtype)
+        values = vectors.values
+        if part.per_class:
+            values, factors = shorten(values, torch.zeros_like(values[:1]), limit.length)
+            for row, label in enumerate(vectors.classes.tolist()):
+                if limit.centres and label in limit.centres:
+                    near, factor = shorten(values[row : row + 1], limit.centres[label], limit.radius)
+                    values = values.index_copy(0, torch.tensor([row]), near)
+                    factors[row] *= factor[0]
+        else:
+            values, factors = shorten(values, measured.origin(part, values), limit.update)
+        if bool((factors < 1).any()):
+            findings.shortened(upload.client, int((factors < 1).sum()), float(factors.min()))
+            changed.append(vectors.with_values(values))
+    return put_back([upload], changed)[0] if changed else upload
+
+
+def _median(lengths: list[Tensor]) -> float:
+    """Return the (lower) median of some lengths; 0 where there are too few to tell."""
+    together = torch.cat(lengths) if lengths else torch.zeros(0)
+    return float(together.median()) if len(together) >= LEAST else 0.0

@@ -1,0 +1,87 @@
+"""Robust statistics on the vectors that several clients send for one thing: pure functions on ``(n, D)`` tensors.
+
+Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018 (median, trimmed
+mean); Pillutla et al., "Robust Aggregation for Federated Learning", IEEE TSP 2022 (geometric median); Blanchard et
+al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017 (Krum).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def median(vectors: Tensor) -> Tensor:
+    """Return the coordinate-wise median ``(D,)``: for an even ``n`` the mean of the two middle values.
+
+    It stays within the range of the honest values while fewer than half of the vectors are not honest.
+    """
+    ordered = vectors.sort(dim=0).values
+    n = len(vectors)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def trimmed_mean(vectors: Tensor, trim: int) -> Tensor:
+    """Return the coordinate-wise mean ``(D,)`` without the ``trim`` smallest and the ``trim`` largest values.
+
+    Args:
+        vectors: ``(n, D)``.
+        trim: Values to leave out at either end; at most ``(n - 1) // 2``, where what remains is the median.
+    """
+    trim = min(trim, (len(vectors) - 1) // 2)
+    return vectors.sort(dim=0).values[trim : len(vectors) - trim].mean(dim=0)
+
+
+def geometric_median(vectors: Tensor, *, iterations: int = 100, tolerance: float = 1e-9) -> Tensor:
+    """Return the point ``(D,)`` with the smallest sum of distances to all vectors (smoothed Weiszfeld algorithm).
+
+    Its breakdown point is one half. Starts from the coordinate-wise median; distances below a millionth of the
+    median distance count as that, so that the point may coincide with a vector.
+    """
+    point = median(vectors.double())
+    rows = vectors.double()
+    scale = (rows - point).norm(dim=1).median()
+    if not scale > 0:
+        return point.to(vectors.dtype)
+    for _ in range(iterations):
+        weights = 1 / (rows - point).norm(dim=1).clamp(min=1e-6 * scale)
+        moved = weights @ rows / weights.sum()
+        done = (moved - point).norm() <= tolerance * scale
+        point = moved
+        if done:
+            break
+    return point.to(vectors.dtype)
+
+
+def krum_scores(distances: Tensor, attackers: int) -> Tensor:
+    """Return each client's score ``(n,)``: the mean of its smallest squared distances; the lower, the more central.
+
+    Args:
+        distances: ``(n, n)`` squared distances; NaN where two clients have nothing in common.
+        attackers: ``f``. Of the ``m`` known distances of a client the ``m - f - 1`` smallest count, but at least
+            one (Blanchard et al.: all ``n - 1`` are known, and ``n - f - 2`` count).
+
+    Returns:
+        Scores; infinity for a client that has nothing in common with anybody.
+    """
+    others = distances.clone()
+    others.fill_diagonal_(float("nan"))
+    known = (~others.isnan()).sum(dim=1)
+    ordered = others.nan_to_num(nan=float("inf")).sort(dim=1).values
+    counted = (known - attackers - 1).clamp(min=1)
+    near = torch.arange(len(others)).expand_as(ordered) < counted.unsqueeze(1)
+    sums = torch.where(near, ordered, torch.zeros_like(ordered)).sum(dim=1)
+    return torch.where(known > 0, sums / counted, torch.full_like(sums, float("inf")))
+
+
+def shorten(vectors: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Move vectors that are farther than ``radius`` from ``centre`` towards it, to that distance.
+
+    Returns:
+        The vectors ``(n, D)``, and by which factor ``(n,)`` each distance was multiplied: 1 where nothing changed.
+    """
+    offsets = vectors - centre
+    lengths = offsets.norm(dim=-1)
+    factors = (radius / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)).clamp(max=1.0)
+    changed = (factors < 1).unsqueeze(-1)
+    return torch.where(changed, centre + factors.unsqueeze(-1) * offsets, vectors), factors

@@ -1,0 +1,188 @@
+"""How uploads divide into vectors that can be compared: per class for prototypes, per tensor for weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protofed.errors import PayloadError
+from protofed.methods.contract import Upload
+from protofed.methods.schema import Field, Payload, Schema
+
+Layout = Literal["rows", "table", "tensor", "varying"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One real field of a schema, as robust rules see it.
+
+    Attributes:
+        name: The field's name.
+        field: Its declaration.
+        layout: ``rows``: one row per label sent; ``table``: one row for each of the ``K`` classes; ``tensor``: the
+            same shape from every client; ``varying``: a shape of the sender's choice.
+        labels: Name of the field with the rows' labels, for ``rows``.
+        distinct: Whether a client sends at most one row per class.
+    """
+
+    name: str
+    field: Field
+    layout: Layout
+    labels: str = ""
+    distinct: bool = True
+
+    @property
+    def per_class(self) -> bool:
+        """Whether its vectors belong to classes."""
+        return self.layout in ("rows", "table")
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the vectors of different clients correspond to each other, coordinate by coordinate."""
+        return self.distinct and self.layout != "varying"
+
+
+def parts_of(schema: Schema) -> list[Part]:
+    """Return the real fields of a schema with their layout."""
+    labels = {f.shape[0]: n for n, f in schema.fields.items() if f.kind == "label" and len(f.shape) == 1}
+    parts = []
+    for name, field in schema.fields.items():
+        if field.kind != "real":
+            continue
+        first = field.shape[0] if field.shape else ""
+        if first in labels:
+            kind: Layout = "rows"
+        elif field.sums:
+            kind = "table"
+        else:
+            free = {s for s in field.shape if isinstance(s, str)} - schema.sizes.keys()
+            kind = "varying" if free else "tensor"
+        owner = labels.get(first, "") if kind == "rows" else ""
+        distinct = not owner or schema.fields[owner].unique
+        parts.append(Part(name, field, kind, owner, distinct))
+    return parts
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The vectors of one part over all uploads of a round.
+
+    Attributes:
+        part: Which field they are of.
+        values: ``(R, D)``; sums over samples are divided by their number.
+        senders: ``(R,)`` int64 position of the sender among the uploads.
+        classes: ``(R,)`` int64 class of each vector; 0 for tensors.
+        places: ``(R,)`` int64 row in the sender's tensor; 0 for tensors.
+        scales: ``(R,)`` what the values were divided by.
+    """
+
+    part: Part
+    values: Tensor
+    senders: Tensor
+    classes: Tensor
+    places: Tensor
+    scales: Tensor
+
+    def lengths(self) -> Tensor:
+        """Return the Euclidean length ``(R,)`` of each vector."""
+        return self.values.norm(dim=1)
+
+    def by_class(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield each class with the positions ``(n,)`` of its vectors."""
+        for label in self.classes.unique().tolist():
+            yield label, (self.classes == label).nonzero().squeeze(-1)
+
+    def with_values(self, values: Tensor) -> Vectors:
+        """Return the same vectors with other values."""
+        return replace(self, values=values)
+
+
+Counts = Mapping[str, Tensor]
+"""``(K,)`` int64 samples per class that each client described."""
+
+
+def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return values ``(r, D)``, classes, places and scales ``(r,)`` of one upload's vectors of a part."""
+    tensor = upload.payload[part.name]
+    if not part.per_class:
+        zero = torch.zeros(1, dtype=torch.int64)
+        return tensor.reshape(1, -1), zero, zero, torch.ones(1, dtype=tensor.dtype)
+    held = counts[upload.client]
+    if part.layout == "table":
+        places = classes = held.nonzero().squeeze(-1)
+    else:
+        classes = upload.payload[part.labels]
+        places = torch.arange(len(classes))
+    scales = (
+        held[classes].clamp(min=1).to(tensor.dtype)
+        if part.field.sums
+        else torch.ones_like(classes, dtype=tensor.dtype)
+    )
+    return tensor[places].reshape(len(places), -1) / scales.unsqueeze(1), classes, places, scales
+
+
+def collect(part: Part, uploads: Sequence[Upload], counts: Counts) -> Vectors:
+    """Return the vectors that all uploads hold of a part, except one of varying shape."""
+    found = [rows_of(part, upload, counts) for upload in uploads]
+    senders = torch.cat([torch.full((len(rows),), i) for i, (rows, *_) in enumerate(found)])
+    values, classes, places, scales = (torch.cat([row[k] for row in found]) for k in range(4))
+    return Vectors(part, values, senders, classes, places, scales)
+
+
+def put_back(uploads: Sequence[Upload], found: Sequence[Vectors]) -> list[Upload]:
+    """Return the uploads with changed vectors in place of their own; others are shared, not copied."""
+    payloads: list[Payload] = [dict(upload.payload) for upload in uploads]
+    for vectors in found:
+        part = vectors.part
+        values = bounded(vectors.values * vectors.scales.unsqueeze(1), part.field)
+        for sender in vectors.senders.unique().tolist():
+            mine = vectors.senders == sender
+            old = payloads[sender][part.name]
+            if part.per_class:
+                new = old.clone()
+                new[vectors.places[mine]] = values[mine].reshape(-1, *old.shape[1:]).to(old.dtype)
+            else:
+                new = values[mine].reshape(old.shape).to(old.dtype)
+            payloads[sender][part.name] = new
+    return [Upload(upload.client, payload) for upload, payload in zip(uploads, payloads, strict=True)]
+
+
+def bounded(values: Tensor, field: Field) -> Tensor:
+    """Return values within the field's own bounds, which a rule's rounding may have left."""
+    if field.minimum is not None:
+        values = values.clamp(min=field.minimum)
+    return values.clamp(min=-field.limit, max=field.limit)
+
+
+def cap_counts(upload: Upload, schema: Schema, counts: Counts) -> tuple[Upload, list[str]]:
+    """Limit sample counts to what the client described before training; return also the fields that were cut.
+
+    Raises:
+        PayloadError: If a count has a shape whose meaning is not known.
+    """
+    held, cut = counts[upload.client], []
+    payload = dict(upload.payload)
+    for name, field in schema.fields.items():
+        if field.kind != "count" or not field.described:
+            continue
+        limit = _most(field, upload.payload, schema, held)
+        if bool((payload[name] > limit).any()):
+            payload[name] = torch.minimum(payload[name], limit)
+            cut.append(name)
+    return (Upload(upload.client, payload) if cut else upload), cut
+
+
+def _most(field: Field, payload: Payload, schema: Schema, held: Tensor) -> Tensor:
+    """Return the largest counts a client with ``held`` samples per class may report."""
+    if not field.shape:
+        return held.sum()
+    if field.shape == (schema.num_classes,):
+        return held
+    for name, other in schema.fields.items():
+        if other.kind == "label" and other.shape == field.shape:
+            return held[payload[name]]
+    raise PayloadError(f"count of shape {field.shape}: neither one number, one per class, nor one per label")
