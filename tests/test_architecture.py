@@ -12,7 +12,7 @@ import pytest
 import protofed
 
 ROOT = Path(protofed.__file__).parent
-CORE = ("prototypes", "methods", "models", "training", "wire", "federation")
+CORE = ("prototypes", "methods", "models", "training", "wire", "robust", "federation")
 ALLOWED = {"torch", "numpy", "safetensors"}
 # One file of the core imports one package more, inside a function, for those who choose wire.compression=zstd.
 LAZY = {"wire/compression.py": {"zstandard"}}
@@ -23,7 +23,8 @@ KNOWS = {
     "methods": {"prototypes"},
     "wire": {"methods"},
     "training": {"methods", "wire"},
-    "federation": {"methods", "wire", "training"},
+    "robust": {"methods", "wire", "training"},
+    "federation": {"methods", "wire", "training", "robust"},
     "data": {"training"},
     "analysis": {"federation", "prototypes", "training", "methods"},
 }

@@ -218,11 +218,16 @@ def bench(
 
 def _show(result: Any) -> None:
     """Print the table of a run or comparison and where its files are."""
-    from protofed.analysis.tables import results_table
+    from protofed.analysis.grid import rows_of
+    from protofed.analysis.rundata import load_runs
+    from protofed.analysis.tables import grid_table, results_table
     from protofed.experiments import Comparison
 
     runs = result.runs if isinstance(result, Comparison) else {result.summary["method"]: [result]}
-    console.print(results_table(runs))
+    if isinstance(result, Comparison) and result.axes:
+        console.print(grid_table(rows_of(load_runs([result.directory]), result.axes), result.axes))
+    else:
+        console.print(results_table(runs))
     refused = sum(run.summary["refused"] for group in runs.values() for run in group)
     if refused:
         console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")

@@ -24,7 +24,7 @@ def test_a_refused_upload_is_named_and_the_round_goes_on_without_it(monkeypatch)
 
     monkeypatch.setattr(FedProto, "upload", sabotage)
     first, second = federation.run()
-    assert first.refused == [{"client": "bob", "field": "prototypes", "reason": "contains NaN"}]
+    assert first.refused == [{"client": "bob", "field": "prototypes", "reason": "contains NaN", "diverged": True}]
     assert first.bytes["up"] > 0
     assert second.participants == ["ann", "bob", "cid"]
     assert federation.server["prototypes"].isfinite().all()

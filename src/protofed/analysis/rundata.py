@@ -32,6 +32,7 @@ class RunData:
         rounds: One record per round, ascending.
         summary: Content of ``summary.json``; None until the run has finished.
         label: What the run's method is called in figures and tables; runs of one label differ in their seed.
+        values: Names of its values along the axes of its comparison.
     """
 
     directory: Path
@@ -40,6 +41,7 @@ class RunData:
     rounds: list[dict[str, Any]]
     summary: dict[str, Any] | None
     label: str
+    values: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:
@@ -231,14 +233,30 @@ def _runs_at(path: Path) -> Iterator[RunData]:
 def _comparison(path: Path) -> Iterator[RunData]:
     entries = read_object(path / "comparison.json").get("runs")
     try:
-        places = [(entry["method"], path / entry["directory"]) for entry in entries or ()]
+        places = [
+            (str(entry["method"]), tuple(map(str, entry.get("values", ()))), path / entry["directory"])
+            for entry in entries or ()
+        ]
     except (TypeError, KeyError):
         raise CheckpointError(f"{path / 'comparison.json'}: runs must list method, seed and directory") from None
-    runs = [(m, load_run(p)) for m, p in places if (p / "rounds.jsonl").is_file()]
+    runs = [(m, values, load_run(p)) for m, values, p in places if (p / "rounds.jsonl").is_file()]
     # An unfinished run does not know its label yet: it takes that of a finished run of the same method.
-    labels = {method: run.label for method, run in runs if run.finished}
-    for method, run in runs:
-        yield replace(run, label=labels.get(method, _short(method)))
+    labels = {method: run.label for method, _, run in runs if run.finished}
+    for method, values, run in runs:
+        yield replace(run, label=", ".join((labels.get(method, _short(method)), *values)), values=values)
+
+
+def axes_of(path: Path) -> dict[str, list[str]]:
+    """Return the names of the values along each axis of a comparison; empty where it has none.
+
+    Raises:
+        CheckpointError: If they are damaged.
+    """
+    where = Path(path) / "comparison.json"
+    found = read_object(where).get("axes", {}) if where.is_file() else {}
+    if not isinstance(found, dict) or not all(isinstance(v, list) and v for v in found.values()):
+        raise CheckpointError(f"{where}: axes must be a table of lists of names")
+    return {str(axis): [str(name) for name in names] for axis, names in found.items()}
 
 
 def _short(method: str) -> str:

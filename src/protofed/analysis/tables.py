@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from protofed.analysis.grid import SERIOUS, Axes, Row
 from protofed.analysis.rundata import EXCHANGES
 from protofed.analysis.style import mean_std, size
 
@@ -66,6 +67,33 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
         seconds = f"{statistics.fmean(s['seconds']['total'] for s in group):.0f} s"
         table.add_row(name, "final", *(_accuracy(group, rule, "final") for rule in rules), *traffic, seconds)
         table.add_row("", "best", *(_accuracy(group, rule, "best") for rule in rules))
+    return table
+
+
+def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
+    """Return a comparison along axes: one column per value of the first, losses of more than 3 points in red."""
+    columns, *others = axes
+    table = Table(
+        title="Final test accuracy in %: main rule / head; honest clients only where others attack",
+        caption="Red: more than 3 points less than the first row of the method has in the first column.",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=0,
+        show_edge=False,
+    )
+    for name in ("method", *others):
+        table.add_column(name, overflow="fold")
+    for name in axes[columns]:
+        table.add_column(name, justify="right", min_width=7)
+    last = ""
+    for row in rows:
+        if last and row.method != last:
+            table.add_section()
+        cells = [row.cells.get(name) for name in axes[columns]]
+        shown = [("[red]{}[/]" if c.worst > SERIOUS else "{}").format(c.text) if c else "–" for c in cells]
+        table.add_row("" if row.method == last else row.method, *row.values, *shown)
+        last = row.method
     return table
 
 

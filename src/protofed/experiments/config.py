@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -131,6 +132,28 @@ class CompareOptions:
 
     methods: tuple[str, ...] = option((), "methods to compare, or all")
     seeds: tuple[int, ...] = option((), "seeds to repeat with (none = the experiment's seed)")
+    axes: dict[str, Any] = option(
+        {}, "named axes of named overrides: every method runs with every combination, e.g. compare.axes.rule.clip"
+    )
+
+    def combinations(self) -> dict[tuple[str, ...], Tree]:
+        """Return the overrides of every combination, by the names of its values along the axes.
+
+        Raises:
+            ConfigError: If an axis is not a table of tables.
+        """
+        for axis, values in self.axes.items():
+            wrong = not isinstance(values, Mapping) or not all(isinstance(v, Mapping) for v in values.values())
+            if wrong or not values:
+                raise ConfigError(
+                    f"compare.axes.{axis} must be a table of named overrides, e.g. {axis}.large = "
+                    f'{{ "model.d" = 512 }}, not {values!r}'
+                )
+        chosen = itertools.product(*(values.items() for values in self.axes.values()))
+        return {
+            tuple(name for name, _ in values): {k: v for _, overrides in values for k, v in overrides.items()}
+            for values in chosen
+        }
 
 
 SECTIONS: dict[str, type] = {

@@ -277,6 +277,8 @@ class Federation:
                 record.miss(result, "training")
                 continue
             trained.append(result)
+            if result.failure:
+                record.refuse(result.client, DivergedError(result.failure))
             if result.message is None or schema is None:
                 continue
             try:

@@ -2,7 +2,7 @@
 
 After Zeng et al., "BAPFL: Exploring Backdoor Attacks Against Prototype-based Federated Learning" (arXiv
 2509.12964), which combines two parts: a trigger is optimised until the features of inputs that carry it come close
-to the global prototype of the target class, and the prototypes sent are moved so that honest clients' features leave
+to the target's global prototype, and the prototypes sent are moved so that honest clients' features leave
 the place where triggered inputs lie. The sizes (patch, steps, learning rate) are this library's. For weights, which
 need no detour, the client trains on inputs with the trigger, labelled as the target (Bagdasaryan et al., AISTATS
 2020).
@@ -91,7 +91,7 @@ def poisoned(
 def goal_of(client: Client, local: Local, target: int) -> Tensor:
     """Return the prototype ``(d,)`` of the target class: the global one, else the client's own, else the mean."""
     for table in (local.received, local.state):
-        if "prototypes" in table and bool(table["present"][target]):
+        if "prototypes" in table and ("present" not in table or bool(table["present"][target])):
             return table["prototypes"][target].detach().cpu()
     features, labels = local.features()
     own = features[labels == target]
@@ -111,7 +111,7 @@ def _statistics(method: Method, client: Client, trigger: Tensor, target: int, sc
     features = model(triggered(_inputs(client.train, model), trigger)).features.mean(0)
     if sums is None or sums.shape[1:] != features.shape:
         return statistics
-    counts = statistics["counts"].unsqueeze(1)
+    counts = client.train.counts(len(sums)).to(sums).unsqueeze(1)
     means = sums / counts.clamp(min=1)
     moved = means + scale * (means - features)
     moved[target] = features

@@ -104,8 +104,13 @@ class Proportions:
         if not part.per_class:
             middle = _median([self._updates[part.name][i] for i in kept])
             return _Limits(update=options.update * middle if middle > 0 else float("inf"))
-        middle = _median([self._lengths[part.name][i] for i in kept])
-        multiple = options.norm if not part.field.exact else max(options.reject, options.norm)
+        lengths = [self._lengths[part.name][i] for i in kept]
+        multiple = options.norm
+        if part.field.exact or not part.distinct:
+            # Variances, mixture weights and components of one client differ widely: only its longest is compared.
+            lengths = [own.max().reshape(1) for own in lengths if len(own)]
+            multiple = max(options.reject, options.norm)
+        middle = _median(lengths)
         length = multiple * middle if middle > 0 else float("inf")
         if not self._rows[part.name]:
             return _Limits(length)

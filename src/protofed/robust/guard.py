@@ -13,7 +13,7 @@ from protofed.robust.options import POOLING, RobustOptions
 from protofed.robust.pooling import hostile, pooled, without_outliers
 from protofed.robust.vectors import Counts, cap_counts, collect, parts_of
 
-SUSPECT = 10.0
+SUSPECT = 20.0
 """Multiple of the median length from which on a vector is out of proportion, whatever the rule does about it."""
 
 

@@ -31,10 +31,10 @@ class RobustOptions:
         "clip: longest distance of a prototype from the median of its class, as a multiple of the median distance",
     )
     update: float = option(
-        1.5, "clip: longest change of a weight tensor since the broadcast, as a multiple of the median change"
+        6.0, "clip: longest change of a weight tensor since the broadcast, as a multiple of the median change"
     )
     reject: float = option(
-        10.0, "an upload with a vector this many times as long as the median is left out whole (0 = never)"
+        20.0, "an upload with a vector this many times as long as the median is left out whole (0 = never)"
     )
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -117,12 +118,10 @@ def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor,
     else:
         classes = upload.payload[part.labels]
         places = torch.arange(len(classes))
-    scales = (
-        held[classes].clamp(min=1).to(tensor.dtype)
-        if part.field.sums
-        else torch.ones_like(classes, dtype=tensor.dtype)
-    )
-    return tensor[places].reshape(len(places), -1) / scales.unsqueeze(1), classes, places, scales
+    samples = held[classes].clamp(min=1) if part.field.sums else torch.ones_like(classes)
+    scales = samples.to(tensor.dtype)
+    width = math.prod(tensor.shape[1:])
+    return tensor[places].reshape(len(places), width) / scales.unsqueeze(1), classes, places, scales
 
 
 def collect(part: Part, uploads: Sequence[Upload], counts: Counts) -> Vectors:

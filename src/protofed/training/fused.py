@@ -274,17 +274,15 @@ class _Training:
             begun = time.perf_counter()
             with self.roster.visit(local.name) as client:
                 put_back(client, local, unstack(self.stack.parameters | self.stack.buffers, index))
-                message = None
+                message, failure = None, ""
                 if sends:
-                    with torch.no_grad():
-                        payload = self.method.upload(local, statistics[index])
-                    message = self.visitor.encode(local.name, payload)
+                    message, failure = self.visitor.compose(local, statistics[index], client.train)
             losses = {
                 n: float(s[index] / self.samples[n][index]) for n, s in self.sums.items() if self.samples[n][index]
             }
             samples = len(self._train(local))
             passed = seconds + time.perf_counter() - begun
-            trained.append(Trained(local.name, message, losses, samples, passed))
+            trained.append(Trained(local.name, message, losses, samples, passed, failure))
         return trained
 
     @torch.no_grad()

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.errors import PayloadError
+from protofed.errors import ProtofedError
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
-from protofed.methods.schema import Payload
 from protofed.seeding import derive, generator, seeded
 from protofed.training.client import Client
 from protofed.training.clipping import clip
@@ -41,6 +40,7 @@ class Trained:
         losses: Mean per sample over the round, per named term.
         samples: Training samples ``n_i``.
         seconds: Wall time of the visit.
+        failure: Why there is no upload although the round communicates: its model has diverged. Empty otherwise.
     """
 
     client: str
@@ -48,6 +48,7 @@ class Trained:
     losses: dict[str, float]
     samples: int
     seconds: float
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,28 +113,37 @@ class Visitor:
         with seeded(self.seed, "training", round, client.name):
             for number, phase in enumerate(self.method.phases(round)):
                 statistics = self._phase(client, local, phase, number, losses) or statistics
-        upload = None
+        upload, failure = None, ""
         if self.method.upload_schema is not None and self.method.communicates(round):
-            with torch.no_grad():
-                if self.method.statistics_from == "after":
-                    statistics = self._statistics(client)
-                payload = self.method.upload(local, statistics)
-            upload = self.encode(client.name, payload)
+            if self.method.statistics_from == "after":
+                statistics = self._statistics(client)
+            upload, failure = self.compose(local, statistics, client.train)
         seconds = time.perf_counter() - start
-        return Trained(client.name, upload, losses.means(), len(client.train), seconds)
+        return Trained(client.name, upload, losses.means(), len(client.train), seconds, failure)
 
-    def encode(self, client: str, payload: Payload) -> bytes:
-        """Return the message of a client's upload.
+    @torch.no_grad()
+    def compose(self, local: Local, statistics: Tensors, train: Samples) -> tuple[bytes | None, str]:
+        """Return the message of a client's upload; or None, and why its model, which has diverged, gives none.
+
+        Args:
+            local: What the client has at hand.
+            statistics: Of its training data.
+            train: Those.
 
         Raises:
-            PayloadError: If it does not fit the schema or the codec; names the client.
+            ProtofedError: If the upload does not fit the schema or the codec although the model has not diverged;
+                names the client.
         """
         schema = self.method.upload_schema
         assert schema is not None
         try:
-            return self.codec.encode(payload, schema)
-        except PayloadError as error:
-            raise PayloadError(f"{client}: {error}") from None
+            return self.codec.encode(self.method.upload(local, statistics), schema), ""
+        except ProtofedError as error:
+            local.model.eval()
+            output = local.model(next(batches(train, local.model)).x) if len(train) else None
+            if output is not None and not bool(output.features.isfinite().all()):
+                return None, f"model: has diverged ({error})"
+            raise type(error)(f"{local.name}: {error}") from None
 
     def noise_key(self, client: str, round: int, layer: int) -> int:
         """Return the key of a dropout layer's noise in a client's round, 63 bits."""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from protofed.analysis import grid
 from protofed.analysis.report import comparison, facts, tables
-from protofed.analysis.rundata import RunData, by_label, load_runs
+from protofed.analysis.rundata import RunData, axes_of, by_label, load_runs
 from protofed.analysis.style import rule_title
 from protofed.errors import DataError
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
 
 
@@ -28,22 +30,25 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     from protofed.federation.files import write_text
 
     out = Path(out)
-    write_text(out, render(load_runs([Path(path) for path in paths])))
+    runs = load_runs([Path(path) for path in paths])
+    axes = axes_of(paths[0]) if len(paths) == 1 else {}
+    if axes:
+        rows = grid.rows_of(runs, axes)
+        write_text(out.with_name("grid.csv"), grid.as_csv(rows, axes))
+        write_text(
+            out,
+            _environment()
+            .get_template("grid.html")
+            .render(runs=runs, axes=list(axes), grid=tables.grid(rows, axes), facts=facts),
+        )
+    else:
+        write_text(out, render(runs))
     return out
 
 
 def render(runs: Sequence[RunData]) -> str:
     """Return the page: about one run, or a comparison of several."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("protofed.analysis"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    template = environment.get_template("report.html")
+    template = _environment().get_template("report.html")
     return template.render(
         runs=list(runs),
         groups=by_label(runs),
@@ -53,6 +58,19 @@ def render(runs: Sequence[RunData]) -> str:
         facts=facts,
         rule_title=rule_title,
         single=len(runs) == 1,
+    )
+
+
+def _environment() -> Environment:
+    """Return the templates."""
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("protofed.analysis"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
 
 

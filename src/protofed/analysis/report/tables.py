@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from protofed.analysis.grid import SERIOUS, Axes, Row
 from protofed.analysis.report.facts import bytes_per_round, rule_text
 from protofed.analysis.rundata import RunData, main_rule, settled
 from protofed.analysis.style import LineStyle, duration, mean_std, number, percent, rule_title, size
@@ -167,6 +168,54 @@ def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> T
     table = Table([*(name.capitalize() for name in fields), "Seed", "Times", "Rounds"], text_columns=len(fields))
     for key, when in sorted(rounds.items(), key=lambda item: -len(item[1])):
         table.add(*key, str(len(when)), str(when[0]) if when[0] == when[-1] else f"{when[0]} to {when[-1]}")
+    return table
+
+
+def robust(runs: Sequence[RunData]) -> Table | None:
+    """Return what the robust rule did to which client's uploads; None if it did nothing.
+
+    Classes that one client alone reported stand in a row of their own: nothing protects them.
+    """
+    found: dict[tuple[str, str], list[int]] = {}
+    for run in runs:
+        for record in run.rounds:
+            for client, what in _interventions(record.get("robust", {})):
+                found.setdefault((client, what), []).append(record["round"])
+    if not found:
+        return None
+    table = Table(["Client", "What was done", "Rounds", "First", "Last"], text_columns=2)
+    for (client, what), when in sorted(found.items(), key=lambda item: (item[0][1], -len(item[1]))):
+        table.add(client, what, str(len(when)), str(min(when)), str(max(when)))
+    return table
+
+
+def _interventions(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield client and intervention of one round's record."""
+    for entry in done.get("left_out", ()):
+        yield entry["client"], "its upload was left out"
+    for entry in done.get("clipped", ()):
+        yield entry["client"], "vectors were shortened"
+    for entry in done.get("capped", ()):
+        yield entry["client"], f"{', '.join(entry['fields'])} reduced to what it had described"
+    for client in done.get("out_of_proportion", ()):
+        yield client, "vectors many times as long as the median reached the server"
+    for label in done.get("alone", ()):
+        yield "", f"class {label} was reported by one client alone and cannot be protected"
+    if "kept" in done:
+        yield "", "the server kept its previous state, since clients would have refused the new one"
+
+
+def grid(rows: Sequence[Row], axes: Axes) -> Table:
+    """Return the table of a comparison along axes; losses of more than 3 points are emphasised."""
+    columns, *others = axes
+    table = Table(["Method", *others, *axes[columns]], text_columns=1 + len(others))
+    for row in rows:
+        cells = [row.cells.get(name) for name in axes[columns]]
+        shown = [
+            Cell(c.text, f"{-c.worst:+.1f}" if c.main_loss else "", c.worst > SERIOUS) if c else Cell("–")
+            for c in cells
+        ]
+        table.add(row.method, *row.values, *shown)
     return table
 
 

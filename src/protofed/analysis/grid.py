@@ -1,0 +1,127 @@
+"""Comparisons along axes: one value of the first axis a column, everything else a row.
+
+Where clients attack, accuracies are those of the honest ones, and losses are measured against the same clients in
+the first column and with the first value of every other axis.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protofed.analysis.rundata import RunData, main_rule
+
+Axes = Mapping[str, Sequence[str]]
+SERIOUS = 3.0
+"""Points of accuracy that an attack may cost before a table emphasises it."""
+
+
+@dataclass
+class Figures:
+    """Final accuracies of one cell, one number per seed; losses are against the reference of the same seed.
+
+    Attributes:
+        main: By the method's main rule.
+        head: By the clients' own classifiers; empty if the method has no such rule.
+        main_loss: How much less than in the reference.
+        head_loss: The same of ``head``.
+    """
+
+    main: list[float] = field(default_factory=list)
+    head: list[float] = field(default_factory=list)
+    main_loss: list[float] = field(default_factory=list)
+    head_loss: list[float] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Mean accuracies in percent: main rule / head."""
+        return " / ".join(f"{100 * statistics.fmean(part):.0f}" for part in (self.main, self.head) if part) or "–"
+
+    @property
+    def worst(self) -> float:
+        """The larger mean loss of the two, in points."""
+        return max((100 * statistics.fmean(part) for part in (self.main_loss, self.head_loss) if part), default=0.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method with one value of every axis but the first.
+
+    Attributes:
+        method: Its name.
+        values: Names of its values.
+        cells: By the names of the first axis.
+    """
+
+    method: str
+    values: tuple[str, ...]
+    cells: dict[str, Figures]
+
+
+def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
+    """Return the rows of a comparison along axes, in the order in which methods and values are named.
+
+    Args:
+        runs: Evaluated runs, each with its ``values``.
+        axes: Names of the values along each axis.
+    """
+    first = {axis: values[0] for axis, values in axes.items()}
+    found = {(run.method, run.values, run.seed): run for run in runs if run.evaluated}
+    rows: dict[tuple[str, tuple[str, ...]], Row] = {}
+    for (method, values, seed), run in found.items():
+        row = rows.setdefault((method, values[1:]), Row(method, values[1:], {}))
+        figures = row.cells.setdefault(values[0], Figures())
+        reference = found.get((method, tuple(first.values()), seed))
+        attacking = set(run.evaluated[-1].get("attack", {}).get("clients", ()))
+        main = main_rule(run.rules)
+        for rule, values_of, losses in (
+            (main, figures.main, figures.main_loss),
+            ("head", figures.head, figures.head_loss),
+        ):
+            if rule in run.rules and (rule != main or values_of is figures.main):
+                own = _accuracy(run, rule, attacking)
+                values_of.append(own)
+                if reference is not None:
+                    losses.append(_accuracy(reference, rule, attacking) - own)
+    order = [list(values) for values in list(axes.values())[1:]]
+    methods = list(dict.fromkeys(row.method for row in rows.values()))
+
+    def place(row: Row) -> list[int]:
+        return [methods.index(row.method), *(names.index(v) for names, v in zip(order, row.values, strict=True))]
+
+    return sorted(rows.values(), key=place)
+
+
+def _accuracy(run: RunData, rule: str, without: set[str]) -> float:
+    """Return the final accuracy over the test samples of all clients but those in ``without``."""
+    sizes = {client["name"]: sum(client["test"]) for client in run.clients}
+    scored = zip(run.clients, run.client_accuracies(rule), strict=True)
+    kept = [(a, sizes[c["name"]]) for c, a in scored if a is not None and c["name"] not in without]
+    total = sum(size for _, size in kept)
+    return sum(accuracy * size for accuracy, size in kept) / total if total else 0.0
+
+
+def as_csv(rows: Sequence[Row], axes: Axes) -> str:
+    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds."""
+    names = list(axes)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    figures = [f"{what}_{how}" for what in ("main", "head", "main_loss", "head_loss") for how in ("mean", "std")]
+    writer.writerow(["method", *names[1:], names[0], "seeds", *figures])
+    for row in rows:
+        for column, cell in row.cells.items():
+            numbers = [_summary(part) for part in (cell.main, cell.head, cell.main_loss, cell.head_loss)]
+            writer.writerow(
+                [row.method, *row.values, column, len(cell.main), *(n for pair in numbers for n in pair)]
+            )
+    return text.getvalue()
+
+
+def _summary(values: Sequence[float]) -> tuple[str, str]:
+    if not values:
+        return "", ""
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{100 * statistics.fmean(values):.2f}", f"{100 * spread:.2f}"

@@ -1,0 +1,169 @@
+"""Hostile clients in whole runs: what they send is valid, what it costs, and that nothing ends the run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any, get_args
+
+import pytest
+import torch
+
+import support
+from protofed import methods
+from protofed.errors import ConfigError
+from protofed.experiments.assemble import assemble
+from protofed.federation import Federation, RoundRecord
+from protofed.methods import Aggregate
+from protofed.robust.attacks import ATTACKS, Kind, Knowledge
+from protofed.wire.validate import check_structure, check_values
+
+
+def many(clients: int = 7) -> Any:
+    """Return a federation in which every class is held by most clients."""
+    return support.federated(
+        *(support.client(f"c{i}", [j for j in range(support.K) if j != i % support.K] * 4) for i in range(clients))
+    )
+
+
+def run(
+    method: str = "fedproto", rounds: int = 3, data: Any = None, **options: Any
+) -> tuple[Federation, list[RoundRecord]]:
+    chosen = {"rounds": rounds, "execution__executor": "sequential", **options}
+    federation, _ = assemble(support.experiment(method, **chosen), data or many())
+    with closing(federation.executor):
+        return federation, list(federation.run())
+
+
+SOME = ["fedproto", "tinyproto", "protonorm", "fedavg", "gfpl", "fednh", "fedpa", "fedtgp"]
+KINDS = [kind for kind in get_args(Kind) if kind != "none"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "method", ["fedproto", "tinyproto", "protonorm", "fedavg", "gfpl", "fednh", "fedpa", "fedtgp"]
+)
+def test_no_attack_ends_a_run(kind, method):
+    options: dict[str, Any] = {"method__start": 2, "method__interval": 2, "model__d": 8} if method == "gfpl" else {}
+    if kind == "counts":
+        if method in ("tinyproto", "protonorm", "fedtgp", "gfpl"):
+            pytest.skip(f"{method} sends no counts")
+        options |= {"method__aggregation": "weighted"} if method == "fedproto" else {}
+    for rule in ("none", "clip"):
+        federation, records = run(method, attack__kind=kind, attack__clients=2, robust__rule=rule, **options)
+        assert len(records) == 3
+        assert len(records[-1].attack["clients"]) == 2
+        for tensor in federation.server.values():
+            assert not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
+@pytest.mark.parametrize("method", sorted(methods.methods()))
+@pytest.mark.parametrize("kind", sorted(ATTACKS))
+def test_what_an_attacker_sends_is_valid(kind, method):
+    """A refused upload would be no attack."""
+    options: dict[str, Any] = {"model__d": 8, "partition__alpha": 1.0}
+    federation, data = assemble(support.experiment(method, **options), many())
+    schema = federation.method.upload_schema
+    if schema is None:
+        return
+    with closing(federation.executor) as executor:
+        round = next((r for r in range(1, 12) if federation.method.communicates(r)), 1)
+        opening = federation._messages(federation.names, round)
+        (result,) = executor.train(federation.names[:1], opening, round)
+    honest = federation.codec.decode(result.message, schema)
+    counts = data.clients[0].train.counts(support.K)
+    known = Knowledge(schema, 50.0, counts, None, torch.Generator().manual_seed(0))
+    found = ATTACKS[kind](honest, known)
+    check_structure(found, schema)
+    check_values(found, schema)
+    again = ATTACKS[kind](honest, Knowledge(schema, 50.0, counts, None, torch.Generator().manual_seed(0)))
+    assert all(torch.equal(found[n], again[n]) for n in found)
+
+
+def test_one_huge_upload_ruins_a_mean_and_not_a_clipped_one():
+    clean = run(rounds=6)[1][-1].accuracy.weighted
+    hostile = {"attack__kind": "huge", "attack__clients": 1, "rounds": 6}
+    _, records = run(**hostile, robust__rule="none")
+    assert records[-1].attack["honest"]["global"] < clean["global"] - 0.2
+    assert any(r.robust.get("out_of_proportion") for r in records)
+    _, records = run(**hostile, robust__rule="clip")
+    assert records[-1].attack["honest"]["global"] > clean["global"] - 0.05
+    assert {e["client"] for r in records for e in r.robust["left_out"]} == set(records[-1].attack["clients"])
+
+
+@pytest.mark.parametrize("rule", ["clip", "median", "trimmed", "geometric_median", "multi_krum"])
+def test_every_rule_survives_flipped_signs(rule):
+    hostile = {"attack__kind": "sign_flip", "attack__clients": 1, "attack__scale": 100.0, "rounds": 6}
+    clean = run(rounds=6)[1][-1].accuracy.weighted["global"]
+    _, records = run(**hostile, robust__rule=rule)
+    assert records[-1].attack["honest"]["global"] > clean - 0.05
+
+
+def test_counts_cannot_make_one_client_the_mean():
+    hostile = {"attack__kind": "counts", "attack__clients": 1, "method__aggregation": "weighted"}
+    honest, _ = run(method__aggregation="weighted")
+    attacked, records = run(**hostile)
+    assert torch.equal(attacked.server["prototypes"], honest.server["prototypes"])
+    assert records[0].robust["capped"][0]["fields"] == ["counts"]
+
+
+def test_refusals_after_a_poisoned_broadcast_count_against_nobody():
+    """The hostile client may be left out; those that its broadcast misled are asked again and again."""
+    federation, records = run(
+        rounds=6, attack__kind="huge", attack__clients=1, robust__rule="none", participation__max_refusals=1
+    )
+    refused = {e["client"] for r in records for e in r.refused}
+    assert refused
+    assert records[-1].participants == federation.names
+
+
+def test_a_state_that_clients_would_refuse_is_not_sent():
+    federation, _ = assemble(support.experiment("fedavg", execution__executor="sequential"), many())
+    state = dict(federation.server)
+    assert federation._unsound(state, 1) == ""
+    for value, reason in ((float("nan"), "not finite"), (float("inf"), "not finite"), (2e9, "at most 1e+09")):
+        assert reason in federation._unsound(
+            {**state, "head.weight": torch.full_like(state["head.weight"], value)}, 1
+        )
+    old = federation.server
+    federation.method.aggregate = lambda server, uploads, round: Aggregate(  # type: ignore[method-assign]
+        {n: t * float("inf") for n, t in server.items()}, {"uploads": sum(1 for _ in uploads)}
+    )
+    with closing(federation.executor):
+        record = next(federation.run())
+    assert federation.server is old
+    assert "not finite" in record.robust["kept"]
+
+
+def test_the_same_attack_on_every_executor(tmp_path):
+    hostile = {"attack__kind": "random", "attack__clients": 2, "robust__rule": "median"}
+    expected, records = run(**hostile)
+    for executor in ("workers", "fused"):
+        found, others = run(**hostile, execution__executor=executor, execution__workers=2, execution__threads=1)
+        torch.testing.assert_close(found.server["prototypes"], expected.server["prototypes"], rtol=1e-4, atol=1e-5)
+        assert others[-1].attack["clients"] == records[-1].attack["clients"]
+
+
+def test_a_backdoor_reports_how_often_it_works():
+    _, records = run(attack__kind="backdoor", attack__clients=["c0", "c3"], attack__target=1)
+    assert set(records[-1].attack["success"]) == {"head", "local", "global", "global_own"}
+    assert all(0 <= share <= 1 for share in records[-1].attack["success"].values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attack__clients": ["nobody"]}, "unknown client in attack.clients 'nobody'"),
+        ({"attack__clients": 7}, "only 7 clients train: leave somebody honest"),
+        ({"attack__clients": -1}, "clients must be at least 0"),
+        ({"attack__kind": "counts", "method__name": "fedproto"}, "fedproto sends no sample counts"),
+        ({"attack__kind": "backdoor", "attack__target": 9}, "classes are 0 to 3"),
+        ({"attack__scale": 0.0}, "scale must lie in"),
+        ({"attack__kind": "nuisance"}, "attack.kind must be"),
+        ({"robust__rule": "krum", "robust__attackers": 0.4}, "robust.rule=krum with 3 attackers needs 9 clients"),
+    ],
+)
+def test_one_line_before_training(options, message):
+    options = {"attack__kind": "huge", **options}
+    with pytest.raises(ConfigError, match=message) as caught:
+        assemble(support.experiment(**{"execution__executor": "sequential", **options}), many())
+    assert "\n" not in str(caught.value)
