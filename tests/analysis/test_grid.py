@@ -99,7 +99,7 @@ def test_a_comparison_along_axes_from_recipe_to_page(recipe, tmp_path):
     page = found.report.read_text()
     assert "clip &lt;b&gt;" in page
     assert "clip <b>" not in page
-    lines = list(csv.DictReader((tmp_path / "g" / "grid.csv").open()))
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "g" / "grid.csv").read_text())))
     assert len(lines) == 8
     console = Console(width=80, record=True, file=io.StringIO())
     runs = load_runs([found.directory])
