@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import protofed  # noqa: F401  before torch computes: it asks MKL for results that can be repeated
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -16,7 +16,7 @@ CORE = ("prototypes", "methods", "models", "training", "wire", "robust", "federa
 ALLOWED = {"torch", "numpy", "safetensors"}
 # One file of the core imports one package more, inside a function, for those who choose wire.compression=zstd.
 LAZY = {"wire/compression.py": {"zstandard"}}
-SHARED = {"errors", "options", "registry", "seeding"}
+SHARED = {"errors", "numerics", "options", "registry", "scratch", "seeding"}
 KNOWS = {
     "prototypes": set(),
     "models": set(),
@@ -81,3 +81,14 @@ def test_every_public_name_exists():
         assert getattr(protofed, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = protofed.nothing
+
+
+def test_nothing_but_the_pages_looks_at_a_clock_that_can_be_set():
+    """Durations and deadlines survive a clock that jumps; the pages compare it with when files were written."""
+    found = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
+    }
+    assert found == {"ui/runs/following.py"}

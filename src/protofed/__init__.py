@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from protofed import numerics
+
+numerics.prepare()  # before anything here, or the user's own code after this import, makes torch compute
+
 __version__ = "0.1.0"
 
 _EXPORTS = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import signal
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -58,7 +61,7 @@ def run(
     from protofed.progress import progress_bar
 
     recipe, items = _split_recipe(arguments or [])
-    with progress_bar(console, quiet=quiet) as progress:
+    with _resumable(), progress_bar(console, quiet=quiet) as progress:
         result = experiments.run(
             recipe, _overrides(items, device, data_dir), out=out, resume=resume, progress=progress, engine=engine
         )
@@ -84,7 +87,7 @@ def compare(
     from protofed import experiments
     from protofed.progress import progress_bar
 
-    with progress_bar(console, quiet=quiet) as progress:
+    with _resumable(), progress_bar(console, quiet=quiet) as progress:
         result = experiments.compare(
             recipe,
             _names(methods),
@@ -268,16 +271,46 @@ def _integer(text: str, where: str) -> int:
 ui.register(app)
 
 
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""What the system says of a disk, wherever it is met: also in a library, or while printing to a file."""
+
+
 def main() -> None:
-    """Run the command line: one-line errors, exit status 2; 130 after Ctrl-C."""
+    """Run the command line: one-line errors, exit status 2; 130 after Ctrl-C, 143 after SIGTERM."""
+    terminated = False
+
+    def terminate(number: int, frame: object) -> None:
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)  # a run ends as after Ctrl-C, and leaves as little
     try:
         app()
     except ProtofedError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True, markup=True)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        _fail(f"{error.filename or 'a file'}: cannot be written ({error.strerror})")
+    except SystemExit as end:
+        # Typer ends with 130 at a KeyboardInterrupt.
+        sys.exit(143 if terminated and end.code == 130 else end.code)
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say how to go on after a run was stopped."""
+    try:
+        yield
     except KeyboardInterrupt:
         errors.print("stopped; the same command with --resume continues", highlight=False)
-        sys.exit(130)
+        raise
+
+
+def _fail(reason: str) -> NoReturn:
+    errors.print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True, markup=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class ProtofedError(Exception):
@@ -36,6 +38,26 @@ class FederationError(ProtofedError):
 
 class CheckpointError(ProtofedError):
     """A run directory or checkpoint that cannot be continued."""
+
+
+class OutputError(ProtofedError):
+    """Files that cannot be written: the disk is full, or the folder is read-only or gone."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name ``path`` where the system refuses to write there.
+
+    Raises:
+        OutputError: In place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(
+            f"{path}: cannot be written ({reason}); what was there is unchanged, and a run goes on with --resume"
+        ) from None
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:

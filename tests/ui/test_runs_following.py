@@ -134,7 +134,7 @@ def test_a_silent_run_is_called_quiet_and_wakes_up(tmp_path):
     follower = follow(run)
     follower.poll()
     assert follower.seen.state is State.RUNNING
-    follower.poll(time.time() + 61)
+    follower.poll(running=time.monotonic() + 61)
     assert follower.seen.state is State.QUIET
     with (run / "rounds.jsonl").open("a") as out:
         out.write(json.dumps({**json.loads(lines_of(run)[-1]), "round": 4}) + "\n")
@@ -151,7 +151,30 @@ def test_slow_rounds_are_not_called_quiet(tmp_path):
     follower = follow(run)
     follower.poll(time.time() + 3000)
     assert follower.seen.state is State.RUNNING
-    follower.poll(time.time() + 4100)
+    follower.poll(running=time.monotonic() + 1100)
+    assert follower.seen.state is State.QUIET
+
+
+@pytest.mark.parametrize("jump", [-86_400, 86_400])
+def test_a_clock_that_is_set_changes_nothing(tmp_path, jump):
+    """Silence is counted by a clock that nobody sets; the other one is looked at when files change."""
+    run = make_run(tmp_path / "run", rounds=3, planned=9, finished=False)
+    follower = follow(run)
+    now, running = time.time(), time.monotonic()
+    follower.poll(now, running)
+    follower.poll(now + jump + 30, running + 30)
+    assert follower.seen.state is State.RUNNING
+    follower.poll(now + jump + 61, running + 61)
+    assert follower.seen.state is State.QUIET
+
+
+def test_files_from_the_future_are_new(tmp_path):
+    run = make_run(tmp_path / "run", rounds=3, planned=9, finished=False)
+    follower = follow(run)
+    now, running = time.time() - 86_400, time.monotonic()
+    follower.poll(now, running)
+    assert follower.seen.state is State.RUNNING
+    follower.poll(now, running + 61)
     assert follower.seen.state is State.QUIET
 
 
@@ -161,7 +184,7 @@ def test_missing_files_are_damage_only_after_a_while(tmp_path):
     follower = follow(run)
     follower.poll()
     assert (follower.seen.state, follower.seen.reason) == (State.STARTING, "")
-    follower.poll(time.time() + 61)
+    follower.poll(running=time.monotonic() + 61)
     assert follower.seen.state is State.DAMAGED
     assert "federation.json: missing" in follower.seen.reason
 

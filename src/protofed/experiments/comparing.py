@@ -6,18 +6,19 @@ import os
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import CompareOptions, Experiment, Tree, apply_overrides, comparison, resolve
 from protofed.experiments.running import Progress, Run, run_experiment, write_report
 from protofed.federation.files import write_json
-from protofed.training.workers import process_context, stay_with_parent
+from protofed.training.workers import end, process_context, stay_with_parent
 
 
 class Cell(NamedTuple):
@@ -186,6 +187,14 @@ def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list
         try:
             for future in as_completed(waiting):
                 progress.finished(waiting[future].label, future.result())
+        except BrokenProcessPool:
+            raise ProtofedError(
+                f"a process died, one of --jobs {jobs}: short of memory? The same command with --resume and "
+                "fewer jobs continues"
+            ) from None
+        except (KeyboardInterrupt, GeneratorExit):
+            end(pool)  # runs that have begun can be resumed
+            raise
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -13,10 +13,10 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from protofed.errors import CheckpointError, ConfigError
+from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree
 from protofed.federation import Federation, RoundRecord, load_checkpoint, save_checkpoint
-from protofed.federation.files import read_json, write_json, write_tensors, write_text
+from protofed.federation.files import read_json, remove_partial, write_json, write_tensors, write_text
 from protofed.prototypes.means import class_means, class_sums
 from protofed.training.client import Client
 from protofed.training.visit import batches
@@ -80,8 +80,9 @@ class RunDirectory:
     def restore(self, federation: Federation) -> list[dict[str, Any]]:
         """Bring ``federation`` to the last checkpoint; return the rounds recorded up to it.
 
-        Rounds recorded after the checkpoint are dropped: they will be run again.
+        Rounds recorded after the checkpoint are dropped: they will be run again. So is what was half-written.
         """
+        remove_partial(self.path)
         restored = load_checkpoint(self.checkpoints, federation.executor.clients)
         rounds: list[dict[str, Any]] = []
         if restored is not None:
@@ -106,13 +107,26 @@ class RunDirectory:
         return rounds
 
     def add_round(self, record: RoundRecord, federation: Federation, every: int) -> dict[str, Any]:
-        """Append a round and, when due, a checkpoint."""
+        """Append a round and, when due, a checkpoint.
+
+        Raises:
+            OutputError: If the system refuses, or the folder is gone.
+        """
         line = record.to_dict()
-        with (self.path / "rounds.jsonl").open("a") as file:
+        path = self.path / "rounds.jsonl"
+        self._check_present()
+        with writing(path), path.open("a") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         if every and federation.round % every == 0 and federation.round < federation.rounds:
             save_checkpoint(self.checkpoints, federation.round, federation.server, federation.executor.clients)
         return line
+
+    def _check_present(self) -> None:
+        """Refuse to go on in a folder that is gone, or was moved, rather than make a part of it anew."""
+        if not (self.path / "config.toml").is_file():
+            raise OutputError(
+                f"{self.path}: is gone; if it was moved, the same command with --resume and --out continues there"
+            )
 
     def bfloat16(self) -> list[str] | None:
         """Return for which models the run began in bfloat16; None if it has not begun."""
@@ -129,7 +143,12 @@ class RunDirectory:
         write_json(self.path / "federation.json", description)
 
     def finish(self, federation: Federation, summary: Mapping[str, Any]) -> None:
-        """Write models, prototypes, the server's state and, last, the summary; remove checkpoints."""
+        """Write models, prototypes, the server's state and, last, the summary; remove checkpoints.
+
+        Raises:
+            OutputError: If the system refuses, or the folder is gone.
+        """
+        self._check_present()
         clients = federation.executor.clients
         for name in clients.here:
             metadata = {"architecture": clients.members[name].architecture}  # one: safetensors shuffles several

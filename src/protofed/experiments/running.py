@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import protofed
+from protofed import numerics
 from protofed.analysis.summary import summarise
 from protofed.experiments.assemble import assemble, describe_clients
 from protofed.experiments.config import Experiment, Tree
@@ -102,6 +103,7 @@ def conduct(
     progress = progress or Progress()
     label = label or experiment.method
     if not files.finished:
+        numerics.warn_if_unrepeatable()
         memory = PeakMemory(device_of(experiment))
         federation, description = begin()
         with closing(federation.executor):
@@ -142,6 +144,7 @@ def _summary(
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "processor": platform.processor() or platform.machine(),
+            **numerics.facts(),
             **federation.executor.description(),
         },
     }

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from protofed.errors import CheckpointError
-from protofed.federation.files import read_json, read_tensors, write_json, write_tensors
+from protofed.errors import CheckpointError, writing
+from protofed.federation.files import PARTIAL, read_json, read_tensors, write_json, write_tensors
 from protofed.training import Roster
 from protofed.training.client import flatten, unflatten
 
@@ -18,18 +18,27 @@ _PREFIX = "round-"
 
 
 def save_checkpoint(folder: Path, round: int, server: Mapping[str, Tensor], clients: Roster) -> None:
-    """Store the state after ``round`` in ``folder/round-NNNNNN`` and remove older checkpoints."""
+    """Store the state after ``round`` in ``folder/round-NNNNNN`` and remove older checkpoints.
+
+    Raises:
+        OutputError: If the system refuses; the checkpoint before stays valid.
+    """
     target = folder / f"{_PREFIX}{round:06d}"
-    partial = folder / f".{target.name}.partial"
+    partial = folder / f".{target.name}{PARTIAL}"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write_tensors(partial / "server.safetensors", server)
-    for name in clients.here:
-        write_tensors(partial / "clients" / f"{name}.safetensors", flatten(clients.parked(name)))
-    write_json(partial / "state.json", {"round": round, "clients": list(clients)})
-    os.rename(partial, target)
-    for older in _checkpoints(folder)[:-1]:
-        shutil.rmtree(older)
+    with writing(target):
+        try:
+            partial.mkdir(parents=True)
+            write_tensors(partial / "server.safetensors", server)
+            for name in clients.here:
+                write_tensors(partial / "clients" / f"{name}.safetensors", flatten(clients.parked(name)))
+            write_json(partial / "state.json", {"round": round, "clients": list(clients)})
+            os.rename(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        for older in _checkpoints(folder)[:-1]:
+            shutil.rmtree(older)
 
 
 def load_checkpoint(folder: Path, clients: Roster) -> tuple[int, dict[str, Tensor]] | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +14,42 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from protofed.errors import CheckpointError
+from protofed.errors import CheckpointError, writing
+
+PARTIAL = ".partial"
+"""How names of half-written files and folders end; they begin with a dot."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically, creating its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    """Write a file atomically, creating its folder.
+
+    Raises:
+        OutputError: If the system refuses; what was there before is left as it was.
+    """
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what a killed process has left half-written in ``folder``, links not followed.
+
+    Raises:
+        OutputError: If the system refuses.
+    """
+    with writing(folder):
+        for path in folder.rglob(f".*{PARTIAL}"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from protofed.errors import CheckpointError, OutputError
 from protofed.training.client import Client, Member, Parked
 
 if TYPE_CHECKING:
@@ -98,12 +100,12 @@ class Files:
     def read(self, name: str) -> Parked:
         """Return what ``name`` left behind."""
         address = self.addresses[name]
-        rest = load_file(self.folder / address.rest)
+        rest = self._load(address.rest)
         parts: dict[str, dict[str, Tensor]] = {"state": {}, "received": {}}
         for key, tensor in rest.items():
             part, _, inner = key.partition(".")
             parts[part][inner] = tensor
-        return Parked(load_file(self.folder / address.model), **parts)
+        return Parked(self._load(address.model), **parts)
 
     def write(self, name: str, parked: Parked, *, model: bool = True) -> None:
         """Write new files."""
@@ -135,11 +137,29 @@ class Files:
         number = f"{self._prefix}-{next(self._numbers)}"
         if model is None:
             model = f"{number}.model"
-            save_file(_contiguous(parked.model), self.folder / model)
+            self._save(parked.model, model)
         rest = {f"state.{n}": t for n, t in parked.state.items()}
         rest |= {f"received.{n}": t for n, t in parked.received.items()}
-        save_file(_contiguous(rest), self.folder / f"{number}.rest")
+        self._save(rest, f"{number}.rest")
         return Address(model, f"{number}.rest")
+
+    def _load(self, file: str) -> dict[str, Tensor]:
+        try:
+            return load_file(self.folder / file)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{self.folder / file}: a client's file cannot be read ({error}): go on with --resume"
+            ) from None
+
+    def _save(self, tensors: Mapping[str, Tensor], file: str) -> None:
+        path = self.folder / file
+        try:
+            save_file(_contiguous(tensors), path)
+        except (OSError, SafetensorError) as error:
+            path.unlink(missing_ok=True)
+            raise OutputError(
+                f"{path}: cannot be written ({error}): make room or set TMPDIR, then go on with --resume"
+            ) from None
 
 
 class Roster(Mapping[str, Client]):

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from protofed.errors import OutputError
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -127,11 +129,7 @@ class PackedData:
 
         for c in federated.clients:
             found.append((place(c.train), place(c.test), place(c.validation)))
-        tensors = [
-            torch.cat(part).cpu().share_memory_()
-            for g in groups.values()
-            for part in ([s.x for s in g], [s.y for s in g])
-        ]
+        tensors = [_shared(part) for g in groups.values() for part in ([s.x for s in g], [s.y for s in g])]
         nothing = Samples(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
         return cls(federated.map(lambda _: nothing), tuple(found), tuple(tensors))
 
@@ -150,3 +148,20 @@ class PackedData:
             if train is not None and test is not None
         )
         return replace(self.federated, clients=clients)
+
+
+def _shared(parts: list[Tensor]) -> Tensor:
+    """Return the parts as one tensor in shared memory.
+
+    Raises:
+        OutputError: If there is too little of it.
+    """
+    whole = torch.cat(parts).cpu()
+    try:
+        return whole.share_memory_()
+    except (OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise OutputError(
+            f"shared memory for {whole.nbytes} bytes of samples cannot be had ({reason}): make /dev/shm larger, or "
+            "set execution.executor=sequential"
+        ) from None

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from protofed import scratch
 from protofed.errors import ProtofedError
 from protofed.training.executor import Executor, Messages
 from protofed.training.roster import Address, Files, Roster
@@ -138,14 +139,14 @@ class Workers:
         while left:
             pending: dict[Future[_Done], _Task] = {}
             try:
-                pending |= {self._workers().submit(_visit, task): task for task in left}
+                pending |= self._submit(left)
                 while pending:
                     for future in wait(pending, return_when=FIRST_COMPLETED).done:
                         result = future.result()
                         left.remove(pending.pop(future))
                         yield result
             except BrokenProcessPool:
-                self._pool = None
+                self._end()
                 deaths += 1
                 if deaths > RETRIES:
                     names = [name for task in left for name in task.addresses]
@@ -155,8 +156,24 @@ class Workers:
                         "execution.executor=sequential"
                     ) from None
             finally:
-                for future in pending:
-                    future.cancel()
+                if pending:  # nobody waits for these visits any more
+                    self._end()
+
+    def _submit(self, tasks: Sequence[_Task]) -> dict[Future[_Done], _Task]:
+        try:
+            return {self._workers().submit(_visit, task): task for task in tasks}
+        except OSError as error:
+            self._end()
+            raise ProtofedError(
+                f"worker processes cannot be started ({error}): is there room in {tempfile.gettempdir()} and "
+                "/dev/shm, and is TMPDIR short? Or set execution.executor=sequential"
+            ) from None
+
+    def _end(self) -> None:
+        """End the processes at once; the next visit starts others."""
+        if self._pool is not None:
+            end(self._pool)
+            self._pool = None
 
     def _expected(self, task: _Task) -> float:
         """Return how long visits took last time, or what is known of them before the first time."""
@@ -182,6 +199,7 @@ def process_context() -> BaseContext:
     Torch's threads do not survive a fork of this process. Where the system allows it, processes are forked from one
     that has imported torch and done nothing else, which takes milliseconds instead of seconds.
     """
+    scratch.hold_multiprocessing()
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -192,7 +210,14 @@ def process_context() -> BaseContext:
 
 def shared_folder() -> Path:
     """Return a new folder for clients' files, in the system's place for temporary files (``TMPDIR``)."""
-    return Path(tempfile.mkdtemp(prefix="protofed-"))
+    return scratch.subfolder("clients")
+
+
+def end(pool: ProcessPoolExecutor) -> None:
+    """End a pool at once, whatever its processes are doing."""
+    for running in list((pool._processes or {}).values()):
+        running.kill()
+    pool.shutdown(cancel_futures=True)
 
 
 def stay_with_parent() -> None:

@@ -225,10 +225,17 @@ class Follower:
         self._signatures: dict[str, Signature | None] = {}
         self._description: tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, str] | None = None
         self._broken = ""
+        self._since = 0.0
 
-    def poll(self, now: float | None = None) -> bool:
-        """Read what changed; tell whether ``seen`` is another than before. Raises nothing."""
+    def poll(self, now: float | None = None, running: float | None = None) -> bool:
+        """Read what changed; tell whether ``seen`` is another than before. Raises nothing.
+
+        Args:
+            now: The system's clock, in seconds; looked at when files changed.
+            running: A clock that nobody sets, by which the time since then is counted.
+        """
         now = time.time() if now is None else now
+        running = time.monotonic() if running is None else running
         before = self.seen
         try:
             changed = self._read()
@@ -241,8 +248,11 @@ class Follower:
             reason = f"{self.seen.directory}: not the files of a run ({type(error).__name__}: {error})"
             changed, run = reason != self._broken, None
         self._broken = reason
-        at = self._last_written(now) if changed or not before.version else before.changed
-        state = self._state(run, reason, now - at)
+        at = before.changed
+        if changed or not before.version:
+            at = self._last_written(now)
+            self._since = running - (now - at)
+        state = self._state(run, reason, running - self._since)
         if state is State.STARTING:
             reason = ""
         if not changed and (state, reason) == (before.state, before.reason) and before.version:

@@ -1,0 +1,75 @@
+"""What numerical libraries are told before torch is loaded, so that a run can be repeated bit for bit.
+
+Unless told otherwise, some of MKL's kernels (those for AMD's processors, and those for processors without AVX2)
+order the sums of a product by where its operands lie in memory, which differs between two processes, and between a
+run and its repetition. MKL reads the variable at its first call, which may be as late as the first matrix product.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SETTINGS = {"MKL_CBWR": "AUTO"}
+"""Variable → value: MKL's conditional numerical reproducibility, with the fastest kernels of this processor."""
+
+CHOICES = (*SETTINGS, "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+"""Variables that decide which kernels compute, and so the last bits of a result."""
+
+
+def prepare() -> None:
+    """Set what the user has not set, for this process and those it starts."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+def facts() -> dict[str, str]:
+    """Return what decides the last bits of a result, besides processor, versions and number of threads."""
+    import torch
+
+    chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
+    return {"instructions": torch.backends.cpu.get_cpu_capability(), **chosen}
+
+
+def depends_on_addresses() -> bool:
+    """Return whether products in this process depend on where their operands lie in memory."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    for rows, inner, columns in ((1, 6, 4), (1, 8, 16), (2, 64, 4), (3, 33, 8)):
+        sizes = ((rows, inner), (columns, inner), (columns,))
+        operands = [torch.randn(size, generator=generator) for size in sizes]
+        products = [
+            torch.nn.functional.linear(
+                *(_moved(x, (number + 1) * offset % 16) for number, x in enumerate(operands))
+            )
+            for offset in range(16)
+        ]
+        if not all(torch.equal(product, products[0]) for product in products):
+            return True
+    return False
+
+
+def warn_if_unrepeatable() -> None:
+    """Warn where a repetition would give other last bits: the user has chosen so, or MKL was at work before."""
+    if depends_on_addresses():
+        warnings.warn(
+            "matrix products depend here on where their operands lie in memory, so a repeated or resumed run, or "
+            "one with workers, agrees only up to rounding: import protofed before computing with torch, and keep "
+            f"MKL_CBWR={SETTINGS['MKL_CBWR']} (it is {os.environ.get('MKL_CBWR') or 'empty'})",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _moved(x: Tensor, offset: int) -> Tensor:
+    """Return a copy of ``x`` that begins ``offset`` elements behind a multiple of 64 bytes."""
+    import torch
+
+    room = torch.empty(x.numel() + 32, dtype=x.dtype)
+    start = offset + (-room.data_ptr() // x.element_size()) % (64 // x.element_size())
+    return room[start : start + x.numel()].view(x.shape).copy_(x)
