@@ -192,5 +192,7 @@ def _toml(path: Path) -> dict[str, Any]:
         return read_toml(path)
     except FileNotFoundError:
         return {}
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path}: {reason(error)}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None

@@ -78,6 +78,8 @@ def _features(x: np.ndarray, where: str, budget: Budget) -> Tensor:
     check_sample(math.prod(x.shape[1:]), where)
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return _as_images(x)
+    if x.dtype == np.float32 and x.flags.c_contiguous:
+        return torch.from_numpy(x)
     budget.take(4 * x.size, where)
     with np.errstate(over="ignore"):  # what float32 cannot hold is found to be infinite, and named by its row
         tensor = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))

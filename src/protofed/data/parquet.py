@@ -15,7 +15,7 @@ from protofed.data.pool import Listing
 from protofed.errors import DataError
 from protofed.limits import Budget
 
-_PORTION = 256 * limits.MiB
+_PORTION = 64 * limits.MiB
 """Bytes that are unpacked at once, at most; the same text or image may stand in a file once for many rows."""
 _ROWS = 2**16
 
