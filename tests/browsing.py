@@ -61,8 +61,9 @@ class Served:
         address: What it printed.
     """
 
-    def __init__(self, arguments: list[str], cwd: Path) -> None:
-        chromium()
+    def __init__(self, arguments: list[str], cwd: Path, browser: bool = True) -> None:
+        if browser:
+            chromium()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "protofed.cli", *arguments, "--no-browser", "--port", "0"],

@@ -9,7 +9,14 @@ from pathlib import Path
 
 
 class ProtofedError(Exception):
-    """Base of every error protofed raises on purpose; the CLI prints it as a single line."""
+    """Base of every error protofed raises on purpose; the CLI prints it as a single line.
+
+    Names of files and clients stand in messages: what a terminal would not print as it is, is escaped.
+    """
+
+    def __str__(self) -> str:
+        """Return the message as one line."""
+        return printable(super().__str__())
 
 
 class ConfigError(ProtofedError):
@@ -58,6 +65,18 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(
             f"{path}: cannot be written ({reason}); what was there is unchanged, and a run goes on with --resume"
         ) from None
+
+
+def printable(text: str) -> str:
+    r"""Return a text with everything but letters, signs and spaces escaped: line ends, control codes, directions.
+
+    Example:
+        >>> print(printable("a\nb\x1b[31m"))
+        a\nb\x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:

@@ -391,7 +391,7 @@ def test_nothing_can_be_written(shown, folder, method):
 
 
 def test_other_hosts_names_are_refused(shown):
-    assert ask(shown, "/", headers={"Host": "evil.example"})[0] == 400
+    assert ask(shown, "/", headers={"Host": "evil.example"})[0] == 403
 
 
 def test_ctrl_c_leaves_nothing_running(visit, serve, tmp_path):

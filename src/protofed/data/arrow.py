@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.data.checks import as_labels
+from protofed import limits
+from protofed.data.checks import as_labels, check_names, check_sample
 from protofed.data.images import decode
 from protofed.data.pool import Listing
 from protofed.errors import DataError, unknown_name
+from protofed.limits import Budget
+from protofed.reading import parse_json
 
 LABEL_NAMES = ("label", "labels", "y", "target", "class")
 
@@ -39,39 +42,84 @@ class Columns:
     resize: int = 0
 
 
-def from_arrow(table: Any, columns: Columns, where: str) -> Listing:
+@dataclass(frozen=True)
+class Chosen:
+    """The columns of one table that are needed.
+
+    Attributes:
+        label: The labels.
+        id: The natural ids; none if empty.
+        features: One column of encoded images or lists, or the columns with numbers.
+        encoded: Whether ``features`` is one column of encoded images.
+        classes: Class names that the file carries, if any.
+    """
+
+    label: str
+    id: str
+    features: tuple[str, ...]
+    encoded: bool
+    classes: tuple[str, ...] | None
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [name for name in dict.fromkeys([self.label, self.id, *self.features]) if name]
+
+
+def choose(schema: Any, columns: Columns, where: str) -> Chosen:
+    """Return which columns of a ``pyarrow.Schema`` to read.
+
+    Raises:
+        DataError: For columns that cannot be told, or class names that are none.
+    """
+    if len(set(schema.names)) < len(schema.names):
+        raise DataError(f"{where}: several columns have the same name among {_list(schema.names)}")
+    hub = _hub_features(schema, where)
+    label = _label_column(schema.names, columns, hub, where)
+    if columns.id:
+        _has(schema.names, columns.id, "id", where)
+    rest = [c for c in schema.names if c not in (label, columns.id)]
+    image = columns.image or _image_column(schema, rest, where)
+    if image:
+        _has(schema.names, image, "image", where)
+    encoded = bool(image) and _is_encoded(schema.field(image).type)
+    if columns.resize and not encoded:
+        raise DataError(f"{where}: data.options.resize applies to images, and this table has none")
+    features = (image,) if image else tuple(rest)
+    if not features:
+        raise DataError(f"{where}: no column besides the label")
+    if not encoded:
+        for name in features:
+            _check_numeric(name, schema.field(name).type, where)
+    names = hub.get(label, {}).get("names")
+    if names and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise DataError(f"{where}: class names in the metadata of {label!r} are no list of names")
+    return Chosen(label, columns.id, features, encoded, check_names(names, where) if names else None)
+
+
+def from_arrow(table: Any, columns: Columns, where: str, budget: Budget) -> Listing:
     """Return a ``pyarrow.Table`` as a listing; class names come from its Hugging Face metadata, if any.
 
-    Images are encoded bytes, as a binary column or as the hub's ``struct<bytes, path>``. Without such a
-    column the features are one list column or all numeric columns.
+    Images are encoded bytes, as a binary column or as the hub's ``struct<bytes, path>``; paths are not followed.
+    Without such a column the features are one list column or all numeric columns.
 
     Raises:
         DataError: For columns that cannot be told, missing values, or labels that are no labels.
     """
-    hub = _hub_features(table)
-    label = _label_column(table, columns, hub, where)
-    if columns.id:
-        _has(table, columns.id, "id", where)
-    names = hub.get(label, {}).get("names")
-    labels = as_labels(_values(table[label], where, label), where)
-    ids = _values(table[columns.id], where, columns.id) if columns.id else None
-    rest = [c for c in table.column_names if c not in (label, columns.id)]
-    image = columns.image or _image_column(table, rest, where)
-    if image:
-        _has(table, image, "image", where)
-    if image and _is_encoded(table.schema.field(image).type):
-        read = _EncodedImages(table[image], columns, f"{where}: row ")
-        return Listing(labels, read, where, tuple(names) if names else None, ids)
-    x = _numeric(table, [image] if image else rest, where)
-    if columns.resize:
-        raise DataError(f"{where}: data.options.resize applies to images, and this table has none")
-    return Listing(labels, lambda rows: x[rows], where, tuple(names) if names else None, ids)
+    chosen = choose(table.schema, columns, where)
+    labels = as_labels(_values(table[chosen.label], where, chosen.label, budget), where, budget)
+    ids = _values(table[chosen.id], where, chosen.id, budget) if chosen.id else None
+    if chosen.encoded:
+        read = _EncodedImages(table[chosen.features[0]], columns, f"{where}: row ", budget)
+        return Listing(labels, read, where, chosen.classes, ids)
+    x = _numeric(table, chosen.features, where, budget)
+    return Listing(labels, lambda rows: x[rows], where, chosen.classes, ids)
 
 
 class _EncodedImages:
     """Rows of an arrow column of encoded images; rows are looked up chunk by chunk, without a copy."""
 
-    def __init__(self, column: Any, columns: Columns, prefix: str) -> None:
+    def __init__(self, column: Any, columns: Columns, prefix: str, budget: Budget) -> None:
         import pyarrow as pa
 
         chunks = [c.field("bytes") if pa.types.is_struct(c.type) else c for c in column.chunks]
@@ -79,9 +127,10 @@ class _EncodedImages:
         self._ends = list(accumulate(len(c) for c in chunks))
         self._columns = columns
         self._prefix = prefix
+        self._budget = budget
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return decode(self._bytes, rows, self._name, self._columns.channels, self._columns.resize)
+        return decode(self._bytes, rows, self._name, self._budget, self._columns.channels, self._columns.resize)
 
     def _name(self, row: int) -> str:
         return f"{self._prefix}{row}"
@@ -92,37 +141,39 @@ class _EncodedImages:
         buffer = chunk[row - self._ends[number] + len(chunk)].as_buffer()
         if buffer is None:
             raise DataError(f"{self._name(row)}: no image bytes (paths to image files are not followed)")
+        if buffer.size > limits.IMAGE_BYTES:
+            raise DataError(f"{self._name(row)}: image of {buffer.size} bytes, more than {limits.IMAGE_BYTES}")
         return buffer
 
 
-def _hub_features(table: Any) -> dict[str, Any]:
-    metadata = (table.schema.metadata or {}).get(b"huggingface")
+def _hub_features(schema: Any, where: str) -> dict[str, Any]:
+    metadata = (schema.metadata or {}).get(b"huggingface", b"")
+    if len(metadata) > limits.METADATA_BYTES:
+        raise DataError(f"{where}: has {len(metadata)} bytes of metadata, more than {limits.METADATA_BYTES}")
     try:
-        found = json.loads(metadata)["info"]["features"] if metadata else {}
+        found = parse_json(metadata)["info"]["features"] if metadata else {}
     except (ValueError, KeyError, TypeError):
         return {}
-    return {name: f for name, f in found.items() if isinstance(f, dict)}
+    return {name: f for name, f in found.items() if isinstance(f, dict)} if isinstance(found, dict) else {}
 
 
-def _label_column(table: Any, columns: Columns, hub: dict[str, Any], where: str) -> str:
+def _label_column(names: list[str], columns: Columns, hub: dict[str, Any], where: str) -> str:
     if columns.label:
-        _has(table, columns.label, "label", where)
+        _has(names, columns.label, "label", where)
         return columns.label
-    marked = [c for c, f in hub.items() if f.get("_type") == "ClassLabel" and c in table.column_names]
-    named = [c for c in LABEL_NAMES if c in table.column_names]
+    marked = [c for c, f in hub.items() if f.get("_type") == "ClassLabel" and c in names]
+    named = [c for c in LABEL_NAMES if c in names]
     for candidates in (marked, named):
         if len(candidates) == 1:
             return candidates[0]
-    raise DataError(f"{where}: cannot tell the label column among {_list(table)}: set data.label_column")
+    raise DataError(f"{where}: cannot tell the label column among {_list(names)}: set data.label_column")
 
 
-def _image_column(table: Any, rest: list[str], where: str) -> str:
+def _image_column(schema: Any, rest: list[str], where: str) -> str:
     """Return the only column of encoded images, else the only list column, else ``""``."""
-    import pyarrow as pa
-
-    types = {c: table.schema.field(c).type for c in rest}
+    types = {c: schema.field(c).type for c in rest}
     encoded = [c for c in rest if _is_encoded(types[c])]
-    lists = [c for c in rest if pa.types.is_list(types[c]) or pa.types.is_fixed_size_list(types[c])]
+    lists = [c for c in rest if _is_list(types[c])]
     for candidates in (encoded, lists):
         if len(candidates) > 1:
             raise DataError(f"{where}: several columns could be the image, {candidates}: set data.image_column")
@@ -135,39 +186,125 @@ def _is_encoded(kind: Any) -> bool:
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
-        return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        return any(
+            kind.field(i).name == "bytes" and _is_encoded(kind.field(i).type) for i in range(kind.num_fields)
+        )
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _numeric(table: Any, names: list[str], where: str) -> Tensor:
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _check_numeric(name: str, kind: Any, where: str) -> None:
+    inner, depth = kind, 0
+    while _is_list(inner) and depth < limits.DIMENSIONS:
+        inner, depth = inner.value_type, depth + 1
+    if not _is_number(inner):
+        raise _no_numbers(name, kind, where)
+
+
+def _no_numbers(name: str, kind: Any, where: str) -> DataError:
+    return DataError(
+        f"{where}: column {name!r} ({str(kind)[:80]}) is neither images nor equally many numbers per row: drop it "
+        "or set data.image_column"
+    )
+
+
+def _numeric(table: Any, names: tuple[str, ...], where: str, budget: Budget) -> Tensor:
     """Return the columns side by side as float32 ``(n, F)``, or one list column as ``(n, *shape)``."""
     parts = []
     for name in names:
         try:
-            part = np.array(table[name].to_pylist(), dtype=np.float32)
-        except (ValueError, TypeError):
-            raise DataError(
-                f"{where}: column {name!r} ({table.schema.field(name).type}) is neither images nor equally "
-                "many numbers per row: drop it or set data.image_column"
-            ) from None
+            part = np.concatenate(list(_portions(table[name], where, budget)))
+        except ValueError:
+            raise _no_numbers(name, table.schema.field(name).type, where) from None
         parts.append(part if part.ndim > 1 else part[:, None])
-    if not parts:
-        raise DataError(f"{where}: no column besides the label")
-    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
+    x = parts[0]
+    if len(parts) > 1:
+        budget.take(sum(part.nbytes for part in parts), where)
+        x = np.concatenate(parts, axis=1)
+    if len(x):
+        check_sample(x[0].size, where)
+    return torch.from_numpy(x)
 
 
-def _values(column: Any, where: str, name: str) -> np.ndarray:
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise DataError(f"{where}: column {name!r} has no value in row {row}")
+def _portions(column: Any, where: str, budget: Budget) -> Iterator[np.ndarray]:
+    for chunk in column.chunks:
+        budget.take(2 * chunk.nbytes + 4 * len(chunk), where)
+        yield _numbers(chunk)
+    if not column.num_chunks:
+        yield np.zeros(0, np.float32)
+
+
+def _numbers(array: Any) -> np.ndarray:
+    """Return an arrow array of numbers or of equally long lists as float32 ``(n, *shape)``.
+
+    Raises:
+        ValueError: For missing values, or lists of different lengths.
+    """
+    if array.null_count:
+        raise ValueError
+    if not _is_list(array.type):
+        with np.errstate(over="ignore"):
+            numbers: np.ndarray = array.to_numpy(zero_copy_only=False).astype(np.float32)
+        return numbers
+    inner = _numbers(array.flatten())
+    if not len(array) or len(inner) % len(array):
+        raise ValueError
+    length = len(inner) // len(array)
+    if not _is_fixed(array.type) and (array.value_lengths().to_numpy(zero_copy_only=False) != length).any():
+        raise ValueError
+    return inner.reshape(len(array), length, *inner.shape[1:])
+
+
+def _is_fixed(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_fixed_size_list(kind))
+
+
+def _values(column: Any, where: str, name: str, budget: Budget) -> np.ndarray:
+    import pyarrow as pa
+
+    _check_complete(column, where, name)
+    if pa.types.is_dictionary(column.type) and len(column):
+        column = column.unify_dictionaries()
+        known = _values(pa.chunked_array([column.chunk(0).dictionary]), where, name, budget)
+        budget.take(16 * len(column), where)
+        return known[np.concatenate([chunk.indices.to_numpy() for chunk in column.chunks])]
+    text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if not (text or _is_number(column.type) or pa.types.is_dictionary(column.type)):
+        kind = str(column.type)[:80]
+        raise DataError(f"{where}: column {name!r} is {kind}: expected whole numbers or names, one per sample")
+    budget.take(column.nbytes + 64 * len(column) * text, where)
     values: np.ndarray = column.to_numpy()
     return values
 
 
-def _has(table: Any, name: str, role: str, where: str) -> None:
-    if name not in table.column_names:
-        raise DataError(f"{where}: {unknown_name(f'{role} column', name, table.column_names)}")
+def _check_complete(column: Any, where: str, name: str) -> None:
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise DataError(f"{where}: column {name!r} has no value in row {row}")
 
 
-def _list(table: Any) -> str:
-    return ", ".join(table.column_names) or "none"
+def _has(names: list[str], name: str, role: str, where: str) -> None:
+    if name not in names:
+        raise DataError(f"{where}: {unknown_name(f'{role} column', name, names[:_SHOWN])}")
+
+
+_SHOWN = 40
+"""Names that a message lists, at most."""
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(name[: limits.NAME] for name in names[:_SHOWN]) or "none"
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -4,34 +4,110 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protofed import limits
 from protofed.data.pool import Listing
 from protofed.errors import DataError, unknown_name
+from protofed.limits import Budget
+from protofed.reading import open_ordinary, reason
 
 
-def as_labels(values: np.ndarray, where: str) -> np.ndarray:
-    """Return labels as int64 or as strings.
+def open_file(path: Path) -> BinaryIO:
+    """Open an ordinary file.
 
     Raises:
-        DataError: If they are neither whole numbers nor names, or not ``(n,)``.
+        DataError: If it is none, or cannot be read.
+    """
+    try:
+        return open_ordinary(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def as_labels(values: np.ndarray, where: str, budget: Budget) -> np.ndarray:
+    """Return labels as int64 or as strings.
+
+    Args:
+        values: As they were read.
+        where: Begins every message.
+        budget: Memory that names may take.
+
+    Raises:
+        DataError: If they are neither whole numbers nor names, not ``(n,)``, or too large or too long.
     """
     if values.ndim == 1:
-        if values.dtype.kind in "iub":
-            return values.astype(np.int64)
+        if values.dtype.kind in "iub" or (values.dtype.kind == "f" and _whole(values, where)):
+            return _numbered(values, where)
         if values.dtype.kind in "US":
-            return values.astype(str)
+            return _named([_text(value, where) for value in values.tolist()], where, budget)
         if values.dtype.kind == "O" and all(isinstance(v, str) for v in values):
-            return values.astype(str) if len(values) else np.zeros(0, dtype=np.int64)
-        if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
-            return values.astype(np.int64)
+            return _named(values.tolist(), where, budget) if len(values) else np.zeros(0, dtype=np.int64)
     raise DataError(
         f"{where}: labels are {values.dtype} of shape {values.shape}: expected whole numbers or names, "
         "one per sample"
     )
+
+
+def _whole(values: np.ndarray, where: str) -> bool:
+    bad = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
+    if len(bad):
+        raise DataError(f"{where}: label {values[bad[0]]} of sample {bad[0]}: expected whole numbers or names")
+    return True
+
+
+def _numbered(values: np.ndarray, where: str) -> np.ndarray:
+    # Compared as they are: in int64, numbers beyond it would turn negative.
+    bad = np.flatnonzero((values >= limits.CLASSES) | (values <= -limits.CLASSES))
+    if len(bad):
+        raise DataError(
+            f"{where}: label {values[bad[0]]} of sample {bad[0]}: classes are numbered from 0, and there may be "
+            f"{limits.CLASSES}"
+        )
+    return values.astype(np.int64)
+
+
+def _named(names: list[str], where: str, budget: Budget) -> np.ndarray:
+    check_names(set(names), where)
+    budget.take(4 * len(names) * max(map(len, names), default=0), where)
+    return np.array(names, dtype=str)
+
+
+def _text(value: str | bytes, where: str) -> str:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise DataError(f"{where}: class name {value!r} is not UTF-8") from None
+
+
+def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
+    """Return class names.
+
+    Raises:
+        DataError: For too many, one that is too long, or one with control characters.
+    """
+    found = tuple(names)
+    if len(found) > limits.CLASSES:
+        raise DataError(f"{where}: has {len(found)} classes, more than {limits.CLASSES}")
+    for name in found:
+        if len(name) > limits.NAME:
+            raise DataError(
+                f"{where}: class name {name[:20]!r}… of {len(name)} characters: at most {limits.NAME} are allowed"
+            )
+        if not name.isprintable():
+            raise DataError(f"{where}: class name {name!r} has control characters: rename the class")
+    return found
+
+
+def check_sample(size: int, where: str) -> None:
+    """Raise DataError unless one sample has at least one number, and not too many."""
+    if not 0 < size <= limits.FEATURES:
+        raise DataError(f"{where}: samples of {size} numbers: expected 1 to {limits.FEATURES}")
 
 
 def encode(
@@ -59,6 +135,8 @@ def encode(
     known = tuple(names) or _common_names(listings)
     largest = max((int(item.labels.max()) for item in listings if len(item)), default=-1)
     K = classes or len(known) or largest + 1
+    if K > limits.CLASSES:
+        raise DataError(f"{listings[0].where}: {K} classes in all: there may be {limits.CLASSES}")
     for item in listings:
         bad = np.flatnonzero((item.labels < 0) | (item.labels >= K))
         if len(bad):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,16 @@ from torch import Tensor
 
 from protofed.data import checks
 from protofed.data.arrow import Columns
-from protofed.data.folders import read_class_folders, visible
+from protofed.data.folders import check_inside, read_class_folders, visible
 from protofed.data.local import PathOptions
+from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions, resolve_options
+from protofed.data.parquet import read_parquet
 from protofed.data.pool import Listing
 from protofed.data.splits import apportion, hold_out, subset
-from protofed.data.tables import read_npz, read_parquet
 from protofed.errors import ConfigError, DataError, unknown_name
+from protofed.limits import Budget
+from protofed.reading import read_toml, reason
 from protofed.seeding import generator
 from protofed.training.samples import ClientData, FederatedData, Samples
 
@@ -51,7 +53,8 @@ def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: i
         ConfigError: If ``data.samples`` exceeds what there is.
     """
     folders = _client_folders(root)
-    parts = [_Part(f.name, split, item) for f in folders for split, item in _open(f, data, options)]
+    budget = data.budget()
+    parts = [_Part(f.name, split, item) for f in folders for split, item in _open(f, data, options, budget)]
     labels, class_names = checks.encode([p.listing for p in parts], data.classes, _class_names(root))
     chosen = _choose(parts, labels, data.samples, seed)
     x = [checks.features(part.listing, rows) for part, rows in zip(parts, chosen, strict=True)]
@@ -84,7 +87,7 @@ def load_client(
         raise DataError(f"{folder}: no such folder: expected one with train and test")
     checks.client_names([folder.name], str(folder))
     options = resolve_options(PathOptions, data.options if data.source == "path" else None, "data.options")
-    parts = [_Part(folder.name, split, item) for split, item in _open(folder, data, options)]
+    parts = [_Part(folder.name, split, item) for split, item in _open(folder, data, options, data.budget())]
     listings = [part.listing for part in parts]
     labels, class_names = checks.encode(listings, len(classes) or data.classes, classes)
     x = checks.same_shape(
@@ -98,37 +101,40 @@ def load_client(
 
 def _client_folders(root: Path) -> list[Path]:
     entries = visible(root / "clients")
+    check_inside(root / "clients", root)
     if not entries:
         raise DataError(f"{root / 'clients'}: empty folder: expected one folder per client")
     for entry in entries:
+        check_inside(entry, root)
         if not entry.is_dir():
             raise DataError(f"{entry}: not a folder: every entry of clients/ is one client's folder")
     checks.client_names((e.name for e in entries), str(root / "clients"))
     return entries
 
 
-def _open(folder: Path, data: DataOptions, options: PathOptions) -> list[tuple[str, Listing]]:
+def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget) -> list[tuple[str, Listing]]:
     found = []
     for split in ("train", "test", "validation"):
         forms = [folder / f"{split}.parquet", folder / f"{split}.npz", folder / split]
-        present = [f for f in forms if f.exists()]
+        present = [f for f in forms if f.exists() or f.is_symlink()]
         if len(present) > 1:
             raise DataError(f"{present[0]}: {present[1].name} is there too: keep one form of a split")
         if present:
-            found.append((split, _open_split(present[0], data, options)))
+            check_inside(present[0], folder)
+            found.append((split, _open_split(present[0], data, options, budget)))
         elif split != "validation":
             holds = ", ".join(p.name for p in visible(folder)) or "nothing"
             raise DataError(f"{forms[0]}: missing (nor {split}.npz or {split}/); the folder holds {holds}")
     return found
 
 
-def _open_split(path: Path, data: DataOptions, options: PathOptions) -> Listing:
+def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Budget) -> Listing:
     if path.suffix == ".npz":
-        return read_npz(path)
+        return read_npz(path, budget)
     if path.suffix == ".parquet":
         columns = Columns(data.image_column, data.label_column, "", 0, options.resize)
-        return read_parquet([path], columns, str(path))
-    return read_class_folders(path, options.resize)
+        return read_parquet([path], columns, str(path), budget)
+    return read_class_folders(path, budget, options.resize, path.parent)
 
 
 def _choose(parts: list[_Part], labels: list[Tensor], samples: int, seed: int) -> list[Tensor]:
@@ -176,13 +182,17 @@ def _class_names(root: Path) -> tuple[str, ...]:
     names = content.get("classes", [])
     if not isinstance(names, list) or any(not isinstance(n, str) for n in names) or len(set(names)) < len(names):
         raise DataError(f"{path}: classes: expected a list of different names, e.g. ['cat', 'dog']")
-    return tuple(names)
+    return checks.check_names(names, str(path))
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{path}: not valid TOML: {error}") from None
+        if path.is_symlink():
+            check_inside(path, path.parent)
+        return read_toml(path)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None

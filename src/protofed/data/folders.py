@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import os
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
+from protofed import limits
+from protofed.data.checks import as_labels
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.pool import Listing
 from protofed.errors import DataError
+from protofed.limits import Budget
+from protofed.reading import read_bytes, reason
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return what ``folder`` holds, sorted by name, without hidden files."""
-    return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    """Return what ``folder`` holds, sorted by name, without hidden files.
+
+    Raises:
+        DataError: If it cannot be read, or holds too much.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, limits.FILES + 1)]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({reason(error)})") from None
+    if len(names) > limits.FILES:
+        raise DataError(f"{folder}: holds more than {limits.FILES} files")
+    return sorted(folder / name for name in names if not name.startswith("."))
 
 
-def read_class_folders(folder: Path, resize: int = 0) -> Listing:
+def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path | None = None) -> Listing:
     """Return the images under ``folder/<class>/`` as a listing labelled with the class names.
+
+    Args:
+        folder: Holds a folder per class.
+        budget: Memory that images may take.
+        resize: Side in pixels that images are resized to, 0 for as stored.
+        home: Folder that links must not leave; None to follow them anywhere.
 
     Raises:
         DataError: For anything that is not an image, or an empty folder.
     """
-    return _listing(_images(folder), str(folder), resize)
+    return _listing(_images(folder, home), str(folder), budget, resize)
 
 
-def read_image_folder(folder: Path, resize: int = 0) -> Listing:
+def read_image_folder(folder: Path, budget: Budget, resize: int = 0) -> Listing:
     """Return ``folder/<class>/*`` or ``folder/<split>/<class>/*`` (all splits merged) as a listing.
 
     Raises:
@@ -34,30 +58,52 @@ def read_image_folder(folder: Path, resize: int = 0) -> Listing:
     inner = [p for p in visible(folder) if p.is_dir()]
     has_splits = any(q.is_dir() for p in inner for q in visible(p))
     files = [f for p in inner for f in _images(p)] if has_splits else _images(folder)
-    return _listing(files, str(folder), resize)
+    return _listing(files, str(folder), budget, resize)
 
 
-def _images(folder: Path) -> list[Path]:
+def check_inside(path: Path, home: Path) -> None:
+    """Raise DataError if ``path``, with all links followed, is not below ``home``."""
+    try:
+        inside = path.resolve(strict=True).is_relative_to(home.resolve())
+    except (OSError, RuntimeError) as error:  # a link to itself, or to nothing
+        raise DataError(f"{path}: a link that leads nowhere ({type(error).__name__})") from None
+    if not inside:
+        raise DataError(f"{path}: a link that leads out of {home}: put the data themselves there")
+
+
+def _images(folder: Path, home: Path | None = None) -> list[Path]:
     classes = visible(folder)
     if not classes:
         raise DataError(f"{folder}: empty folder: expected one sub-folder of images per class")
     files: list[Path] = []
     for entry in classes:
+        if home is not None and entry.is_symlink():
+            check_inside(entry, home)
         if not entry.is_dir():
             raise DataError(f"{entry}: not a folder: expected one sub-folder of images per class")
         inside = visible(entry)
         if not inside:
             raise DataError(f"{entry}: holds no images: remove or fill it")
         for file in inside:
+            if home is not None and file.is_symlink():
+                check_inside(file, home)
             if file.suffix.lower() not in SUFFIXES or not file.is_file():
                 raise DataError(f"{file}: not an image ({', '.join(sorted(SUFFIXES))}): remove it")
         files += inside
+        if len(files) > limits.FILES:
+            raise DataError(f"{folder}: holds more than {limits.FILES} files")
     return files
 
 
-def _listing(files: list[Path], where: str, resize: int) -> Listing:
+def _listing(files: list[Path], where: str, budget: Budget, resize: int) -> Listing:
     def payload(row: int) -> bytes:
-        return files[row].read_bytes()
+        try:
+            return read_bytes(files[row], limits.IMAGE_BYTES)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{files[row]}: cannot be read ({reason(error)})") from None
 
-    labels = np.array([f.parent.name for f in files])
-    return Listing(labels, lambda rows: decode(payload, rows, lambda row: str(files[row]), resize=resize), where)
+    def read(rows: Tensor) -> Tensor:
+        return decode(payload, rows, lambda row: str(files[row]), budget, resize=resize)
+
+    labels = as_labels(np.array([f.parent.name for f in files], dtype=object), where, budget)
+    return Listing(labels, read, where)

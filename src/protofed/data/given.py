@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protofed import limits
 from protofed.data import checks
 from protofed.data.partition import Partition, Request, Share, names, partitions, require
 from protofed.errors import DataError, unknown_name
 from protofed.options import option
+from protofed.reading import parse_json, read_text, reason
 from protofed.seeding import generator
 
 _SPLITS = ("train", "test", "validation")
@@ -78,9 +79,9 @@ def from_file(request: Request, options: FileOptions) -> list[Share]:
     require(bool(options.path), "partition.path is not set: partition 'file' needs a JSON file")
     path = Path(options.path).expanduser()
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda p: _unique(p, path))
+        content = parse_json(read_text(path, limits.JSON_BYTES), lambda pairs: _unique(pairs, path))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable JSON file: {error}") from None
+        raise DataError(f"{path}: not a readable JSON file: {reason(error)}") from None
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path}: expected an object from client names to positions")
     checks.client_names(content, str(path))

@@ -11,9 +11,10 @@ from typing import Any
 from protofed.data.arrow import Columns, from_arrow
 from protofed.data.copies import data_dirs, find_parquet
 from protofed.data.options import DataOptions
+from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
-from protofed.data.tables import read_parquet
 from protofed.errors import DataError
+from protofed.limits import Budget
 from protofed.options import option
 
 
@@ -104,11 +105,11 @@ def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:
     for place in places:
         files = find_parquet(place, spec.splits) if place.is_dir() else []
         if files:
-            return read_parquet(files, columns, str(place))
-    return _download(spec, columns, places)
+            return read_parquet(files, columns, str(place), data.budget())
+    return _download(spec, columns, places, data.budget())
 
 
-def _download(spec: HubSpec, columns: Columns, places: list[Path]) -> Listing:
+def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budget) -> Listing:
     import datasets as hf
     import pyarrow as pa
 
@@ -127,7 +128,7 @@ def _download(spec: HubSpec, columns: Columns, places: list[Path]) -> Listing:
     table = pa.concat_tables([part.data.table for part in parts])
     # Class names live in the metadata that parquet files of the hub carry.
     table = table.replace_schema_metadata(parts[0].features.arrow_schema.metadata)
-    return from_arrow(table, columns, spec.hub)
+    return from_arrow(table, columns, spec.hub, budget)
 
 
 @contextmanager

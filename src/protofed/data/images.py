@@ -1,9 +1,10 @@
-"""Encoded images to uint8 tensors."""
+"""Encoded images to uint8 tensors; of how many pixels is known before they are decoded."""
 
 from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,9 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protofed import limits
 from protofed.errors import DataError
+from protofed.limits import Budget
 
 SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"])
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+"""What is decoded, whatever a file's name says."""
+
 _GREY = frozenset({"1", "L", "LA"})
 _MODE = {1: "L", 3: "RGB"}
 _CHUNK = 256
@@ -29,6 +35,7 @@ def decode(
     payload: Callable[[int], Any],
     rows: Tensor,
     where: Callable[[int], str],
+    budget: Budget,
     channels: int = 0,
     resize: int = 0,
 ) -> Tensor:
@@ -38,6 +45,7 @@ def decode(
         payload: Row number to encoded bytes (anything with the buffer protocol).
         rows: ``(n,)`` int64, ``n >= 1``.
         where: Row number to a description for messages.
+        budget: Memory that the result takes.
         channels: 1 (grey), 3 (RGB), or 0: grey if all of them are, else RGB.
         resize: 0 for the images as stored, else the side in pixels they are scaled and centre-cropped to.
 
@@ -45,20 +53,30 @@ def decode(
         uint8 ``(n, C, H, W)``.
 
     Raises:
-        DataError: For something that is not an 8-bit image, or images of different sizes.
+        DataError: For something that is not an 8-bit image, one that is too large, or images of different sizes.
     """
-    numbers = rows.tolist()
-    try:
-        return _decode(payload, numbers, where, channels, resize)
-    except _ColourFoundError:
-        return _decode(payload, numbers, where, 3, resize)
+    numbers, left = rows.tolist(), budget.left
+    # Here and not around each image: threads share the filters.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _decode(payload, numbers, where, budget, channels, resize)
+        except _ColourFoundError:
+            budget.left = left
+            return _decode(payload, numbers, where, budget, 3, resize)
 
 
 def _decode(
-    payload: Callable[[int], Any], rows: list[int], where: Callable[[int], str], channels: int, resize: int
+    payload: Callable[[int], Any],
+    rows: list[int],
+    where: Callable[[int], str],
+    budget: Budget,
+    channels: int,
+    resize: int,
 ) -> Tensor:
     first = _one(payload(rows[0]), where(rows[0]), channels, resize)
     fixed = channels or (1 if first.ndim == 2 else 3)
+    budget.take(len(rows) * first.nbytes, where(rows[0]))
     out = np.empty((len(rows), *first.shape), dtype=np.uint8)
 
     def fill(start: int) -> None:
@@ -89,8 +107,12 @@ def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = Fa
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
             mode = image.mode
+            if not 0 < image.width * image.height <= limits.PIXELS:
+                raise DataError(
+                    f"{where}: image of {image.height}×{image.width} pixels: at most {limits.PIXELS} are read"
+                )
             if mode.startswith(("I", "F")):
                 raise DataError(f"{where}: image with more than 8 bits per channel ({mode}): save it with 8 bits")
             if strict and mode not in _GREY:
@@ -104,6 +126,8 @@ def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = Fa
             return np.asarray(picture)
     except (DataError, _ColourFoundError):
         raise
+    except Image.DecompressionBombError:
+        raise DataError(f"{where}: image of more than {limits.PIXELS} pixels, the most that are read") from None
     except Exception as error:  # PIL raises many kinds for a damaged file
         raise DataError(f"{where}: not a readable image ({type(error).__name__})") from None
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+from protofed import limits
 from protofed.data.arrow import Columns
 from protofed.data.copies import data_dirs
 from protofed.data.folders import read_image_folder, visible
+from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions
+from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
-from protofed.data.tables import read_npz, read_parquet
 from protofed.errors import ConfigError, DataError
 from protofed.options import option
 
@@ -50,16 +53,17 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
         DataError: If there is nothing to read, or something that cannot be read.
     """
     path = data_path(data)
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    budget = data.budget()
+    files = sorted(islice(path.rglob("*.parquet"), limits.FILES)) if path.is_dir() else [path]
     if path.suffix == ".npz" and path.is_file():
         if options.resize:
             raise ConfigError(f"data.options.resize applies to encoded images, and {path} is an .npz file")
-        return read_npz(path)
+        return read_npz(path, budget)
     if files and files[0].suffix == ".parquet":
         columns = Columns(data.image_column, data.label_column, options.id_column, 0, options.resize)
-        return read_parquet(files, columns, str(path))
+        return read_parquet(files, columns, str(path), budget)
     if path.is_dir() and any(p.is_dir() for p in visible(path)):
-        return read_image_folder(path, options.resize)
+        return read_image_folder(path, budget, options.resize)
     raise DataError(
         f"{path}: expected a federation folder (clients/), class folders with images, parquet files or an .npz file"
     )

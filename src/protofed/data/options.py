@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
+from protofed import limits
 from protofed.errors import ConfigError
+from protofed.limits import Budget
 from protofed.options import build_options, option
 
 T = TypeVar("T")
@@ -26,6 +31,9 @@ class DataOptions:
     classes: int = option(0, "number of classes K (0 = as the data say)")
     image_column: str = option("", "column with the images or features ('' = detect)")
     label_column: str = option("", "column with the labels ('' = detect)")
+    max_gb: float = option(
+        0.0, "GB of memory that data may take, whatever files announce (0 = half of the machine's)"
+    )
     options: Any = option(None, "options of the data set itself: a mapping, or its own Options object")
 
     def check(self) -> None:
@@ -33,9 +41,25 @@ class DataOptions:
         for name in ("clients", "samples", "classes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"data.{name} = {getattr(self, name)}: must be 0 or more")
+        if self.classes > limits.CLASSES:
+            raise ConfigError(f"data.classes = {self.classes}: there may be {limits.CLASSES}")
+        if not 0 <= self.max_gb < float("inf"):
+            raise ConfigError(f"data.max_gb = {self.max_gb}: must be 0 or more")
         for name in ("test_fraction", "validation_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"data.{name} = {getattr(self, name)}: must be at least 0 and below 1")
+
+    def budget(self) -> Budget:
+        """Return the memory that all that is read may take together."""
+        return Budget(self.max_gb or memory_gb() / 2)
+
+
+def memory_gb() -> float:
+    """Return the memory of this machine, or of the container this process runs in, in GB."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return found / 1e9
 
 
 def resolve_options(kind: type[T], given: Any, section: str) -> T:

@@ -15,6 +15,7 @@ from protofed.data import DataOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
 from protofed.options import build_options, option, option_rows, plain
+from protofed.reading import read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
 from protofed.training import LocalPlan
 
@@ -231,11 +232,11 @@ def load_recipe(recipe: str | Path) -> Tree:
             raise ConfigError(unknown_name("recipe", str(recipe), builtin) + ", or a path ending in .toml")
         path = builtin[str(recipe)]
     try:
-        tree = tomllib.loads(path.read_text())
+        tree = read_toml(path)
     except OSError as error:
-        raise ConfigError(f"recipe {path}: cannot be read ({error.strerror})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"recipe {path}: not valid TOML ({error})") from None
+        raise ConfigError(f"recipe {path}: cannot be read ({reason(error)})") from None
+    except ValueError as error:
+        raise ConfigError(f"recipe {path}: {error}") from None
     tree.setdefault("recipe", path.stem)
     return tree
 
@@ -253,7 +254,7 @@ def parse_overrides(items: Iterable[str]) -> Tree:
             raise ConfigError(f"override {item!r} must read NAME=VALUE, e.g. method.lambda=10")
         try:
             overrides[name.strip()] = tomllib.loads(f"x = {text}")["x"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             overrides[name.strip()] = text.strip()
     return overrides
 

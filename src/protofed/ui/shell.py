@@ -20,7 +20,6 @@ page asks another host for anything.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 import webbrowser
@@ -33,6 +32,7 @@ from rich.console import Console
 
 from protofed.analysis.style import PALETTE
 from protofed.errors import ConfigError
+from protofed.ui.guard import OwnPages, is_loopback, known_names
 
 STATIC = Path(__file__).parent / "static"
 PREFIX = "/static"
@@ -71,7 +71,7 @@ def serve(
     with listen(host, port) as listener, suppress(KeyboardInterrupt):
         address = _address(host, listener.getsockname()[1])
         console.print(f"{title}: {address} [dim](Ctrl-C stops it)[/]", highlight=False, soft_wrap=True)
-        if not _is_loopback(host):
+        if not is_loopback(host):
             errors.print(
                 f"warning: listening on {host}: anybody who can reach this machine can open these pages, "
                 "without a password",
@@ -181,14 +181,11 @@ def _run(site: Callable[[], None], title: str, host: str, listener: socket.socke
     from fastapi import FastAPI
     from nicegui import app as pages
     from nicegui import ui
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     pages.add_static_files(PREFIX, str(STATIC))
     site()
     server = FastAPI(openapi_url=None)
-    if _is_loopback(host) and ":" not in host:
-        # A site elsewhere whose name suddenly resolves to this machine must not read its pages.
-        server.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", host])
+    server.add_middleware(OwnPages, names=known_names(host), local=is_loopback(host))
     ui.run_with(
         server,
         title=title,
@@ -206,13 +203,6 @@ def _run(site: Callable[[], None], title: str, host: str, listener: socket.socke
 def _address(host: str, port: int) -> str:
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _escaped(text: str) -> str:

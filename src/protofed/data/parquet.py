@@ -1,0 +1,113 @@
+"""Parquet files to listings: what they will take in memory is known before they are unpacked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from protofed import limits
+from protofed.data.arrow import Columns, choose, from_arrow
+from protofed.data.checks import open_file
+from protofed.data.pages import Footprint, footprint
+from protofed.data.pool import Listing
+from protofed.errors import DataError
+from protofed.limits import Budget
+
+_PORTION = 64 * limits.MiB
+"""Bytes that are unpacked at once, at most; the same text or image may stand in a file once for many rows."""
+_ROWS = 2**16
+
+
+def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Budget) -> Listing:
+    """Return the rows of ``files``, one after the other, as one listing.
+
+    Raises:
+        DataError: For unreadable or too large files, files that do not go together, or columns that cannot be told.
+    """
+    import pyarrow as pa
+
+    tables: list[Any] = []
+    first: list[str] = []
+    for file in files:
+        try:
+            table, names = _table(file, columns, budget, sum(map(len, tables)))
+        except DataError:
+            raise
+        except _damage() as error:
+            raise DataError(f"{file}: not a readable parquet file ({type(error).__name__})") from None
+        first = first or names
+        if names != first:
+            raise DataError(
+                f"{file}: columns {', '.join(names)}, but {files[0].name} has {', '.join(first)}: "
+                "files of one data set need the same columns"
+            )
+        tables.append(table)
+    try:
+        return from_arrow(pa.concat_tables(tables), columns, where, budget)
+    except DataError:
+        raise
+    except pa.ArrowException as error:
+        told = " ".join(str(error).split())[:200]
+        raise DataError(f"{where}: files of one data set differ in column types ({told})") from None
+    except _damage() as error:
+        raise DataError(f"{where}: not a readable parquet file ({type(error).__name__})") from None
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    import pyarrow as pa
+
+    return (pa.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+
+
+def _table(path: Path, columns: Columns, budget: Budget, before: int) -> tuple[Any, list[str]]:
+    """Return the columns that are needed, and the names of all; ``before`` rows were read from other files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with open_file(path) as file:
+        _check_footer(file)
+        with pq.ParquetFile(path) as source:
+            metadata, schema = source.metadata, source.schema_arrow
+            if metadata.num_columns > limits.COLUMNS or before + metadata.num_rows > limits.SAMPLES:
+                raise DataError(
+                    f"{path}: announces {metadata.num_rows} rows of {metadata.num_columns} columns: at most "
+                    f"{limits.SAMPLES} and {limits.COLUMNS} are read"
+                )
+            names = choose(schema, columns, str(path)).names
+            try:
+                found = footprint(file, metadata, names)
+            except ValueError as error:
+                raise DataError(f"{path}: not a readable parquet file ({error})") from None
+            batches = _batches(source, names, found, path, budget)
+            kept = pa.schema([schema.field(name) for name in schema.names if name in names], schema.metadata)
+            table = pa.Table.from_batches(batches).replace_schema_metadata(schema.metadata) if batches else None
+    table = kept.empty_table() if table is None else table
+    if len(table) != metadata.num_rows:
+        raise DataError(f"{path}: announces {metadata.num_rows} rows and holds {len(table)}")
+    return table, schema.names
+
+
+def _batches(source: Any, names: list[str], found: Footprint, path: Path, budget: Budget) -> list[Any]:
+    budget.take(found.size, path)
+    rows = max(1, min(_ROWS, _PORTION // max(1, found.largest)))
+    batches, size = [], 0
+    for batch in source.iter_batches(rows, columns=names, use_threads=False):
+        size += batch.nbytes
+        if size > found.size:  # a value that stands there once, and counts for many rows
+            budget.take(size - found.size, path)
+            found = Footprint(size)
+        batches.append(batch)
+    return batches
+
+
+def _check_footer(file: BinaryIO) -> None:
+    """Refuse a summary of the file that is too long to be unpacked."""
+    length = file.seek(0, 2)
+    if length < 12:
+        raise ValueError("too short")
+    file.seek(-8, 2)
+    (size,) = struct.unpack("<I", file.read(4))
+    if size > min(limits.METADATA_BYTES, length):
+        raise ValueError("the summary is too long")

@@ -1,0 +1,152 @@
+"""Files that somebody else has written: opened only if they are ordinary, and read only up to a limit.
+
+All functions raise ``OSError`` for what the system refuses and ``ValueError`` for what the content is; callers turn
+either into an error of one line with :func:`reason`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from protofed import limits
+
+
+def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:
+    """Open an ordinary file for reading; a pipe or a device neither blocks nor is read.
+
+    Args:
+        path: The file.
+        most: Largest size in bytes.
+
+    Raises:
+        OSError: If it cannot be opened.
+        ValueError: If it is no ordinary file, or is larger than ``most``.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    try:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("is no ordinary file")
+        if most is not None and found.st_size > most:
+            raise ValueError(f"has {found.st_size} bytes, more than {most}")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of an ordinary file of at most ``most`` bytes.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no ordinary file, or is larger.
+    """
+    with open_ordinary(path, most) as file:
+        content = file.read(most + 1)
+    if len(content) > most:  # it has grown meanwhile
+        raise ValueError(f"has more than {most} bytes")
+    return content
+
+
+def read_text(path: Path, most: int) -> str:
+    """Return the text of an ordinary file of at most ``most`` bytes in UTF-8.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no ordinary file, is larger, or is not UTF-8.
+    """
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no ordinary file, or is too large, too deep or no TOML.
+    """
+    text = read_text(path, limits.TOML_BYTES).replace("\r\n", "\n")
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"not valid TOML: {error}") from None
+    _check_depth(tables)
+    return tables
+
+
+def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        text: The text.
+        pairs: Turns the names and values of an object into something else than a dict.
+
+    Raises:
+        ValueError: If it is none, is nested too deeply, or holds NaN, an infinity, a number beyond 64 bits, or half
+            of a surrogate pair.
+    """
+    try:
+        value = json.loads(
+            text, parse_constant=_not_json, parse_float=_number, parse_int=_integer, object_pairs_hook=pairs
+        )
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if raw.count(b"[") + raw.count(b"{") > limits.DEPTH:
+        _check_depth(value)
+    if b"\\ud" in raw.lower():
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def lines(file: BinaryIO, most: int) -> Iterator[bytes]:
+    """Yield the lines of a file with their ends; the last may lack it.
+
+    Raises:
+        ValueError: For a line of more than ``most`` bytes.
+    """
+    while line := file.readline(most + 1):
+        if len(line) > most:
+            raise ValueError(f"is longer than {most} bytes")
+        yield line
+
+
+def reason(error: Exception) -> str:
+    """Return what is wrong, in words without the path."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        if depth > limits.DEPTH:
+            raise ValueError(f"is nested more than {limits.DEPTH} deep")
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list)))
+        level, depth = [v for values in inner for v in values if isinstance(v, (dict, list))], depth + 1
+
+
+def _not_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
+        raise ValueError(f"{text[:20]} is too large a number")
+    return int(text)
