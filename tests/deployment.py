@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from conftest import REPOSITORY
+from protofed.flower.app import create_app
 from protofed.flower.keys import create_keys
 
 BIN = Path(sys.executable).parent
@@ -51,6 +51,7 @@ class Deployment:
         self.data = data
         self.keys = root / "keys"
         create_keys(self.keys, len(data))
+        create_app(root / "app")
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
@@ -168,7 +169,7 @@ class Deployment:
         """Submit a run and go on."""
         where = "resume" if resume else "out"
         config = f'recipe="{recipe}" overrides="" clients={len(self.data)} {where}="{out}"'
-        self.flwr(f"run {REPOSITORY} {CONNECTION} -c {shlex.quote(config)}")
+        self.flwr(f"run {self.root / 'app'} {CONNECTION} -c {shlex.quote(config)}")
 
     def newest(self, what: str = "run-id") -> str:
         """Return something of the newest run."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 
 @lru_cache(maxsize=64)
-def eager(kind: type[Optimizer]) -> type[Optimizer]:
+def eager(kind: type[Optimizer]) -> type[Any]:
     """Return a subclass of an optimiser that takes the same steps, bit for bit, and does not import the compiler.
 
     Args:
