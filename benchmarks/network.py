@@ -25,9 +25,7 @@ CLIENTS = 3
 
 def trivial(root: Path) -> tuple[Path, str]:
     """Three clients with a few hundred digits and a small network."""
-    subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "hospitals.py"), str(root / "clients")], check=True
-    )
+    subprocess.run([str(BIN / "protofed"), "deploy", "example", str(root / "clients")], check=True)
     return root, '[model]\nname = "mlp"\nd = 32\n'
 
 

@@ -1,4 +1,4 @@
-"""A real federation on loopback: SuperLink, SuperNodes and runs, each a process that can be killed."""
+"""A federation on loopback: SuperLink, SuperNodes and runs, each a process that can be killed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import psutil
 
-from conftest import REPOSITORY
+from protofed.flower.app import create_app
 from protofed.flower.keys import create_keys
 
 BIN = Path(sys.executable).parent
@@ -38,92 +39,53 @@ def until(true: Callable[[], bool], seconds: float, what: str, pause: float = 0.
         time.sleep(pause)
 
 
-class Deployment:
-    """Programs as ``docs/deployment.md`` starts them; the block's end kills whatever still runs.
+class Programs:
+    """Programs that are started and killed; the block's end kills whatever still runs.
 
     Args:
-        root: Keys, logs, states and Flower's own files go here.
-        data: One folder per node.
+        root: Programs run here, and their logs go here.
+        home: Flower's files, for the commands of ``flwr``.
     """
 
-    def __init__(self, root: Path, data: list[Path]) -> None:
+    def __init__(self, root: Path, home: Path) -> None:
         self.root = root
-        self.data = data
-        self.keys = root / "keys"
-        create_keys(self.keys, len(data))
-        self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith("FLWR_")},
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "FLWR_HOME": str(root / "flower"),
+            "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "OMP_NUM_THREADS": "1",
         }
-        (root / "flower").mkdir()
-        (root / "flower" / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
-        )
 
-    def __enter__(self) -> Deployment:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
 
-    # Programs.
+    def start(self, name: str, command: str) -> None:
+        with (self.root / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                shlex.split(command),
+                cwd=self.root,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
-    def link(self) -> None:
-        """Start the SuperLink; wait until it listens."""
-        keys = self.keys
-        self.start(
-            "link",
-            f"flower-superlink --host 127.0.0.1 --port {self.port} --ssl-ca-certfile {keys}/ca.crt "
-            f"--ssl-certfile {keys}/server.pem --ssl-keyfile {keys}/server.key --enable-supernode-auth "
-            f"--disable-runtime-dependency-installation --database {self.root}/flower/state.db",
-        )
+    def wait_for_link(self, port: int) -> None:
+        """Wait until the program ``link`` listens."""
 
         def listens() -> bool:
             assert self.processes["link"].poll() is None, self.log("link")
             with socket.socket() as s:
-                return s.connect_ex(("127.0.0.1", self.port)) == 0
+                return s.connect_ex(("127.0.0.1", port)) == 0
 
         until(listens, 90, "SuperLink")
-
-    def register(self) -> None:
-        """Let all nodes in."""
-        for number in range(len(self.data)):
-            self.flwr(f"supernode register {self.keys}/node{number + 1}.pub")
-
-    def node(self, number: int, *, name: str = "", key: Path | None = None, authority: Path | None = None) -> None:
-        """Start a SuperNode, by default ``node1`` and so on with its own key."""
-        own = f"node{number + 1}"
-        folder = self.data[number]
-        config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}"'
-        self.start(
-            name or own,
-            f"flower-supernode --superlink 127.0.0.1:{self.port} "
-            f"--root-certificates {authority or self.keys / 'ca.crt'} "
-            f"--auth-supernode-private-key {key or self.keys / own} --port {free_port()} "
-            f"--node-config {shlex.quote(config)}",
-        )
-
-    def up(self) -> None:
-        """Start everything."""
-        self.link()
-        self.register()
-        for number in range(len(self.data)):
-            self.node(number)
-
-    def start(self, name: str, command: str) -> None:
-        with (self.root / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                shlex.split(command), env=self.environment, stdout=log, stderr=log, start_new_session=True
-            )
 
     def kill(self, name: str) -> None:
         """Kill -9 a program and all that it started."""
@@ -154,8 +116,6 @@ class Deployment:
         """Wait for a program's end; return its status."""
         return self.processes[name].wait(seconds)
 
-    # Runs.
-
     def flwr(self, command: str) -> str:
         """Run a command of Flower's; return what it prints."""
         done = subprocess.run(
@@ -163,12 +123,6 @@ class Deployment:
         )
         assert done.returncode == 0, f"flwr {command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
-
-    def begin(self, recipe: Path, out: Path, *, resume: bool = False) -> None:
-        """Submit a run and go on."""
-        where = "resume" if resume else "out"
-        config = f'recipe="{recipe}" overrides="" clients={len(self.data)} {where}="{out}"'
-        self.flwr(f"run {REPOSITORY} {CONNECTION} -c {shlex.quote(config)}")
 
     def newest(self, what: str = "run-id") -> str:
         """Return something of the newest run."""
@@ -191,6 +145,71 @@ class Deployment:
 
         until(finished, seconds, "end of the run", pause=5.0)  # asking starts a process that imports Flower
         return state
+
+
+class Deployment(Programs):
+    """A deployment as ``docs/deployment.md`` makes it.
+
+    Args:
+        root: Keys, logs, states and Flower's own files go here.
+        data: One folder per node.
+    """
+
+    def __init__(self, root: Path, data: list[Path]) -> None:
+        super().__init__(root, root / "flower")
+        self.data = data
+        self.keys = root / "keys"
+        create_keys(self.keys, len(data))
+        create_app(root / "app")
+        self.port = free_port()
+        self.environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
+        (root / "flower").mkdir()
+        (root / "flower" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
+        )
+
+    def link(self) -> None:
+        """Start the SuperLink; wait until it listens."""
+        keys = self.keys
+        self.start(
+            "link",
+            f"flower-superlink --host 127.0.0.1 --port {self.port} --ssl-ca-certfile {keys}/ca.crt "
+            f"--ssl-certfile {keys}/server.pem --ssl-keyfile {keys}/server.key --enable-supernode-auth "
+            f"--disable-runtime-dependency-installation --database {self.root}/flower/state.db",
+        )
+        self.wait_for_link(self.port)
+
+    def register(self) -> None:
+        """Let all nodes in."""
+        for number in range(len(self.data)):
+            self.flwr(f"supernode register {self.keys}/node{number + 1}.pub")
+
+    def node(self, number: int, *, name: str = "", key: Path | None = None, authority: Path | None = None) -> None:
+        """Start a SuperNode, by default ``node1`` and so on with its own key."""
+        own = f"node{number + 1}"
+        folder = self.data[number]
+        config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}"'
+        self.start(
+            name or own,
+            f"flower-supernode --superlink 127.0.0.1:{self.port} "
+            f"--root-certificates {authority or self.keys / 'ca.crt'} "
+            f"--auth-supernode-private-key {key or self.keys / own} --port {free_port()} "
+            f"--node-config {shlex.quote(config)}",
+        )
+
+    def up(self) -> None:
+        """Start everything."""
+        self.link()
+        self.register()
+        for number in range(len(self.data)):
+            self.node(number)
+
+    def begin(self, recipe: Path, out: Path, *, resume: bool = False) -> None:
+        """Submit a run and go on."""
+        where = "resume" if resume else "out"
+        config = f'recipe="{recipe}" overrides="" clients={len(self.data)} {where}="{out}"'
+        self.flwr(f"run {self.root / 'app'} {CONNECTION} -c {shlex.quote(config)}")
 
 
 def rounds_of(out: Path) -> list[dict[str, object]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -30,7 +31,7 @@ def folders(root: Path, clients: int = 3) -> Path:
     return write_folders(root, federated(*ordinary().clients, *extra))
 
 
-def recipe(data: Path, method: str, rounds: int = 3) -> Path:
+def recipe(data: Path, method: str, rounds: int = 3, more: str = "") -> Path:
     """Write a tiny experiment."""
     path = data.parent / f"{method}.toml"
     path.write_text(f"""rounds = {rounds}
@@ -47,7 +48,7 @@ batch_size = 4
 lr = 0.02
 [execution]
 threads = 1
-""")
+{more}""")
     return path
 
 
@@ -92,10 +93,12 @@ def absent(out: Path, name: str) -> list[int]:
 
 
 @contextmanager
-def begun(root: Path, method: str, rounds: int, until_round: int) -> Iterator[tuple[Deployment, Path, Path]]:
+def begun(
+    root: Path, method: str, rounds: int, until_round: int, more: str = ""
+) -> Iterator[tuple[Deployment, Path, Path]]:
     """Bring a deployment of three up; yield it, its recipe and run directory once a run has come so far."""
     data = folders(root / "data")
-    chosen, out = recipe(data, method, rounds), root / "run"
+    chosen, out = recipe(data, method, rounds, more), root / "run"
     with Deployment(root, clients_of(data)) as d:
         d.up()
         d.begin(chosen, out)
@@ -168,6 +171,30 @@ def test_a_node_killed_in_round_2_comes_back_with_its_own_model(tmp_path):
     back = next(r for r in rounds if r["round"] > max(gone))
     # A model that began anew would be as bad as in round 1.
     assert back["losses"]["cross_entropy"] < rounds[0]["losses"]["cross_entropy"]
+
+
+@pytest.mark.slow
+def test_rounds_do_not_wait_for_a_node_that_stands_still(tmp_path):
+    """Its machine sleeps from round 1 until a round went by without it, and it takes part again when it wakes."""
+    deadline = "[participation]\ndeadline_s = 60\n"
+    with begun(tmp_path, "protonorm", 6, 1, deadline) as (d, _, out):
+        asleep = [psutil.Process(d.processes["node2"].pid), *d.descendants("node2")]
+        for process in asleep:
+            process.suspend()
+        until(lambda: bool(absent(out, "bob")), 600, "a round without bob")
+        for process in asleep:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+        d.finish(1800)
+    gone = absent(out, "bob")
+    rounds = rounds_of(out)
+    assert [record["round"] for record in rounds] == [1, 2, 3, 4, 5, 6]
+    assert 1 < min(gone) <= max(gone) < 6
+    reasons = {m["reason"] for r in rounds for m in r["missing"] if m["client"] == "bob"}
+    assert all(
+        "no answer within 60 s" in reason or "node" in reason or "not connected" in reason for reason in reasons
+    )
+    assert not [name for name in ("ann", "cid") if absent(out, name)]
 
 
 @pytest.mark.slow

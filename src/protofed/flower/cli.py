@@ -46,6 +46,28 @@ def keys(
     console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
+@deploy.command()
+def app(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make; new or empty.")],
+) -> None:
+    """Write the Flower app that `flwr run DIR` starts: one file, and nodes are sent nothing else."""
+    from protofed.flower.app import create_app
+
+    settings, _ = create_app(directory)
+    console.print(Text(f"{settings}: the app, with the defaults of a run"), soft_wrap=True)
+
+
+@deploy.command()
+def example(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make; new or empty.")],
+) -> None:
+    """Write data for a trial: three hospitals with digits, each with classes and an architecture of its own."""
+    from protofed.flower.example import create_example
+
+    for line in create_example(directory):
+        console.print(Text(line), soft_wrap=True)
+
+
 @deploy.command(no_args_is_help=True)
 def check(
     arguments: Annotated[

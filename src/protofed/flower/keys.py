@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protofed.errors import ConfigError
+from protofed.flower.folder import check_new, write_folder
 
 HOSTS = ("127.0.0.1", "localhost")
 CURVE = ec.SECP384R1
@@ -52,10 +51,7 @@ def create_keys(directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days:
         ConfigError: If the directory holds something or cannot be made, or a host is neither name nor address.
     """
     names = [_subject_name(host) for host in hosts]
-    target = directory.expanduser().resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        what = "is not empty" if target.is_dir() else "is a file"
-        raise ConfigError(f"{directory} {what}: keys are never overwritten: choose a new directory")
+    check_new(directory, "keys are never overwritten")
     start = datetime.now(UTC) - CLOCKS_DIFFER
     end = start + CLOCKS_DIFFER + timedelta(days=days)
     authority = certificate_authority(start, end)
@@ -63,11 +59,7 @@ def create_keys(directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days:
     files |= _pem_files("server.pem", "server.key", server_certificate(authority, names, start, end))
     for number in range(1, nodes + 1):
         files |= _node_files(f"node{number}")
-    try:
-        _write(target, files)
-    except OSError as error:
-        raise ConfigError(f"{directory}: cannot be written ({error.strerror}): choose another directory") from None
-    return [directory / name for name in files]
+    return write_folder(directory, files)
 
 
 def certificate_authority(start: datetime, end: datetime) -> Signed:
@@ -164,17 +156,3 @@ def _node_files(name: str) -> dict[str, tuple[bytes, int]]:
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return {name: (private, 0o600), f"{name}.pub": (public + f" {name}\n".encode(), 0o644)}
-
-
-def _write(target: Path, files: dict[str, tuple[bytes, int]]) -> None:
-    """Write all files beside ``target``, then rename: a rename onto a directory that filled up meanwhile fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))  # with mode 0700
-    try:
-        for name, (content, mode) in files.items():
-            with os.fdopen(os.open(partial / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                file.write(content)
-        os.rename(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise

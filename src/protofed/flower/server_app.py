@@ -165,7 +165,7 @@ def _listed(missing: Sequence[str]) -> str:
 
 
 app = ServerApp()
-"""The ServerApp of this repository as a Flower App; see ``[tool.flwr.app.config]`` in ``pyproject.toml``."""
+"""The ServerApp of a deployment; ``app.toml`` says what its run config may hold."""
 
 
 @app.main()

@@ -23,6 +23,7 @@ from protofed.methods._training import linear_layer, sound
 from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions
 from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Tensors, Upload
 from protofed.methods.schema import Field, Payload, Schema
+from protofed.optimizers import eager
 from protofed.options import option
 from protofed.seeding import generator
 
@@ -316,7 +317,7 @@ class GeneratorMethod(GlobalModelMethod):
         o, source = self.options, generator(self.task.seed, "generator training", round)
         weights = {n.removeprefix(PREFIX): server[n].clone() for n in self.first_generator}
         leaves = [t.requires_grad_() for n, t in weights.items() if "running" not in n]
-        optimizer = torch.optim.Adam(
+        optimizer = eager(torch.optim.Adam)(
             leaves, lr=o.generator_lr * o.generator_decay ** (round - 1), weight_decay=o.generator_weight_decay
         )
         losses = []

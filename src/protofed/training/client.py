@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
+from protofed.optimizers import eager
 from protofed.training.samples import Samples
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class LocalPlan:
             if setting not in accepted:
                 raise ConfigError(unknown_name(f"option of optimizer {name}", setting, accepted))
         try:
-            getattr(torch.optim, name)([torch.zeros(1)], **settings)
+            eager(getattr(torch.optim, name))([torch.zeros(1)], **settings)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"optimizer {name}: {error}") from None
 
@@ -59,8 +60,7 @@ class LocalPlan:
     ) -> torch.optim.Optimizer:
         """Return a fresh optimiser; ``overrides`` may hold ``name`` and settings."""
         name, settings = self.chosen(overrides or {})
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, **settings)
-        return optimizer
+        return eager(getattr(torch.optim, name))(parameters, **settings)
 
     def chosen(self, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return name and settings of the optimiser; overrides with a ``name`` take nothing from the plan."""

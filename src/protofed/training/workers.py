@@ -203,8 +203,7 @@ def process_context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # torch.optim imports torch._dynamo when the first optimiser is built, which takes longer than torch itself.
-    context.set_forkserver_preload(["protofed.training.workers", "torch._dynamo"])
+    context.set_forkserver_preload(["protofed.training.workers"])
     return context
 
 

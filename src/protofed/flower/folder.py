@@ -1,0 +1,61 @@
+"""New folders that are either whole or not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from protofed.errors import ConfigError
+
+
+def check_new(directory: Path, never: str) -> None:
+    """Refuse a folder that is neither new nor empty.
+
+    Args:
+        directory: The folder to make.
+        never: What is not done to the files that are there, e.g. ``"keys are never overwritten"``.
+
+    Raises:
+        ConfigError: If it holds something, or is a file.
+    """
+    target = directory.expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        state = "is not empty" if target.is_dir() else "is a file"
+        raise ConfigError(f"{directory} {state}: {never}: choose a new directory")
+
+
+def write_folder(directory: Path, files: Mapping[str, tuple[bytes, int]]) -> list[Path]:
+    """Write all files beside ``directory``, then rename; only the folder's owner may enter it.
+
+    A rename onto a directory that filled up meanwhile fails.
+
+    Args:
+        directory: New, or empty.
+        files: Content and mode by name, which may contain slashes.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: If they cannot be written.
+    """
+    target = directory.expanduser().resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))  # with mode 0700
+        try:
+            for name, (content, mode) in files.items():
+                path = partial / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                    file.write(content)
+            os.rename(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written ({error.strerror}): choose another directory") from None
+    return [directory / name for name in files]
