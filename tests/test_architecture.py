@@ -16,7 +16,7 @@ CORE = ("prototypes", "methods", "models", "training", "wire", "federation")
 ALLOWED = {"torch", "numpy", "safetensors"}
 # One file of the core imports one package more, inside a function, for those who choose wire.compression=zstd.
 LAZY = {"wire/compression.py": {"zstandard"}}
-SHARED = {"errors", "options", "registry", "seeding"}
+SHARED = {"claims", "errors", "options", "registry", "seeding"}
 KNOWS = {
     "prototypes": set(),
     "models": set(),

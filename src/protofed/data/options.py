@@ -26,6 +26,9 @@ class DataOptions:
     classes: int = option(0, "number of classes K (0 = as the data say)")
     image_column: str = option("", "column with the images or features ('' = detect)")
     label_column: str = option("", "column with the labels ('' = detect)")
+    trust_code: bool = option(
+        False, "import the models that a federation folder's client.toml files name as package.module:callable"
+    )
     options: Any = option(None, "options of the data set itself: a mapping, or its own Options object")
 
     def check(self) -> None:
