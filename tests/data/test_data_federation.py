@@ -274,7 +274,7 @@ def test_bad_folders(tmp_path):
     refused(tmp_path, "notes.txt", "one client's folder")
     (clients / "notes.txt").unlink()
     (clients / "a+b").mkdir()
-    refused(tmp_path, "'a b'", "letters, digits")
+    refused(tmp_path, "'a+b'", "letters, digits")
     (clients / "a+b").rmdir()
     (clients / "a").mkdir()
     refused(tmp_path, "a/train.parquet", "missing.*holds nothing")
