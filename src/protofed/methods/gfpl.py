@@ -80,6 +80,11 @@ class GFPL(Method):
     sums_only = False  # fusion compares single components
     Options = GFPLOptions
 
+    @classmethod
+    def needs_counts(cls, options: GFPLOptions) -> bool:
+        """Only where mixtures are weighted by ``n_ij``."""
+        return options.pfg and options.weight_by_counts
+
     def check(self) -> None:
         """The ETF needs as many dimensions as classes."""
         if self.options.dcs and self.task.num_classes > self.task.feature_dim:
