@@ -166,21 +166,15 @@ def shape(values: object) -> tuple[int, ...]:
 # Settings.
 
 
-def model(value: object, *, code: bool) -> str:
-    """Return the name of an architecture, or with ``code`` also ``package.module:callable``."""
-    if isinstance(value, str) and _ARCHITECTURE.fullmatch(value):
+def model(value: object) -> str:
+    """Return the name of an architecture, or ``package.module:callable``, which is not imported."""
+    if isinstance(value, str) and (_ARCHITECTURE.fullmatch(value) or _CALLABLE.fullmatch(value)):
         return value
-    if isinstance(value, str) and _CALLABLE.fullmatch(value):
-        if code:
-            return value
-        raise ValueError(
-            f"model {clean(value, 80)!r}: code is not taken from a client, only names of architectures"
-        )
     raise ValueError(f"model {_shown(value)}: expected the name of an architecture, or package.module:callable")
 
 
 SETTINGS: dict[str, Callable[[object], Any]] = {
-    "model": lambda v: model(v, code=True),
+    "model": model,
     "d": lambda v: whole(v, "d", 1, 2**16),
     "epochs": lambda v: whole(v, "epochs", 1, 1000),
     "batch_size": lambda v: whole(v, "batch_size", 1, 10**6),
@@ -190,13 +184,10 @@ SETTINGS: dict[str, Callable[[object], Any]] = {
 """What a client may decide for itself, in its ``client.toml``."""
 
 
-def settings(found: object, *, code: bool = True) -> dict[str, Any]:
-    """Return a client's settings; ``code`` tells whether its model may be ``package.module:callable``."""
+def settings(found: object) -> dict[str, Any]:
+    """Return a client's settings."""
     table = mapping(found, "settings", SETTINGS, complete=False)
-    result = {name: SETTINGS[name](value) for name, value in table.items()}
-    if "model" in result:
-        model(result["model"], code=code)
-    return result
+    return {name: SETTINGS[name](value) for name, value in table.items()}
 
 
 def one_of(value: object, what: str, choices: Collection[str]) -> str:

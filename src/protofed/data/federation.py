@@ -150,10 +150,16 @@ def _client(folder: Path, samples: dict[str, Samples], validation_fraction: floa
         kept, held = hold_out(train.y, validation_fraction, generator(seed, "validation", folder.name))
         train, validation = Samples(train.x[kept], train.y[kept]), Samples(train.x[held], train.y[held])
     (name,) = checks.client_names([folder.name], str(folder))
-    return ClientData(name, train, samples["test"], validation, _settings(folder / "client.toml"))
+    return ClientData(name, train, samples["test"], validation, client_settings(folder))
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def client_settings(folder: Path) -> dict[str, Any]:
+    """Return what a client's ``client.toml`` says; nothing if there is none.
+
+    Raises:
+        DataError: For an unknown setting, or a value of the wrong type or out of range.
+    """
+    path = folder / "client.toml"
     try:
         return claims.settings(_toml(path))
     except ValueError as error:
