@@ -185,11 +185,20 @@ class Deployment(Programs):
         for number in range(len(self.data)):
             self.flwr(f"supernode register {self.keys}/node{number + 1}.pub")
 
-    def node(self, number: int, *, name: str = "", key: Path | None = None, authority: Path | None = None) -> None:
+    def node(
+        self,
+        number: int,
+        *,
+        name: str = "",
+        key: Path | None = None,
+        authority: Path | None = None,
+        client: str = "",
+    ) -> None:
         """Start a SuperNode, by default ``node1`` and so on with its own key."""
         own = f"node{number + 1}"
         folder = self.data[number]
         config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}"'
+        config += f' client="{client}"' if client else ""
         self.start(
             name or own,
             f"flower-supernode --superlink 127.0.0.1:{self.port} "
@@ -205,10 +214,10 @@ class Deployment(Programs):
         for number in range(len(self.data)):
             self.node(number)
 
-    def begin(self, recipe: Path, out: Path, *, resume: bool = False) -> None:
+    def begin(self, recipe: Path, out: Path, *, resume: bool = False, clients: int = 0, more: str = "") -> None:
         """Submit a run and go on."""
         where = "resume" if resume else "out"
-        config = f'recipe="{recipe}" overrides="" clients={len(self.data)} {where}="{out}"'
+        config = f'recipe="{recipe}" overrides="" clients={clients or len(self.data)} {where}="{out}" {more}'
         self.flwr(f"run {self.root / 'app'} {CONNECTION} -c {shlex.quote(config)}")
 
 

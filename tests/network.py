@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 from protofed.experiments import Experiment
@@ -29,11 +30,15 @@ class FakeGrid:
     Args:
         nodes: Node configurations by number.
         tamper: May replace a reply, given the node and the message, or lose it (None).
+        keys: Public keys of nodes, in PEM.
     """
 
-    def __init__(self, nodes: dict[int, dict[str, Any]], tamper: Tamper | None = None) -> None:
+    def __init__(
+        self, nodes: dict[int, dict[str, Any]], tamper: Tamper | None = None, keys: dict[int, bytes] | None = None
+    ) -> None:
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
         self.nodes = nodes
+        self.keys = keys or {}
         self.tamper = tamper or (lambda node, message, reply: reply)
         self.app = app
         self.numbers = itertools.count()
@@ -41,6 +46,10 @@ class FakeGrid:
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Nodes show the key that ``keys`` has for them, if any."""
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -104,7 +113,9 @@ def locally(chosen: Experiment, out: Path) -> Run:
     return run_experiment(chosen, out, report=False)
 
 
-def over(grid: FakeGrid, chosen: Experiment, out: Path, *, resume: bool = False, clients: int = 0) -> Run:
+def over(
+    grid: FakeGrid, chosen: Experiment, out: Path, *, resume: bool = False, clients: int = 0, **gather: Any
+) -> Run:
     """Run over a network."""
-    gathering = Gathering(clients or len(grid.nodes), wait_s=0.0)
+    gathering = Gathering(clients or len(grid.nodes), wait_s=0.0, **gather)
     return serve(grid, chosen, RunDirectory(out), gathering, resume=resume, report=False)  # type: ignore[arg-type]

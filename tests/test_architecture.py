@@ -16,7 +16,18 @@ CORE = ("prototypes", "methods", "models", "training", "wire", "robust", "federa
 ALLOWED = {"torch", "numpy", "safetensors"}
 # One file of the core imports one package more, inside a function, for those who choose wire.compression=zstd.
 LAZY = {"wire/compression.py": {"zstandard"}}
-SHARED = {"errors", "limits", "numerics", "optimizers", "options", "reading", "registry", "scratch", "seeding"}
+SHARED = {
+    "claims",
+    "errors",
+    "limits",
+    "numerics",
+    "optimizers",
+    "options",
+    "reading",
+    "registry",
+    "scratch",
+    "seeding",
+}
 KNOWS = {
     "prototypes": set(),
     "models": set(),

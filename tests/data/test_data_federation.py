@@ -120,12 +120,28 @@ def test_client_settings(federation):
     ("content", "expected"),
     [
         ("bach_size = 8", "did you mean 'batch_size'"),
-        ("epochs = 0", "positive whole number"),
-        ("epochs = 1.5", "positive whole number"),
-        ("lr = -0.1", "positive number"),
-        ("lr = true", "positive number"),
-        ("model = 3", "a name"),
+        ("epochs = 0", "epochs: must be from 1 to 1000, not 0"),
+        ("epochs = 1.5", "epochs: expected a whole number, not 1.5"),
+        ("epochs = 1001", "from 1 to 1000"),
+        ("epochs = true", "expected a whole number, not True"),
+        ("d = 65537", "d: must be from 1 to 65536"),
+        ("d = -3", "d: must be from 1 to 65536"),
+        ("batch_size = 1_000_001", "batch_size: must be from 1 to 1000000"),
+        ("lr = -0.1", "lr: must be above 0 and at most 10"),
+        ("lr = 0", "lr: must be above 0"),
+        ("lr = 10.5", "at most 10"),
+        ("lr = nan", "not nan"),
+        ("lr = inf", "not inf"),
+        ("lr = true", "lr: expected a number, not True"),
+        ("model = 3", "expected the name of an architecture"),
+        ("model = ''", "expected the name of an architecture"),
+        ("model = '../cnn'", "expected the name of an architecture"),
+        ("model = 'os:'", "expected the name of an architecture"),
+        ("model = 'a b:c'", "expected the name of an architecture"),
+        ("counts = 'few'", "counts: must be exact, coarse, none, not 'few'"),
         ("model = ", "not valid TOML"),
+        ("d = " + "[" * 5000, "not valid TOML"),
+        ("d = " + "9" * 5000, "not valid TOML"),
     ],
 )
 def test_bad_client_settings(federation, content, expected):
@@ -257,9 +273,9 @@ def test_bad_folders(tmp_path):
     (clients / "notes.txt").write_text("")
     refused(tmp_path, "notes.txt", "one client's folder")
     (clients / "notes.txt").unlink()
-    (clients / "a b").mkdir()
-    refused(tmp_path, "'a b'", "letters, digits")
-    (clients / "a b").rmdir()
+    (clients / "a+b").mkdir()
+    refused(tmp_path, "'a+b'", "letters, digits")
+    (clients / "a+b").rmdir()
     (clients / "a").mkdir()
     refused(tmp_path, "a/train.parquet", "missing.*holds nothing")
     (clients / "a" / "train").mkdir()

@@ -12,9 +12,10 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from network import forget, wanted, write_folders
-from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError
+from protofed.errors import CheckpointError, ConfigError, PayloadError
 from protofed.experiments.workshop import Census
-from protofed.flower.census import Shared, class_order, labels_only, shared
+from protofed.flower.admission import class_order
+from protofed.flower.census import Shared, elsewhere, shared
 from protofed.flower.messages import Description, Job, description_values, read_descriptions
 from protofed.flower.node import Node, experiment_key
 from protofed.flower.sources import Folder, Share, source_of
@@ -154,24 +155,32 @@ def described(name: str, classes: str, named: bool = True, shape=(6,)) -> Descri
 
 
 def test_the_order_of_classes():
-    assert class_order([described("x", "ca"), described("y", "ba")]) == tuple("abc")
-    assert class_order([described("x", "ca"), described("y", "ca")]) == tuple("ca")
-    assert class_order([described("x", "01", False), described("y", "012", False)]) == tuple("012")
-    assert class_order([described("x", "ca")], "bca") == tuple("bca")
-    with pytest.raises(DataError, match=r"x numbers its classes, but y names them"):
-        class_order([described("x", "01", False), described("y", "ab")])
-    with pytest.raises(DataError, match=r"y: its numbered classes have other names"):
-        class_order([described("x", "012", False), described("y", "10", False)])
-    with pytest.raises(DataError, match=r"x: has class 'c', which is not among"):
-        class_order([described("x", "ca")], "ab")
+    assert class_order([described("x", "ca"), described("y", "ba")]) == (tuple("abc"), {})
+    assert class_order([described("x", "ca"), described("y", "ca")]) == (tuple("ca"), {})
+    assert class_order([described("x", "01", False), described("y", "012", False)]) == (tuple("012"), {})
+    assert class_order([described("x", "ca")], "bca") == (tuple("bca"), {})
+    order, unfit = class_order([described("x", "01", False), described("y", "ab"), described("z", "0", False)])
+    assert order == tuple("01")
+    assert unfit == {"y": "names its classes, but the federation numbers them: use one kind"}
+    order, unfit = class_order([described("x", "012", False), described("y", "10", False)])
+    assert order == tuple("012"), "of two the first is right"
+    assert unfit == {"y": "class 0 is '1', for most others '0'"}
+    assert class_order([described("x", "ca")], "ab")[1] == {
+        "x": "has class 'c', which is not among those of the federation"
+    }
+    assert class_order([described("x", "012", False)], "ab")[1] == {"x": "has 3 classes, the federation 2"}
+    order, unfit = class_order([described("x", "ab"), described("y", "ab"), described("z", "xyz")], most=2)
+    assert order == tuple("ab")
+    assert unfit == {"z": "brings the classes to more than 2"}
 
 
-def test_the_server_knows_labels_only():
-    data = labels_only([described("x", "ca"), described("y", "b")], tuple("abc"))
+def test_the_server_knows_numbers_only():
+    data = elsewhere([described("x", "ca"), described("y", "b")], tuple("abc"))
     assert [c.train.counts(3).tolist() for c in data.clients] == [[2, 0, 1], [0, 1, 0]]
-    assert data.clients[0].train.x.shape == (3, 0)
-    with pytest.raises(DataError, match=r"y: samples are \(7,\), but those of x are \(6,\)"):
-        labels_only([described("x", "a"), described("y", "a", shape=(7,))], ("a",))
+    assert len(data.clients[0].train) == 3
+    assert data.clients[0].train.x.numel() == 0
+    large = elsewhere([replace(described("x", "a"), train=(2**30,), test=(2**30,))], ("a",))
+    assert len(large.clients[0].train) == 2**30, "nothing is allocated for what is not here"
 
 
 def test_shared_knowledge_survives_the_way(root):

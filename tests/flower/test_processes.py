@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from deployment import BIN, Deployment, rounds_of, until
 from network import write_folders
+from protofed.flower.identity import fingerprint
 from protofed.flower.keys import certificate_authority, create_keys
 from protofed.methods import methods
 from support import client, federated, ordinary
@@ -217,6 +219,30 @@ def test_a_superlink_killed_and_started_again_with_its_database(tmp_path):
         d.finish()
         assert all(d.processes[f"node{n}"].poll() is None for n in (1, 2, 3))
     same(here(chosen, tmp_path / "local"), out)
+
+
+@pytest.mark.slow
+def test_an_impostor_with_a_registered_key_is_refused(tmp_path):
+    """Four registered nodes; dan's says that it is bob, before bob's has come."""
+    data = folders(tmp_path / "data", 4)
+    others = clients_of(folders(tmp_path / "three"))
+    with Deployment(tmp_path, clients_of(data)) as d:
+        d.link()
+        d.register()
+        keys = {name: (d.keys / f"node{n}.pub").read_text() for n, name in ((1, "ann"), (2, "bob"), (3, "cid"))}
+        (tmp_path / "roster.json").write_text(json.dumps(keys))
+        d.data = [*others, clients_of(data)[3]]
+        d.node(3, client="bob")
+        for number in range(3):
+            d.node(number)
+        chosen = recipe(tmp_path / "three", "fedproto", 2)
+        d.begin(chosen, tmp_path / "run", clients=3, more=f'roster="{tmp_path}/roster.json"')
+        d.finish()
+        kept = json.loads((tmp_path / "run" / "nodes.json").read_text())
+        assert kept["keys"] == {name: fingerprint(key.encode()) for name, key in keys.items()}
+    same(here(chosen, tmp_path / "local"), tmp_path / "run")
+    (left,) = json.loads((tmp_path / "run" / "federation.json").read_text())["left_out"]
+    assert left["reason"].startswith("says it is bob, whose key is SHA256:")
 
 
 @pytest.mark.slow

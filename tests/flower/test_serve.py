@@ -91,9 +91,9 @@ def test_clients_with_models_and_epochs_of_their_own(tmp_path):
         client("bob", [1, 2, 2, 3, 3], model="support:WithBatchNorm", lr=0.05),
     )
     root = write_folders(tmp_path / "data", data)
-    chosen = wanted("protonorm", root)
-    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
-    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), wanted("protonorm", root), tmp_path / "remote")
+    local = locally(wanted("protonorm", root, data__trust_code=True), tmp_path / "local")
+    assert numbers(remote) == numbers(local)
 
 
 def test_partial_participation(root, tmp_path):

@@ -202,3 +202,24 @@ def _check_loss(update: Update, clients, models, batches) -> None:
     for index, terms in enumerate(single):
         for term, value in terms.items():
             torch.testing.assert_close(together[term][index], value)
+
+
+VARIANTS = [
+    *((name, {}) for name in ALL),
+    ("fedproto", {"aggregation": "weighted"}),
+    ("fedproto", {"aggregation": "paper"}),
+    ("gfpl", {"weight_by_counts": True}),
+    ("gfpl", {"weight_by_counts": True, "pfg": False}),
+    ("tinyproto", {"mu": 0.1}),
+    ("tinyproto", {"scaling": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_what_needs_counts_says_so(name, options):
+    """Counts cross the network in uploads, or in descriptions where the task's class size is used."""
+    method = build(name, **{f"method__{n}": v for n, v in options.items()}).method
+    schema = method.upload_schema
+    sent = schema is not None and any(f.kind == "count" for f in schema.fields.values())
+    used = name == "tinyproto" and method.options.scaling and not method.options.mu
+    assert type(method).needs_counts(method.options) == (sent or used)

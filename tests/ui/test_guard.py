@@ -135,8 +135,14 @@ def test_names_of_this_machine(host):
         "localhost:0",
         "[::1",
         "::",
-    ]
-    + ["127.0.0.1\x00", "local host", "localhost/", "localhost#a", "localhost?a", "0.0.0.0", "localhost:99999"],
+        "127.0.0.1\x00",
+        "local host",
+        "localhost/",
+        "localhost#a",
+        "localhost?a",
+        "0.0.0.0",
+        "localhost:99999",
+    ],
 )
 def test_other_names(host):
     assert refusal(host) == "these pages are not served under that name"

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofed.errors import PayloadError
+from protofed.methods import Task, get
 from protofed.methods.schema import Field, Schema
 from protofed.wire import Float16, check_structure, check_values, codecs, get_codec
 from protofed.wire.codec import COMPRESSED
@@ -284,3 +285,34 @@ def test_wrong_dtypes_are_refused_before_they_are_sent(codec, payload, field, dt
     else:
         with pytest.raises(PayloadError, match=f"^{field}: must be {SCHEMA.fields[field].kind}, not "):
             codec.encode(payload, SCHEMA)
+
+
+def test_a_small_message_does_not_become_a_large_one():
+    """Zeros shrink ten thousandfold: 33 kB could claim 1.3 GB at whoever decodes them."""
+    codec = get_codec("float32", "zstd")
+    task = Task(num_classes=10, feature_dim=160, rounds=2, seed=0, class_size=10.0, clients=1000)
+    schema = get("gfpl")(get("gfpl").Options(), task).broadcast_schema
+    c = min(schema.limits["c"], 2**16)
+    body = bytes(2 * c) + bytes(4 * c) + bytes(2 * 4 * c * 160)
+    bomb = b"PF\x01" + bytes([1 | 0x80]) + struct.pack("<I", c) + zstandard.ZstdCompressor().compress(body)
+    tracemalloc.start()
+    with pytest.raises(PayloadError, match=r"message: \d+ bytes announce \d+, at most \d+ are allowed"):
+        codec.decode(bomb, schema)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(bomb) < 40_000
+    assert peak < 2**20
+
+
+def test_a_payload_that_shrinks_too_much_is_sent_as_it_is():
+    codec = get_codec("float32", "zstd")
+    schema = Schema({"w": Field((2**20,))}, 4)
+    message = codec.encode({"w": torch.zeros(2**20)}, schema)
+    assert len(message) == 4 + 2**22
+    assert torch.equal(codec.decode(message, schema)["w"], torch.zeros(2**20))
+
+
+def test_a_client_expects_no_more_components_than_all_clients_can_report():
+    task = Task(num_classes=10, feature_dim=160, rounds=2, seed=0, class_size=10.0, clients=3)
+    method = get("gfpl")(get("gfpl").Options(), task)
+    assert method.broadcast_schema.limits["c"] == 3 * method.upload_schema.limits["c"]

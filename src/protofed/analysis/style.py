@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +74,15 @@ THEME: dict[str, Any] = {
 }
 
 
-def theme() -> AbstractContextManager[None]:
-    """Return the context in which figures are made and saved."""
+@contextmanager
+def theme() -> Iterator[None]:
+    """Make or save figures in the theme."""
     import matplotlib
 
-    return matplotlib.rc_context(THEME)  # type: ignore[arg-type]
+    with matplotlib.rc_context(THEME), warnings.catch_warnings():  # type: ignore[arg-type]
+        # Names may be of any script; a box stands for what the font lacks, and the tables have it.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        yield
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed import limits
+from protofed import claims, limits
 from protofed.data.pool import Listing
 from protofed.errors import DataError, unknown_name
 from protofed.limits import Budget
@@ -220,13 +219,20 @@ def _kind(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape[1:])}"
 
 
-def client_names(names: Iterable[str], where: str) -> None:
-    """Raise DataError for a client name that is illegal in file names, or one that occurs twice."""
+def client_names(names: Iterable[str], where: str) -> list[str]:
+    """Return clients' names in Unicode's composed form.
+
+    Raises:
+        DataError: For a name that is none (see :func:`protofed.claims.client_name`), or two that look the same.
+    """
     seen: dict[str, str] = {}
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or set(name) == {"."}:
-            raise DataError(f"{where}: client name {name!r}: use letters, digits, '-', '_' and '.' only")
+    for given in names:
+        try:
+            name = claims.client_name(given)
+        except ValueError as error:
+            raise DataError(f"{where}: client {error}") from None
         # Names become file names, and some file systems do not tell upper from lower case.
-        twin = seen.setdefault(name.casefold(), name)
-        if twin is not name:
-            raise DataError(f"{where}: client names {twin!r} and {name!r} are the same: rename one")
+        other = seen.setdefault(claims.twin(name), name)
+        if other is not name:
+            raise DataError(f"{where}: client names {other!r} and {name!r} are the same: rename one")
+    return list(seen.values())

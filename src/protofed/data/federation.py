@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protofed import claims
 from protofed.data import checks
 from protofed.data.arrow import Columns
 from protofed.data.folders import check_inside, read_class_folders, visible
@@ -23,8 +24,6 @@ from protofed.limits import Budget
 from protofed.reading import read_toml, reason
 from protofed.seeding import generator
 from protofed.training.samples import ClientData, FederatedData, Samples
-
-SETTINGS: dict[str, type] = {"model": str, "d": int, "epochs": int, "batch_size": int, "lr": float}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ def load_client(
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder: expected one with train and test")
-    checks.client_names([folder.name], str(folder))
     options = resolve_options(PathOptions, data.options if data.source == "path" else None, "data.options")
     parts = [_Part(folder.name, split, item) for split, item in _open(folder, data, options, data.budget())]
     listings = [part.listing for part in parts]
@@ -157,20 +155,21 @@ def _client(folder: Path, samples: dict[str, Samples], validation_fraction: floa
     if validation is None and validation_fraction:
         kept, held = hold_out(train.y, validation_fraction, generator(seed, "validation", folder.name))
         train, validation = Samples(train.x[kept], train.y[kept]), Samples(train.x[held], train.y[held])
-    return ClientData(folder.name, train, samples["test"], validation, _settings(folder / "client.toml"))
+    (name,) = checks.client_names([folder.name], str(folder))
+    return ClientData(name, train, samples["test"], validation, client_settings(folder))
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    settings = _toml(path)
-    for key, value in settings.items():
-        if key not in SETTINGS:
-            raise DataError(f"{path}: {unknown_name('setting', key, SETTINGS)}")
-        kind = SETTINGS[key]
-        fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-        if not fits or (kind is not str and not value > 0) or value == "":
-            what = "a name" if kind is str else f"a positive {'number' if kind is float else 'whole number'}"
-            raise DataError(f"{path}: {key} = {value!r}: expected {what}")
-    return settings
+def client_settings(folder: Path) -> dict[str, Any]:
+    """Return what a client's ``client.toml`` says; nothing if there is none.
+
+    Raises:
+        DataError: For an unknown setting, or a value of the wrong type or out of range.
+    """
+    path = folder / "client.toml"
+    try:
+        return claims.settings(_toml(path))
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def _class_names(root: Path) -> tuple[str, ...]:

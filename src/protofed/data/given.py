@@ -84,7 +84,7 @@ def from_file(request: Request, options: FileOptions) -> list[Share]:
         raise DataError(f"{path}: not a readable JSON file: {reason(error)}") from None
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path}: expected an object from client names to positions")
-    checks.client_names(content, str(path))
+    content = dict(zip(checks.client_names(content, str(path)), content.values(), strict=True))
     n = len(request.y)
     shares = [_share(name, content[name], n, f"{path}: {name}") for name in sorted(content)]
     owner = torch.full((n,), -1)

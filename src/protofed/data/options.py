@@ -34,6 +34,9 @@ class DataOptions:
     max_gb: float = option(
         0.0, "GB of memory that data may take, whatever files announce (0 = half of the machine's)"
     )
+    trust_code: bool = option(
+        False, "import the models that a federation folder's client.toml files name as package.module:callable"
+    )
     options: Any = option(None, "options of the data set itself: a mapping, or its own Options object")
 
     def check(self) -> None:

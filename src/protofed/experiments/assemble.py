@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
 
 import torch
 
-from protofed import data, models
+from protofed import claims, data, models
 from protofed.experiments.config import Experiment, Tree
-from protofed.experiments.workshop import device_count, device_of, fill, open_workshop, place
+from protofed.experiments.workshop import device_count, device_of, fill, is_code, open_workshop, place
 from protofed.federation import Federation
 from protofed.options import build_options, plain
 from protofed.robust import Attackers
@@ -151,20 +151,42 @@ def _worth_processes(experiment: Experiment, federated: FederatedData, roster: R
     return 3 * experiment.rounds * sum(each[kind] * n for kind, n in samples) >= LONG
 
 
-def _sizes(model: models.SplitModel) -> Tree:
-    """Return the parameters of a client's own model, and of each network its method adds, by name."""
+def sizes_of(model: models.SplitModel) -> Tree:
+    """Return the parameters of a client's own model and of each network its method adds, by name, and ``d``."""
     extras = {name: models.parameter_count(network) for name, network in model.extras.items()}
     own = models.parameter_count(model) - sum(extras.values())
-    return {"parameters": own, "extras": {name: n for name, n in extras.items() if n}}
+    return {"parameters": own, "extras": {name: n for name, n in extras.items() if n}, "d": model.feature_dim}
 
 
-def describe_clients(federation: Federation, federated: FederatedData) -> Tree:
-    """Return what is known of the method and the clients before training, for ``federation.json``."""
+def _models_notes(federated: FederatedData, roster: Roster) -> list[str]:
+    """Say whose models are code that they name themselves, or are unknown here."""
+    own = {c.name: c.settings.get("model", "") for c in federated.clients}
+    used = {name: model for name, model in own.items() if roster.members[name].architecture == model}
+    code = [name for name, model in used.items() if is_code(model)]
+    private = [name for name, model in used.items() if model == claims.PRIVATE]
+    notes = [f"Code named by client.toml was imported for the models of {', '.join(code)}."] if code else []
+    if private:
+        notes.append(f"Models that only their nodes know, with sizes as these state them: {', '.join(private)}.")
+    return notes
+
+
+def describe_clients(
+    federation: Federation, federated: FederatedData, sizes: Mapping[str, Tree] | None = None
+) -> Tree:
+    """Return what is known of the method and the clients before training, for ``federation.json``.
+
+    Args:
+        federation: Before its first round.
+        federated: The clients' data.
+        sizes: As :func:`sizes_of`, of clients whose models are elsewhere.
+    """
     K = federated.num_classes
     roster = federation.executor.clients
+    known = dict(sizes or {})
+    known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.members.items() if n not in known}
     return {
         "exchanges": federation.method.exchanges,
-        "notes": list(federation.method.notes()),
+        "notes": [*federation.method.notes(), *_models_notes(federated, roster)],
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
         "bfloat16": [kind for kind, model in roster.models.items() if model.in_bfloat16],
@@ -172,8 +194,7 @@ def describe_clients(federation: Federation, federated: FederatedData) -> Tree:
             {
                 "name": name,
                 "architecture": member.architecture,
-                **_sizes(roster.models[member.kind]),
-                "d": roster.models[member.kind].feature_dim,
+                **known[name],
                 "train": member.train.counts(K).tolist(),
                 "test": member.test.counts(K).tolist(),
             }

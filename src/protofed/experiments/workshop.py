@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from protofed import methods, models
+from protofed import claims, methods, models
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.config import Experiment
 from protofed.methods import Method, Task
@@ -27,7 +27,7 @@ LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a client's model is, before it is built."""
+    """What a client's model is, before it is built; only its node builds :data:`~protofed.claims.PRIVATE`."""
 
     name: str
     options: Mapping[str, Any]
@@ -122,6 +122,7 @@ def open_workshop(
     bfloat16: Collection[str] = (),
     device: torch.device | None = None,
     census: Census | None = None,
+    absent: Collection[str] = (),
 ) -> tuple[Visitor, Roster]:
     """Return what takes clients through their visits, and the clients, who rest in ``store``.
 
@@ -132,6 +133,7 @@ def open_workshop(
         bfloat16: Kinds whose layers are computed in bfloat16.
         device: Where the models are; by default the experiment's device.
         census: What is known of all clients, with the architectures of these, if ``federated`` has some only.
+        absent: Clients whose models are not built here.
 
     Raises:
         ProtofedError: For anything that does not fit, before any training.
@@ -149,12 +151,13 @@ def open_workshop(
     for client, architecture in zip(federated.clients, chosen, strict=True):
         try:
             plan = experiment.training.plan(client.settings)
-            if architecture.kind not in working:
+            if client.name not in absent and architecture.kind not in working:
                 model = _client_model(experiment, federated, method, architecture, "shared", device)
                 working[architecture.kind] = model
         except (ModelError, ConfigError) as error:
             raise type(error)(f"{client.name}: {error}") from None
-        working[architecture.kind].in_bfloat16 = architecture.kind in bfloat16
+        if architecture.kind in working:
+            working[architecture.kind].in_bfloat16 = architecture.kind in bfloat16
         splits = client.train, client.test, client.validation
         members.append(Member(client.name, *splits, plan, str(architecture), architecture.kind))
     codec = get_codec(experiment.wire.codec, experiment.wire.compression)
@@ -199,11 +202,48 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
     chosen = []
     for client, (name, options) in zip(federated.clients, assigned, strict=True):
         own = None if shared else client.settings.get("model")
-        name, options = models.assign(own, 1)[0] if own else (name, options)
+        if own == claims.PRIVATE:
+            name, options = own, {}
+        elif own:
+            check_trusted(experiment, client.name, own)
+            name, options = models.assign(own, 1)[0]
         extra = {} if own or shared else model.options
         chosen.append(Architecture(name, {**options, **extra}, client.settings.get("d", model.d)))
     _check_same(experiment, federated, chosen)
     return chosen
+
+
+def is_code(name: str) -> bool:
+    """Whether a model's name is ``package.module:callable``."""
+    return ":" in name
+
+
+def recipe_names(experiment: Experiment, name: str) -> bool:
+    """Whether the experiment itself, and not a client, names this model."""
+    return name in (experiment.model.name, experiment.model.shared)
+
+
+def check_trusted(experiment: Experiment, client: str, name: str) -> None:
+    """Refuse to import what a ``client.toml`` names, unless the user trusts the folder.
+
+    Raises:
+        ConfigError: If ``name`` is code, and neither the experiment names it nor ``data.trust_code`` is set.
+    """
+    if is_code(name) and not recipe_names(experiment, name) and not experiment.data.trust_code:
+        raise ConfigError(
+            f"{client}: its client.toml names code, model = {name!r}: name an architecture there, or set "
+            "data.trust_code=true to import and run it"
+        )
+
+
+def counts_needed(experiment: Experiment) -> str:
+    """Return why clients have to tell their numbers of samples; empty if they need not."""
+    kind = methods.get(experiment.method)
+    if kind.needs_counts(experiment.method_options):
+        return f"{experiment.method} needs numbers of samples: choose counts=exact"
+    if experiment.participation.sampling == "samples":
+        return "participation.sampling=samples draws clients by numbers of samples: choose counts=exact"
+    return ""
 
 
 def _check_same(experiment: Experiment, federated: FederatedData, chosen: list[Architecture]) -> None:
@@ -231,10 +271,19 @@ def _task(experiment: Experiment, federated: FederatedData, census: Census) -> T
         seed=experiment.seed,
         class_size=census.class_size,
         clients=census.clients,
-        template=partial(build_model, experiment, federated, census.architectures[0], "shared"),
+        template=partial(build_model, experiment, federated, _first(experiment, census), "shared"),
         auxiliary=partial(_auxiliary, experiment, federated),
         dtype=DTYPES[experiment.execution.precision],
     )
+
+
+def _first(experiment: Experiment, census: Census) -> Architecture:
+    """Return the first architecture that can be built here; if there is none, what the recipe gives a client."""
+    for architecture in census.architectures:
+        if architecture.name != claims.PRIVATE:
+            return architecture
+    name, options = models.assign(group_of(experiment), 1)[0]
+    return Architecture(name, {**options, **experiment.model.options}, experiment.model.d)
 
 
 def _auxiliary(

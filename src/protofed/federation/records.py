@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ class Accuracy:
     clients: dict[str, list[float | None]]
 
     @classmethod
-    def of(cls, results: Sequence[tuple[dict[str, int], int]], rules: Sequence[str]) -> Accuracy:
+    def of(cls, results: Sequence[tuple[Mapping[str, float], int]], rules: Sequence[str]) -> Accuracy:
         """Return the accuracies of ``(correct per rule, samples)`` for each client."""
         total = sum(samples for _, samples in results)
         weighted = {
@@ -114,7 +114,7 @@ class RoundRecord:
         for name in sorted(terms):
             with_term = [t for t in trained if name in t.losses]
             samples = sum(t.samples for t in with_term)
-            self.losses[name] = sum(t.losses[name] * t.samples for t in with_term) / samples
+            self.losses[name] = sum(t.losses[name] * t.samples for t in with_term) / max(samples, 1)
         if self.losses:
             self.losses["total"] = sum(value for value in self.losses.values() if value is not None)
 

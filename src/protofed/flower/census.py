@@ -1,21 +1,27 @@
-"""What the server makes of the nodes' descriptions: the classes, and what every client has to know of all.
+"""What the server makes of the descriptions of clients that fit, and what it tells each of them.
 
-The server never sees a sample. It builds the federation it would have if all samples were empty, with their labels
-as described, so that all that depends on numbers of samples is worked out by the same code as in a simulation.
+The server never sees a sample. It builds the federation it would have if all samples were elsewhere, with their
+numbers as described, so that all that depends on numbers of samples is worked out by the same code as in a
+simulation.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from protofed.errors import ConfigError, DataError
+from protofed import claims
+from protofed.errors import PayloadError
 from protofed.experiments.workshop import Architecture, Census
-from protofed.flower.messages import Description
+from protofed.flower.messages import MOST_CLIENTS, Description, Scored
 from protofed.training import ClientData, FederatedData, Samples
+
+MOST_OPTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -42,20 +48,37 @@ class Shared:
 
     @classmethod
     def of(cls, text: str) -> Shared:
-        """Undo :meth:`to_json`."""
-        found = json.loads(text)
-        return cls(
-            tuple(found["classes"]),
-            Architecture(**found["architecture"]),
-            found["feature_dim"],
-            found["class_size"],
-            found["clients"],
-        )
+        """Undo :meth:`to_json`.
+
+        Raises:
+            PayloadError: If something is missing, of another type, or out of range.
+        """
+        try:
+            found = claims.mapping(claims.parse(text, "census"), "census", cls.__dataclass_fields__)
+            total = float(MOST_CLIENTS) * claims.MOST_SAMPLES
+            return cls(
+                claims.class_names(found["classes"]),
+                _architecture(found["architecture"]),
+                claims.whole(found["feature_dim"], "feature_dim", 1, claims.MOST_SIDE),
+                claims.number(found["class_size"], "class_size", -1.0, total),
+                claims.whole(found["clients"], "clients", 0, MOST_CLIENTS),
+            )
+        except ValueError as error:
+            raise PayloadError(f"census: {claims.clean(error)}") from None
 
     @property
     def census(self) -> Census:
         """As the workshop takes it."""
         return Census((self.architecture,), self.feature_dim, self.class_size, self.clients)
+
+
+def _architecture(item: object) -> Architecture:
+    found = claims.mapping(item, "architecture", Architecture.__dataclass_fields__)
+    options = found["options"]
+    if not isinstance(options, Mapping) or len(options) > MOST_OPTIONS:
+        raise ValueError(f"options: expected a table of at most {MOST_OPTIONS} options")
+    named = {claims.identifier(name, "option"): value for name, value in options.items()}
+    return Architecture(claims.model(found["name"]), named, claims.whole(found["d"], "d", 1, claims.MOST_SIDE))
 
 
 def shared(census: Census, classes: tuple[str, ...]) -> list[Shared]:
@@ -64,68 +87,59 @@ def shared(census: Census, classes: tuple[str, ...]) -> list[Shared]:
     return [Shared(classes, architecture, *rest) for architecture in census.architectures]
 
 
-def class_order(descriptions: Sequence[Description], chosen: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of all classes in their order.
+@dataclass(frozen=True)
+class Elsewhere(Samples):
+    """Samples of which only the numbers are known here.
 
-    Args:
-        descriptions: Of all clients.
-        chosen: The order, if the operator of the server gives it.
-
-    Returns:
-        ``chosen``, or the names that all have in common, or for numbered classes the longest list, or for named
-        ones the sorted union, as a federation folder with the same clients would have it.
-
-    Raises:
-        DataError: If some clients number their classes and others name them, or numbers have different names, or a
-            client has a class that is not chosen.
+    Attributes:
+        held: ``(K,)`` int64, how many there are of each class.
     """
-    kinds = {d.named: d.name for d in descriptions if any(d.train) or any(d.test)}
-    if len(kinds) > 1:
-        raise DataError(f"{kinds[False]} numbers its classes, but {kinds[True]} names them: use one kind")
-    for d in descriptions:
-        missing = [name for name in d.classes if d.named and chosen and name not in chosen]
-        if missing:
-            raise DataError(f"{d.name}: has class {missing[0]!r}, which is not among those of the federation")
-    if chosen:
-        return tuple(chosen)
-    lists = [d.classes for d in descriptions]
-    if kinds == {} or len(set(lists)) == 1:
-        return lists[0]
-    if True in kinds:
-        return tuple(sorted(set().union(*lists)))
-    longest = max(lists, key=len)
-    for d in descriptions:
-        if d.classes != longest[: len(d.classes)]:
-            raise DataError(f"{d.name}: its numbered classes have other names than those of the others")
-    return longest
+
+    held: Tensor
+
+    @classmethod
+    def of(cls, held: Tensor) -> Elsewhere:
+        """Return them without content."""
+        return cls(torch.zeros(0), torch.zeros(0, dtype=torch.int64), held)
+
+    def __len__(self) -> int:
+        return int(self.held.sum())
+
+    def counts(self, num_classes: int) -> Tensor:
+        """Return ``(K,)`` int64: how many samples of each class there are."""
+        return self.held
 
 
-def labels_only(descriptions: Sequence[Description], classes: tuple[str, ...]) -> FederatedData:
-    """Return the federation as the server knows it: samples without content, with the labels described.
-
-    Raises:
-        DataError: If clients have samples of different shapes, or classes beyond those of the federation.
-    """
-    first = descriptions[0]
+def elsewhere(descriptions: Sequence[Description], classes: tuple[str, ...]) -> FederatedData:
+    """Return the federation as the server knows it; all descriptions fit each other and ``classes``."""
+    place = {name: number for number, name in enumerate(classes)}
     clients = []
     for d in descriptions:
-        if d.input_shape != first.input_shape:
-            raise DataError(
-                f"{d.name}: samples are {d.input_shape}, but those of {first.name} are {first.input_shape}: all "
-                "clients must share one shape"
-            )
-        train, test = (_samples(d, counts, classes) for counts in (d.train, d.test))
-        held_out = Samples(torch.zeros(d.validation, 0), torch.zeros(d.validation, dtype=torch.int64))
-        clients.append(ClientData(d.name, train, test, held_out if d.validation else None, d.settings))
-    return FederatedData(tuple(clients), len(classes), classes, first.input_shape)
+        where = [place[name] for name in d.classes] if d.named else list(range(len(d.classes)))
+        train, test = (_held(where, counts, len(classes)) for counts in (d.train, d.test))
+        held_out = Elsewhere.of(torch.tensor([d.validation])) if d.validation else None
+        clients.append(ClientData(d.name, Elsewhere.of(train), Elsewhere.of(test), held_out, d.settings))
+    return FederatedData(tuple(clients), len(classes), classes, descriptions[0].input_shape)
 
 
-def _samples(described: Description, counts: tuple[int, ...], classes: tuple[str, ...]) -> Samples:
-    if described.named:
-        places = [classes.index(name) for name in described.classes]
-    elif len(counts) > len(classes):
-        raise ConfigError(f"{described.name}: has {len(counts)} classes, the federation {len(classes)}")
-    else:
-        places = list(range(len(counts)))
-    y = torch.repeat_interleave(torch.tensor(places, dtype=torch.int64), torch.tensor(counts, dtype=torch.int64))
-    return Samples(torch.zeros(len(y), 0), y)
+def _held(places: Sequence[int], counts: Sequence[int], K: int) -> Tensor:
+    held = torch.zeros(K, dtype=torch.int64)
+    held[torch.tensor(places, dtype=torch.int64)] = torch.tensor(counts, dtype=torch.int64)
+    return held
+
+
+def scored(descriptions: Sequence[Description]) -> dict[str, Scored]:
+    """Return by how many samples each client counts; one that tells nothing counts as the others do on average."""
+    parts: dict[str, Any] = {"train": lambda d: sum(d.train), "test": lambda d: sum(d.test)}
+    parts["validation"] = lambda d: d.validation
+    usual = {}
+    for part, number in parts.items():
+        told = [number(d) for d in descriptions if d.counts != "none" and number(d)]
+        usual[part] = max(1, round(sum(told) / len(told))) if told else 1
+    return {
+        d.name: Scored(
+            **{p: min(n(d), 1) * usual[p] if d.counts == "none" else n(d) for p, n in parts.items()},
+            shares=d.counts != "exact",
+        )
+        for d in descriptions
+    }

@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from protofed.errors import ConfigError, PayloadError, ProtofedError
 from protofed.flower.grid import RECORD, STATES
-from protofed.flower.messages import Job, Values, description_values, evaluated_values, trained_values
+from protofed.flower.messages import Job, Values, description_values, evaluated_values, sizes_values, trained_values
 from protofed.flower.node import Node
 from protofed.flower.sources import source_of
 
@@ -21,9 +21,11 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tell the server whose data are here."""
+    """Tell the server whose data are here, or how large the model of a client is."""
 
     def act(values: Values) -> Values:
+        if "client" in values:
+            return sizes_values(_node(context, Path()).fit(Job.of(values)))
         config = values.get("config")
         if not isinstance(config, str):
             raise PayloadError("config: missing")
@@ -41,7 +43,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Score one client."""
-    return _visit(message, context, lambda node, job: evaluated_values(node.evaluate(job)))
+    return _visit(message, context, lambda node, job: evaluated_values(node.evaluate(job), node.counts(job)))
 
 
 def _visit(message: Message, context: Context, work: Callable[[Node, Job], Values]) -> Message:

@@ -1,6 +1,7 @@
 """What the server asks of nodes and what they answer, as plain values: text, numbers and bytes, never pickles.
 
-What comes from the other side is checked here for its form; what a payload may contain is the wire's business.
+What comes from the other side is checked here for type and range, before anything is made of it; what a payload may
+contain is the wire's business.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from protofed import claims
 from protofed.errors import PayloadError
 from protofed.training import Evaluated, Trained
 
 Values = dict[str, Any]
 """What Flower's ``ConfigRecord`` holds: text, numbers, bytes."""
+MOST_CLIENTS = 2**20
+MOST_ROUNDS = 10**6
+MOST_LOSSES = 64
+MOST_ANSWER = 2**14
+"""Characters of a table of losses or scores."""
+SHARES = 100
+"""A client that withholds its counts tells its scores as so many correct of a hundred."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +35,14 @@ class Description:
         name: The client's name, unique in the federation.
         classes: Names of the classes it knows.
         named: Whether its data name their classes, or number them.
-        train: Training samples of each class.
+        train: Training samples of each class, as ``counts`` says.
         test: Test samples of each class.
         validation: Validation samples.
         input_shape: Shape of one sample.
-        settings: What it decides for itself (its ``client.toml``).
+        settings: What it decides for itself (its ``client.toml``), a model of its own without its name.
         place: Where it comes in the order of clients; those of one place are in the order of their names.
+        counts: Whether numbers of samples are ``exact``, ``coarse`` (the power of two above) or ``none``: 1 where
+            there are any.
     """
 
     name: str
@@ -43,6 +54,24 @@ class Description:
     input_shape: tuple[int, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     place: int = 0
+    counts: str = "exact"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How many samples a client was trained and scored on, as far as the server knows.
+
+    Attributes:
+        train: Training samples, by which losses are averaged.
+        test: Test samples.
+        validation: Validation samples.
+        shares: Whether scores come as correct of :data:`SHARES` instead of numbers of samples.
+    """
+
+    train: int
+    test: int
+    validation: int
+    shares: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +107,7 @@ class Job:
         """Undo :meth:`to_values`.
 
         Raises:
-            PayloadError: If something is missing or of another type.
+            PayloadError: If something is missing, of another type, or out of range.
         """
         kinds = {
             "run": str,
@@ -91,6 +120,12 @@ class Job:
         }
         found = {name: _take(values, name, kind) for name, kind in kinds.items()}
         message = _take(values, "message", bytes) if "message" in values else None
+        try:
+            claims.client_name(found["client"])
+            claims.whole(found["round"], "round", 0, MOST_ROUNDS)
+            claims.identifier(f"run_{found['run']}", "run")
+        except ValueError as error:
+            raise PayloadError(str(error)) from None
         return cls(**found, message=message)
 
 
@@ -99,38 +134,95 @@ def description_values(descriptions: list[Description]) -> Values:
     return {"clients": json.dumps([asdict(d) for d in descriptions])}
 
 
-def read_descriptions(values: Mapping[str, Any]) -> list[Description]:
+def read_descriptions(values: Mapping[str, Any], most: int = MOST_CLIENTS) -> list[Description]:
     """Undo :func:`description_values`.
 
     Raises:
-        PayloadError: If it is damaged.
+        PayloadError: If something is missing, of another type or out of range, or there are more than ``most``.
     """
     try:
-        found = json.loads(_take(values, "clients", str))
-        if not isinstance(found, list):
-            raise ValueError("expected a list")
+        found = claims.items(claims.parse(values.get("clients"), "clients"), "clients", most)
         return [description(item) for item in found]
-    except (ValueError, TypeError, KeyError) as error:
-        raise PayloadError(f"clients: not a description of clients ({error})") from None
+    except ValueError as error:
+        raise PayloadError(f"clients: not a description of clients ({claims.clean(error)})") from None
 
 
-def description(item: Mapping[str, Any]) -> Description:
-    """Return a description from plain values."""
-    train, test = ([int(n) for n in item[part]] for part in ("train", "test"))
-    classes = tuple(str(name) for name in item["classes"])
-    if not len(classes) == len(train) == len(test) or min(*train, *test, 0) < 0:
-        raise ValueError(f"{item['name']}: counts do not fit its {len(classes)} classes")
+def description(item: object) -> Description:
+    """Return a description from plain values.
+
+    Raises:
+        ValueError: If something is missing, of another type, or out of range.
+    """
+    found = claims.mapping(item, "description", Description.__dataclass_fields__)
+    name = claims.client_name(found["name"])
+    try:
+        return _description(name, found)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _description(name: str, found: Mapping[str, Any]) -> Description:
+    classes = claims.class_names(found["classes"])
+    kind = claims.one_of(found["counts"], "counts", claims.COUNTS)
+    validation = claims.whole(found["validation"], "validation", 0, claims.MOST_SAMPLES)
+    if validation != claims.withheld(validation, kind):
+        raise ValueError(f"validation: not a {kind} count")
+    settings = claims.settings(found["settings"])
+    settings.pop("counts", None)
     return Description(
-        str(item["name"]),
+        name,
         classes,
-        bool(item["named"]),
-        tuple(train),
-        tuple(test),
-        int(item["validation"]),
-        tuple(int(n) for n in item["input_shape"]),
-        dict(item["settings"]),
-        int(item["place"]),
+        claims.flag(found["named"], "named"),
+        claims.counts(found["train"], "train", len(classes), kind),
+        claims.counts(found["test"], "test", len(classes), kind),
+        validation,
+        claims.shape(found["input_shape"]),
+        settings,
+        claims.whole(found["place"], "place", 0, MOST_CLIENTS),
+        kind,
     )
+
+
+def sizes_values(sizes: Mapping[str, Any]) -> Values:
+    """Return what a node tells of a model that only it builds."""
+    return {"sizes": json.dumps(sizes)}
+
+
+def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
+    """Undo :func:`sizes_values`.
+
+    Args:
+        values: What came.
+        d: Length of the features that the client's settings or the recipe demand.
+
+    Raises:
+        PayloadError: If something is missing, of another type, or out of range.
+    """
+    try:
+        found = claims.parse(values.get("sizes"), "sizes", MOST_ANSWER)
+        return sizes(found, d)
+    except ValueError as error:
+        raise PayloadError(claims.clean(error)) from None
+
+
+def sizes(item: object, d: int) -> dict[str, Any]:
+    """Return the sizes of a model from plain values: ``parameters``, those of its ``extras`` by name, and ``d``.
+
+    Raises:
+        ValueError: If something is missing, of another type, or out of range.
+    """
+    found = claims.mapping(item, "sizes", ("parameters", "extras", "d"))
+    extras = found["extras"]
+    if not isinstance(extras, Mapping) or len(extras) > claims.MOST_NETWORKS:
+        raise ValueError(f"extras: expected a table of at most {claims.MOST_NETWORKS} networks")
+    return {
+        "parameters": claims.whole(found["parameters"], "parameters", 1, claims.MOST_PARAMETERS),
+        "extras": {
+            claims.identifier(name, "network"): claims.whole(n, "parameters", 0, claims.MOST_PARAMETERS)
+            for name, n in extras.items()
+        },
+        "d": claims.whole(found["d"], "d", d, d),
+    }
 
 
 def trained_values(result: Trained) -> Values:
@@ -139,62 +231,86 @@ def trained_values(result: Trained) -> Values:
     return values if result.message is None else {**values, "message": result.message}
 
 
-def read_trained(values: Mapping[str, Any], name: str, samples: int) -> Trained:
+def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Trained:
     """Undo :func:`trained_values`; the number of samples is what the client described, whatever it says now.
 
     Raises:
         PayloadError: If something is missing, of another type, or too much.
     """
     message = _take(values, "message", bytes) if "message" in values else None
-    losses = _numbers(_take(values, "losses", str), "losses")
-    return Trained(name, message, losses, samples, _seconds(values))
+    losses = _numbers(values, "losses")
+    return Trained(name, message, losses, scored.train, _seconds(values))
 
 
-def evaluated_values(result: Evaluated) -> Values:
-    """Return an evaluation as Flower carries it."""
-    values: Values = {"client": result.client, "correct": json.dumps(result.correct), "seconds": result.seconds}
-    return {**values, "validation": json.dumps(result.validation[0])}
+def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
+    """Return an evaluation as Flower carries it.
+
+    Args:
+        result: The evaluation.
+        counts: If not ``exact``, scores go as correct of :data:`SHARES`, which hides numbers of samples.
+    """
+    (validation, held_out), values = result.validation, {"client": result.client, "seconds": result.seconds}
+    if counts == "exact":
+        shown = result.correct, validation
+    else:
+        shown = _shares(result.correct, result.samples), _shares(validation, held_out)
+    return {**values, "correct": json.dumps(shown[0]), "validation": json.dumps(shown[1])}
 
 
-def read_evaluated(values: Mapping[str, Any], described: Description, rules: tuple[str, ...]) -> Evaluated:
+def read_evaluated(values: Mapping[str, Any], name: str, scored: Scored, rules: tuple[str, ...]) -> Evaluated:
     """Undo :func:`evaluated_values`.
 
     Raises:
         PayloadError: If a rule is missing or a count is impossible.
     """
-    test = sum(described.test)
-    correct = _counts(_take(values, "correct", str), "correct", rules, test)
+    correct = _counts(values, "correct", rules, scored.test, scored.shares)
     held_out = {}
-    if described.validation:
-        text = _take(values, "validation", str)
-        held_out = _counts(text, "validation", rules, described.validation)
-    return Evaluated(described.name, correct, test, _seconds(values), (held_out, described.validation))
+    if scored.validation:
+        held_out = _counts(values, "validation", rules, scored.validation, scored.shares)
+    return Evaluated(name, correct, scored.test, _seconds(values), (held_out, scored.validation))
 
 
-MOST_LOSSES = 64
+def _shares(correct: Mapping[str, float], samples: int) -> dict[str, int]:
+    return {rule: round(SHARES * n / samples) if samples else 0 for rule, n in correct.items()}
 
 
-def _numbers(text: str, where: str) -> dict[str, float]:
+def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
+    """Return a table of named numbers, which may be NaN or infinite, as losses of a diverged model are."""
+    text = _take(values, where, str)
     try:
+        if len(text) > MOST_ANSWER:
+            raise ValueError(f"{len(text)} characters, at most {MOST_ANSWER} are allowed")
         found = json.loads(text)
         if not isinstance(found, dict) or len(found) > MOST_LOSSES:
             raise ValueError(f"expected at most {MOST_LOSSES} named numbers")
-        return {str(name): float(value) for name, value in found.items()}
-    except (ValueError, TypeError) as error:
-        raise PayloadError(f"{where}: not a table of numbers ({error})") from None
+        return {claims.class_name(name): _real(value) for name, value in found.items()}
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"{where}: not a table of numbers ({claims.clean(error, 160)})") from None
 
 
-def _counts(text: str, where: str, rules: tuple[str, ...], most: int) -> dict[str, int]:
-    found = _numbers(text, where)
+def _real(value: object) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"expected numbers, not {type(value).__name__}")
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError("a number that no float holds") from None
+
+
+def _counts(
+    values: Mapping[str, Any], where: str, rules: tuple[str, ...], samples: int, shares: bool
+) -> dict[str, float]:
+    """Return how many of ``samples`` each rule has right."""
+    found, most = _numbers(values, where), SHARES if shares and samples else samples
     for rule in rules:
         if not 0 <= found.get(rule, -1) <= most or found[rule] % 1:
             raise PayloadError(f"{where}: {rule} must be a count from 0 to {most}, not {found.get(rule)}")
-    return {rule: int(found[rule]) for rule in rules}
+    return {rule: found[rule] / most * samples if shares and samples else int(found[rule]) for rule in rules}
 
 
 def _seconds(values: Mapping[str, Any]) -> float:
     seconds = float(_take(values, "seconds", float))
-    return seconds if math.isfinite(seconds) else 0.0
+    return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0
 
 
 def _take(values: Mapping[str, Any], name: str, kind: type) -> Any:

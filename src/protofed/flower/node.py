@@ -11,14 +11,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from protofed import claims
 from protofed.errors import CheckpointError, PayloadError
+from protofed.experiments.assemble import sizes_of
 from protofed.experiments.config import Experiment, resolve
-from protofed.experiments.workshop import fill, open_workshop, place
+from protofed.experiments.workshop import Architecture, fill, is_code, open_workshop, place, recipe_names
 from protofed.flower.census import Shared
 from protofed.flower.messages import Description, Job
-from protofed.flower.sources import Source
+from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import ClientFolder, Generation, digest
-from protofed.training import Client, Evaluated, Memory, Parked, Roster, Trained, Visitor
+from protofed.training import Client, ClientData, Evaluated, Memory, Parked, Roster, Trained, Visitor
 from protofed.training.calibration import faster_in_bfloat16
 
 BFLOAT16 = "bfloat16"
@@ -41,6 +43,21 @@ class Node:
     def describe(self, config: str) -> list[Description]:
         """Return what the server has to know of the clients."""
         return self.source.describe(self._experiment(config))
+
+    def fit(self, job: Job) -> dict[str, Any]:
+        """Return the sizes of a client's model, as :func:`~protofed.experiments.assemble.sizes_of` does.
+
+        Raises:
+            ProtofedError: If it cannot be built, or the method cannot work with it.
+        """
+        experiment = self._experiment(job.config)
+        check_counts(experiment, job.client, self.counts(job))
+        _, roster, _ = _workshop(self.source, experiment_key(experiment), job.census, job.client)
+        return sizes_of(roster.models[roster.members[job.client].kind])
+
+    def counts(self, job: Job) -> str:
+        """Return how much the client says of its numbers of samples."""
+        return self.source.counts(self._experiment(job.config), job.client)
 
     def train(self, job: Job) -> Trained:
         """Train one client, once for each request.
@@ -89,6 +106,7 @@ class Node:
 
     def _open(self, job: Job) -> tuple[Visitor, Roster, ClientFolder]:
         experiment = self._experiment(job.config)
+        check_counts(experiment, job.client, self.counts(job))
         visitor, roster, initial = _workshop(self.source, experiment_key(experiment), job.census, job.client)
         folder = ClientFolder(self.state / job.client, job.run)
         self._choose_precision(experiment, roster, folder)
@@ -125,9 +143,11 @@ def experiment_key(experiment: Experiment) -> str:
 @lru_cache(maxsize=4)
 def _resolve(config: str) -> Experiment:
     try:
-        tree: dict[str, Any] = json.loads(config)
+        tree = claims.parse(config, "config")
+        if not isinstance(tree, dict):
+            raise ValueError("config: expected a table")
     except ValueError as error:
-        raise PayloadError(f"config: not JSON ({error})") from None
+        raise PayloadError(str(error)) from None
     return resolve(tree)
 
 
@@ -136,6 +156,22 @@ def _workshop(source: Source, config: str, census: str, name: str) -> tuple[Visi
     """Return what a client's visits need, and where it begins; kept, because a process may see many of them."""
     experiment, shared = _resolve(config), Shared.of(census)
     federated = place(experiment, source.load(experiment, name, shared.classes))
+    shared = replace(shared, architecture=_own(experiment, shared.architecture, federated.clients[0]))
     visitor, roster = open_workshop(experiment, federated, Memory(), census=shared.census)
     fill(experiment, federated, visitor.method, roster, shared.census)
     return visitor, roster, roster.parked(name)
+
+
+def _own(experiment: Experiment, told: Architecture, client: ClientData) -> Architecture:
+    """Return the architecture that the server told, a model of the client's own by its name.
+
+    Raises:
+        PayloadError: If it is code that neither the recipe nor the client names.
+    """
+    if told.name == claims.PRIVATE:
+        if not is_code(own := client.settings.get("model", "")):
+            raise PayloadError("census: tells of a model of the client's own, but its client.toml names none")
+        return replace(told, name=own, options={})
+    if is_code(told.name) and not recipe_names(experiment, told.name):
+        raise PayloadError(f"census: architecture {told.name!r} is code that the recipe does not name")
+    return told

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from protofed.experiments.running import Progress, Run, conduct
 from protofed.experiments.workshop import Census, open_workshop, place
 from protofed.federation import Federation
 from protofed.federation.files import read_json, write_json
-from protofed.flower.census import class_order, labels_only, shared
+from protofed.flower.census import elsewhere, scored, shared
+from protofed.flower.gathering import Gathering, Party, meet, recall
 from protofed.flower.grid import STATES, GridExecutor, Nodes
-from protofed.flower.messages import description
 from protofed.flower.node import experiment_key
 from protofed.flower.state import ClientFolder
 from protofed.training import Memory
@@ -32,21 +31,6 @@ from protofed.training import Memory
 log = logging.getLogger("protofed")
 NODES = "nodes.json"
 """In the run directory: which clients there are, so that a server that starts again knows those who are away."""
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """Whom to wait for before the first round.
-
-    Attributes:
-        clients: How many clients; 0 for as many as a round needs and whoever else has come by then.
-        wait_s: Seconds to wait.
-        classes: Names of all classes in their order; empty to take them from the clients.
-    """
-
-    clients: int = 0
-    wait_s: float = 600.0
-    classes: tuple[str, ...] = ()
 
 
 def serve(
@@ -91,38 +75,41 @@ def _federation(
     grid: Grid, experiment: Experiment, files: RunDirectory, gathering: Gathering
 ) -> tuple[Federation, Tree]:
     """Meet the clients and build the federation as the server knows it."""
-    nodes = Nodes(grid, experiment_key(experiment))
-    least = max(experiment.participation.min_clients, 1)
+    nodes = Nodes(grid, experiment_key(experiment), gathering.bindings())
     known = files.path / NODES
-    if known.is_file():
-        kept = read_json(known)
-        nodes.descriptions = {d["name"]: description(d) for d in kept["clients"]}
-        run, classes = str(kept["run"]), tuple(kept["classes"])
-        nodes.wait(min(least, len(nodes.descriptions)), gathering.wait_s)
-        descriptions = [d for d in nodes.descriptions.values() if d.name in {c["name"] for c in kept["clients"]}]
-    else:
-        nodes.wait(gathering.clients or least, gathering.wait_s)
-        if not gathering.clients:
-            nodes.settle()
-        descriptions = sorted(nodes.descriptions.values(), key=lambda d: (d.place, d.name))
-        run, classes = secrets.token_hex(8), class_order(descriptions, gathering.classes)
-        write_json(known, {"run": run, "classes": classes, "clients": [asdict(d) for d in descriptions]})
-    federated = labels_only(descriptions, classes)
+    party = recall(known, nodes, experiment, gathering) if known.is_file() else None
+    if party is None:
+        party = meet(nodes, experiment, gathering)
+        write_json(known, party.to_tree())
+    federated = elsewhere(party.clients, party.classes)
     census = Census.of(experiment, federated)
-    visitor, roster = open_workshop(experiment, federated, Memory(), census=census)
+    visitor, roster = open_workshop(experiment, federated, Memory(), census=census, absent=party.sizes)
     roster.here = []
-    names = [d.name for d in descriptions]
+    told = shared(census, party.classes)
     executor = GridExecutor(
         nodes,
-        run,
+        party.run,
         files.path,
         roster,
-        dict(zip(names, shared(census, classes), strict=True)),
+        {d.name: record for d, record in zip(party.clients, told, strict=True)},
+        scored(party.clients),
         visitor.method.rules,
         experiment.participation.deadline_s,
     )
     federation = found(experiment, visitor, executor)
-    return federation, describe_clients(federation, federated)
+    return federation, _described(party, describe_clients(federation, federated, party.sizes))
+
+
+def _described(party: Party, description: Tree) -> Tree:
+    """Add who was left out, and what clients withhold."""
+    for client, d in zip(description["clients"], party.clients, strict=True):
+        if d.counts != "exact":
+            client["counts"] = d.counts
+    for kind, what in (("coarse", "the next power of two"), ("none", "1 where there are any")):
+        if names := [d.name for d in party.clients if d.counts == kind]:
+            description["notes"].append(f"Numbers of samples shown of {', '.join(names)}: {what}.")
+    left_out = [{"client": who, "reason": why} for who, why in party.left_out.items()]
+    return {**description, "left_out": left_out} if left_out else description
 
 
 def _gather(experiment: Experiment, federation: Federation, directory: Path) -> None:
@@ -184,6 +171,9 @@ def main(grid: Grid, context: Context) -> None:
             int(config.get("clients", 0)),
             float(config.get("wait-s", 600.0)),
             tuple(name for name in str(config.get("classes", "")).split(",") if name),
+            roster=str(config.get("roster", "")),
+            identity=str(config.get("identity", "key")),
+            clients_per_node=int(config.get("clients-per-node", 1)),
         )
         serve(grid, experiment, RunDirectory(directory), gathering, resume=bool(resume), progress=Log())
     except ProtofedError as error:

@@ -17,7 +17,8 @@ from protofed.experiments.config import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Run
 from protofed.flower.client_app import app
-from protofed.flower.server_app import Gathering, serve
+from protofed.flower.gathering import Gathering
+from protofed.flower.server_app import serve
 
 
 def simulate(
@@ -30,6 +31,7 @@ def simulate(
     """
     files = RunDirectory(directory)
     clients = len(load_data(experiment).clients)
+    gathering = Gathering(clients, identity="name")  # all nodes are this run's own
     results: list[Run] = []
     errors: list[BaseException] = []
     server = ServerApp()
@@ -37,7 +39,7 @@ def simulate(
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            results.append(serve(grid, experiment, files, Gathering(clients), resume=resume, progress=progress))
+            results.append(serve(grid, experiment, files, gathering, resume=resume, progress=progress))
         except BaseException as error:
             errors.append(error)
             raise

@@ -44,6 +44,11 @@ class AuxiliaryMethod(Method):
     role: ClassVar[str]
     exchanges: Exchange = "part of the weights"
 
+    @classmethod
+    def needs_counts(cls, options: Any) -> bool:
+        """Every upload holds ``n_i``."""
+        return True
+
     def check(self) -> None:
         """The shared model has to take the clients' samples."""
         if self.task.auxiliary is not None:

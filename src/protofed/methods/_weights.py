@@ -102,6 +102,11 @@ class WeightMethod(Method):
     same_architecture = True
     Options = WeightOptions
 
+    @classmethod
+    def needs_counts(cls, options: Any) -> bool:
+        """Every upload holds ``n_i``."""
+        return True
+
     def shares(self, name: str) -> bool:
         """Whether the weight called ``name`` crosses the network."""
         return True

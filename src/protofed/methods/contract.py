@@ -231,6 +231,14 @@ class Method:
         """Whether all clients must have one architecture with these options; asked before there is a method."""
         return cls.same_architecture
 
+    @classmethod
+    def needs_counts(cls, options: Any) -> bool:
+        """Whether clients have to tell how many samples they have, in their uploads or before the first round.
+
+        Asked before there is a method. Others take clients that withhold their numbers of samples.
+        """
+        return False
+
     def check(self) -> None:
         """Raise ConfigError where options and task do not fit each other (before any training)."""
 

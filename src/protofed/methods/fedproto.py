@@ -37,6 +37,11 @@ class FedProto(PrototypeMethod):
     reference = "Tan et al., AAAI 2022, arXiv 2105.00243"
     Options = FedProtoOptions
 
+    @classmethod
+    def needs_counts(cls, options: FedProtoOptions) -> bool:
+        """A weighted mean takes ``n_ij``."""
+        return options.aggregation != "mean"
+
     @property
     def upload_schema(self) -> Schema:
         """Local prototypes; with their sample counts where the server weights by them."""

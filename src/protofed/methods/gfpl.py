@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 VARIANCE_FLOOR = 1e-6
 LEAST_STD = 0.5 * VARIANCE_FLOOR**0.5
 """On the wire; half of what clients fit, for rounding on the way."""
+MOST_COMPONENTS = 2**20
+"""In a broadcast, however many clients there are."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class GFPL(Method):
     sums_only = False  # fusion compares single components
     Options = GFPLOptions
 
+    @classmethod
+    def needs_counts(cls, options: GFPLOptions) -> bool:
+        """Only where mixtures are weighted by ``n_ij``."""
+        return options.pfg and options.weight_by_counts
+
     def check(self) -> None:
         """The ETF needs as many dimensions as classes."""
         if self.options.dcs and self.task.num_classes > self.task.feature_dim:
@@ -116,8 +123,11 @@ class GFPL(Method):
 
     @property
     def broadcast_schema(self) -> Schema | None:
-        """All fused components; their number depends on the clients."""
-        return self._schema(2**20) if self.options.pfg else None
+        """All fused components: of every class at most as many as all clients together report."""
+        if not self.options.pfg:
+            return None
+        reported = self.task.clients * self.task.num_classes * self.options.components
+        return self._schema(min(reported or MOST_COMPONENTS, MOST_COMPONENTS))
 
     # The client.
 

@@ -76,6 +76,11 @@ class TinyProto(Method):
         self.schema = prototype_schema(task.num_classes, symbol, {symbol: width})
         self.scaled = prototype_schema(task.num_classes, symbol, {symbol: width}, sums=options.scaling)
 
+    @classmethod
+    def needs_counts(cls, options: TinyProtoOptions) -> bool:
+        """``μ`` from ``ρ`` is worked out from the mean number of samples of a class."""
+        return options.scaling and not options.mu
+
     def check(self) -> None:
         """Refuse to keep more dimensions than there are."""
         if self.options.cps and self.s > self.task.feature_dim:

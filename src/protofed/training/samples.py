@@ -37,12 +37,12 @@ class ClientData:
     """One client's share of the federation.
 
     Attributes:
-        name: Unique, used in file names (letters, digits, ``-``, ``_``, ``.``).
+        name: Unique, used in file names (see :func:`protofed.claims.client_name`).
         train: Training samples; may be empty.
         test: Test samples; may be empty.
         validation: Held out from training for model selection, or None.
         settings: What the client decides for itself: any of ``model``, ``d``, ``epochs``, ``batch_size``,
-            ``lr`` (from its ``client.toml``).
+            ``lr``, ``counts`` (from its ``client.toml``).
     """
 
     name: str

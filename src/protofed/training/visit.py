@@ -6,7 +6,7 @@ The same functions serve the simulation and a networked node: messages come in a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,17 +57,17 @@ class Evaluated:
 
     Attributes:
         client: Its name.
-        correct: Per rule, correctly classified samples.
+        correct: Per rule, correctly classified samples; estimated where a client withholds how many it has.
         samples: Samples evaluated.
         seconds: Wall time of the visit.
         validation: The same on the validation split, as ``(correct, samples)``.
     """
 
     client: str
-    correct: dict[str, int]
+    correct: Mapping[str, float]
     samples: int
     seconds: float
-    validation: tuple[dict[str, int], int] = field(default_factory=lambda: ({}, 0))
+    validation: tuple[Mapping[str, float], int] = field(default_factory=lambda: ({}, 0))
 
 
 @dataclass(frozen=True)

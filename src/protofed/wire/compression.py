@@ -7,6 +7,10 @@ from typing import Any
 from protofed.errors import ConfigError, PayloadError, unknown_name
 
 COMPRESSIONS = ("none", "zstd")
+FREE = 2**20
+EXPANSION = 64
+"""A frame of n bytes may become ``FREE + EXPANSION·n``: zeros shrink ten thousandfold, so that a few bytes could
+otherwise claim a gigabyte at the other side. What shrinks more than this is sent as it is."""
 
 
 def require(compression: str) -> None:
@@ -22,17 +26,22 @@ def require(compression: str) -> None:
 
 
 def compress(body: bytes) -> bytes:
-    """Return ``body`` as one zstd frame that states its length; the same bytes for the same input."""
+    """Return ``body`` as one zstd frame that states its length; the same bytes for the same input.
+
+    Where the receiver would refuse the frame (see :data:`EXPANSION`), ``body`` itself.
+    """
     frame: bytes = _zstandard().ZstdCompressor().compress(body)
-    return frame
+    return frame if len(body) <= FREE + EXPANSION * len(frame) else body
 
 
 def decompress(frame: memoryview, length: int) -> bytes:
     """Return the ``length`` bytes that ``frame`` was made of.
 
     Raises:
-        PayloadError: If it is damaged, or holds another number of bytes.
+        PayloadError: If it is damaged, holds another number of bytes, or many times its own.
     """
+    if length > (most := FREE + EXPANSION * len(frame)):
+        raise PayloadError(f"message: {len(frame)} bytes announce {length}, at most {most} are allowed")
     zstandard = _zstandard()
     try:
         # zstandard reserves what a frame announces, whatever maximum it is given: so that is read first.

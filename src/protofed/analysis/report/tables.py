@@ -88,12 +88,18 @@ def clients(run: RunData) -> Table:
             number(client["parameters"]),
             *([_extras(client.get("extras", {}))] if added else []),
             number(client["d"]),
-            number(sum(client["train"])),
-            number(sum(client["test"])),
+            _samples(client, "train"),
+            _samples(client, "test"),
             f"{held} of {len(run.class_names)}",
             *(percent(values[i] if i < len(values) else None) for values in scores),
         )
     return table
+
+
+def _samples(client: Mapping[str, Any], part: str) -> str:
+    """Return how many samples a client has, as far as it says."""
+    told = number(sum(client[part]))
+    return {"none": "withheld", "coarse": f"≤ {told}"}.get(client.get("counts", "exact"), told)
 
 
 def _extras(sizes: Mapping[str, int]) -> str:
@@ -153,6 +159,21 @@ def refused(runs: Sequence[RunData]) -> Table | None:
 def missing(runs: Sequence[RunData]) -> Table | None:
     """Return the clients of a network that gave no result, and why; None if there were none."""
     return _incidents(runs, "missing", ("client", "phase", "reason"))
+
+
+def left_out(runs: Sequence[RunData]) -> Table | None:
+    """Return who came to a network's run and did not fit, and why; None if everybody did."""
+    found = dict.fromkeys(
+        (str(who.get("client", "")), str(who.get("reason", "")), str(run.seed))
+        for run in runs
+        for who in run.federation.get("left_out", ())
+    )
+    if not found:
+        return None
+    table = Table(["Client", "Reason", "Seed"], text_columns=2)
+    for row in found:
+        table.add(*row)
+    return table
 
 
 def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> Table | None:

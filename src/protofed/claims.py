@@ -1,0 +1,269 @@
+"""What a party may say of itself: strict readers of names, numbers and settings that come from elsewhere.
+
+A node's description and answers, a federation folder's ``client.toml``, a partition file: whoever wrote them is not
+trusted. Everything here checks type and range before anything is allocated, and raises ``ValueError`` with the
+reason alone; callers add where it stood.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from protofed.errors import unknown_name
+
+MOST_NAME = 64
+"""Characters of a client's name."""
+MOST_NAME_BYTES = 200
+"""Of a client's name in UTF-8: it becomes a file name, of which file systems allow 255."""
+MOST_CLASS_NAME = 128
+MOST_CLASSES = 2**16
+"""Labels take two bytes on the wire."""
+MOST_SAMPLES = 2**30
+"""Of one client in one split."""
+MOST_DIMENSIONS = 4
+MOST_SIDE = 2**16
+MOST_NUMBERS = 2**26
+"""Of one sample."""
+MOST_PARAMETERS = 10**12
+MOST_NETWORKS = 16
+"""That a method adds to a client's model."""
+MOST_TEXT = 2**22
+"""Characters of a JSON text; parsed, it may take some twenty times as many bytes."""
+MOST_REASON = 300
+"""Characters of what another party says in words."""
+
+COUNTS = ("exact", "coarse", "none")
+"""How much a client says of its numbers of samples: all, the next power of two, or which classes it has."""
+PRIVATE = "private"
+"""What stands in a description for a model that only the node can build."""
+
+_ARCHITECTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_CALLABLE = re.compile(r"(?=.{3,256}$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
+
+
+def clean(text: object, most: int = MOST_REASON) -> str:
+    """Return ``text`` as one line of at most ``most`` characters that can be printed anywhere."""
+    shown = str(text)[: 4 * most]
+    visible = "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in shown)
+    line = " ".join(visible.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+# Names.
+
+
+def client_name(value: object) -> str:
+    """Return a client's name in Unicode's composed form.
+
+    Letters of any script, digits, spaces inside, dashes and underscores: a name becomes the name of a folder.
+
+    Example:
+        >>> client_name("Köln 2")
+        'Köln 2'
+    """
+    text = _text(value, "a name", 4 * MOST_NAME)
+    name = unicodedata.normalize("NFC", text)
+    if not name or any(not _names(c) for c in name) or name != name.strip(" ") or not _starts(name[0]):
+        raise ValueError(f"name {clean(name, 80)!r}: use letters, digits, spaces inside, '-' and '_' only")
+    if len(name) > MOST_NAME or len(name.encode()) > MOST_NAME_BYTES:
+        raise ValueError(
+            f"name {clean(name, 40)!r}: {len(name)} characters of {len(name.encode())} bytes, at most {MOST_NAME} "
+            f"of {MOST_NAME_BYTES} are allowed"
+        )
+    return name
+
+
+def twin(name: str) -> str:
+    """Return what two names have in common that some file systems, or readers, do not tell apart."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def class_name(value: object) -> str:
+    """Return a class's name: any printable text of bounded length."""
+    name = _text(value, "a class name", MOST_CLASS_NAME)
+    if not name or any(unicodedata.category(c)[0] == "C" for c in name):
+        raise ValueError(f"class name {clean(name, 80)!r}: expected printable text")
+    return name
+
+
+def class_names(values: object) -> tuple[str, ...]:
+    """Return the names of classes, all different."""
+    names = tuple(class_name(v) for v in items(values, "classes", MOST_CLASSES))
+    if len(set(names)) < len(names):
+        raise ValueError(f"classes: {clean(Counter(names).most_common(1)[0][0], 80)!r} occurs more than once")
+    return names
+
+
+def identifier(value: object, what: str) -> str:
+    """Return the name of a network, a rule or a term of a loss."""
+    if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
+        raise ValueError(f"{what} {clean(value, 40)!r}: expected up to 64 letters, digits and underscores")
+    return value
+
+
+# Numbers.
+
+
+def whole(value: object, what: str, least: int, most: int) -> int:
+    """Return an integer in ``[least, most]``; a bool, a float or text is none."""
+    if type(value) is not int:
+        raise ValueError(f"{what}: expected a whole number, not {_shown(value)}")
+    if not least <= value <= most:
+        raise ValueError(f"{what}: must be from {least} to {most}, not {_shown(value)}")
+    return value
+
+
+def number(value: object, what: str, above: float, most: float) -> float:
+    """Return a finite number in ``(above, most]``."""
+    if type(value) not in (int, float):
+        raise ValueError(f"{what}: expected a number, not {_shown(value)}")
+    if not above < value <= most:  # type: ignore[operator]  # also refuses NaN
+        raise ValueError(f"{what}: must be above {above:g} and at most {most:g}, not {_shown(value)}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def flag(value: object, what: str) -> bool:
+    """Return a bool; 0 and 1 are none."""
+    if type(value) is not bool:
+        raise ValueError(f"{what}: expected true or false, not {_shown(value)}")
+    return value
+
+
+def counts(values: object, what: str, classes: int, kind: str) -> tuple[int, ...]:
+    """Return numbers of samples, one per class, as ``kind`` (of :data:`COUNTS`) lets them be."""
+    found = tuple(whole(v, what, 0, MOST_SAMPLES) for v in items(values, what, MOST_CLASSES))
+    if len(found) != classes:
+        raise ValueError(f"{what}: {len(found)} counts do not fit {classes} classes")
+    if sum(found) > MOST_SAMPLES:
+        raise ValueError(f"{what}: {sum(found)} samples, at most {MOST_SAMPLES} are allowed")
+    if any(n != withheld(n, kind) for n in found):
+        raise ValueError(f"{what}: not {kind} counts: expected {'0 or 1' if kind == 'none' else 'powers of two'}")
+    return found
+
+
+def withheld(count: int, kind: str) -> int:
+    """Return what is said of a number of samples: all, the power of two above it, or whether there are any."""
+    if kind == "exact" or not count:
+        return count
+    return 1 if kind == "none" else 1 << (count - 1).bit_length()
+
+
+def shape(values: object) -> tuple[int, ...]:
+    """Return the shape of a sample."""
+    found = tuple(whole(v, "input_shape", 1, MOST_SIDE) for v in items(values, "input_shape", MOST_DIMENSIONS))
+    if math.prod(found) > MOST_NUMBERS:
+        raise ValueError(f"input_shape: {math.prod(found)} numbers a sample, at most {MOST_NUMBERS} are allowed")
+    return found
+
+
+# Settings.
+
+
+def model(value: object) -> str:
+    """Return the name of an architecture, or ``package.module:callable``, which is not imported."""
+    if isinstance(value, str) and (_ARCHITECTURE.fullmatch(value) or _CALLABLE.fullmatch(value)):
+        return value
+    raise ValueError(f"model {_shown(value)}: expected the name of an architecture, or package.module:callable")
+
+
+SETTINGS: dict[str, Callable[[object], Any]] = {
+    "model": model,
+    "d": lambda v: whole(v, "d", 1, 2**16),
+    "epochs": lambda v: whole(v, "epochs", 1, 1000),
+    "batch_size": lambda v: whole(v, "batch_size", 1, 10**6),
+    "lr": lambda v: number(v, "lr", 0.0, 10.0),
+    "counts": lambda v: one_of(v, "counts", COUNTS),
+}
+"""What a client may decide for itself, in its ``client.toml``."""
+
+
+def settings(found: object) -> dict[str, Any]:
+    """Return a client's settings."""
+    table = mapping(found, "settings", SETTINGS, complete=False)
+    return {name: SETTINGS[name](value) for name, value in table.items()}
+
+
+def one_of(value: object, what: str, choices: Collection[str]) -> str:
+    """Return a text that is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{what}: must be {', '.join(choices)}, not {_shown(value)}")
+    return value
+
+
+# Structures.
+
+
+def parse(text: object, what: str, most: int = MOST_TEXT) -> Any:
+    """Return what a JSON text of at most ``most`` characters holds; NaN and infinities are refused."""
+    if not isinstance(text, str):
+        raise ValueError(f"{what}: expected text, not {_shown(text)}")
+    if len(text) > most:
+        raise ValueError(f"{what}: {len(text)} characters, at most {most} are allowed")
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError(f"{what}: not JSON (nested too deeply)") from None
+    except (ValueError, MemoryError) as error:
+        raise ValueError(f"{what}: not JSON ({clean(error, 120)})") from None
+
+
+def items(values: object, what: str, most: int) -> Sequence[Any]:
+    """Return a list of at most ``most`` entries."""
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(f"{what}: expected a list, not {_shown(values)}")
+    if len(values) > most:
+        raise ValueError(f"{what}: {len(values)} entries, at most {most} are allowed")
+    return values
+
+
+def mapping(found: object, what: str, keys: Iterable[str], *, complete: bool = True) -> Mapping[str, Any]:
+    """Return a table with no keys but ``keys``, and if ``complete`` with all of them."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{what}: expected a table, not {_shown(found)}")
+    for key in found:
+        if key not in keys:
+            raise ValueError(unknown_name(what.removesuffix("s"), clean(key, 40), keys))
+    for key in keys if complete else ():
+        if key not in found:
+            raise ValueError(f"{what}: {key} is missing")
+    return found
+
+
+def _text(value: object, what: str, most: int) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected {what}, not {_shown(value)}")
+    if len(value) > most:
+        raise ValueError(f"{what} has {len(value)} characters, at most {most} are allowed")
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError(f"{what} holds half a character: expected Unicode text")
+    return value
+
+
+def _names(character: str) -> bool:
+    """Whether a character may stand in a client's name: letters with their marks, digits, three others."""
+    return character in " -_" or unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")
+
+
+def _starts(character: str) -> bool:
+    """Whether a name may begin so: a mark alone would join what stands before it."""
+    return unicodedata.category(character)[0] != "M"
+
+
+def _shown(value: object) -> str:
+    """Return a value in words, short whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, (list, tuple, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return clean(repr(value[:120] if isinstance(value, (str, bytes)) else value), 80)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
