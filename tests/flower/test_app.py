@@ -63,7 +63,7 @@ def test_the_defaults_of_a_run_are_those_the_server_reads(tmp_path):
     assert set(read) == set(config)
 
 
-@pytest.mark.parametrize("create", [create_app, lambda path: list(create_example(path))])
+@pytest.mark.parametrize("create", [create_app, create_example])
 def test_nothing_is_overwritten(create, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"is not empty: .* never overwritten: choose a new directory"):
@@ -74,7 +74,7 @@ def test_nothing_is_overwritten(create, tmp_path):
 
 
 def test_the_example_is_three_clients(tmp_path):
-    lines = list(create_example(tmp_path / "data"))
+    lines = create_example(tmp_path / "data")
     assert len(lines) == len(HOSPITALS)
     for name, (classes, _) in HOSPITALS.items():
         federated, named = load_client(tmp_path / "data" / name, DataOptions(), 0, ())

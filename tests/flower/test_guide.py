@@ -136,4 +136,4 @@ def test_the_commands_of_the_guide(tmp_path):
     for number in (1, 2, 3):
         sent = trial / f"node{number}" / "apps"
         assert {path.name for path in sent.rglob("*") if path.is_file()} == {"pyproject.toml"}
-    assert not terminals.user.exists(), "nothing is written outside the folder of the trial"
+    assert not (terminals.user / ".flwr").exists(), "Flower writes nothing outside the folder of the trial"

@@ -47,7 +47,7 @@ def loaded(requests: list[tuple[str, dict, dict]]) -> set[str]:
 
 
 def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
-    list(create_example(tmp_path / "data"))
+    create_example(tmp_path / "data")
     node = {"client-dir": str(tmp_path / "data" / "north"), "state-dir": str(tmp_path / "state")}
     overrides = {"method.name": "protonorm", "model.name": "cnn2", "rounds": 2}
     experiment = resolve(apply_overrides(load_recipe("quickstart"), overrides))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,14 @@ HOSPITALS = {
 """Classes, and what each decides for itself (its ``client.toml``)."""
 
 
-def create_example(directory: Path) -> Iterator[str]:
+def create_example(directory: Path) -> list[str]:
     """Write a folder for each hospital with its share of scikit-learn's 1,797 digits; a class is in two at most.
 
     Args:
         directory: New, or empty.
 
-    Yields:
-        A line on each hospital, once all are written.
+    Returns:
+        A line on each hospital.
 
     Raises:
         ConfigError: If the directory holds something or cannot be made.
@@ -46,7 +45,7 @@ def create_example(directory: Path) -> Iterator[str]:
         counted = f"{cut} training and {len(rows) - cut} test samples"
         lines.append(f"{directory / name}: {counted} of classes {classes[0]} to {classes[-1]}")
     write_folder(directory, files)
-    yield from lines
+    return lines
 
 
 def _npz(x: np.ndarray, y: np.ndarray) -> bytes:
