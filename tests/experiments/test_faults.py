@@ -1,0 +1,287 @@
+"""A full disk, a folder that is gone, a clock that is set, SIGTERM: one line, and the run can be continued."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import protofed
+from protofed.errors import OutputError
+from protofed.experiments.assemble import assemble
+from protofed.federation import load_checkpoint, save_checkpoint
+from protofed.federation.files import remove_partial, write_bytes
+from support import experiment, ordinary
+
+SMALL = {
+    "data.samples": 300,
+    "data.clients": 4,
+    "partition.alpha": 1.0,
+    "model.d": 8,
+    "method.name": "fedproto",
+    "rounds": 4,
+    "execution.executor": "sequential",
+    "execution.threads": 1,
+}
+COMMAND = [sys.executable, "-m", "protofed.cli", "run", "quickstart", *(f"{k}={v}" for k, v in SMALL.items())]
+
+
+def tensors(run: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(run)): p.read_bytes() for p in sorted(run.rglob("*.safetensors"))}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[str, bytes]:
+    """The files of a run that nothing happened to."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    protofed.run("quickstart", SMALL, out=out)
+    return tensors(out)
+
+
+class At(protofed.Progress):
+    """Does something to a run after a round."""
+
+    def __init__(self, round: int, act) -> None:
+        self.at, self.act = round, act
+
+    def round(self, label, record) -> None:
+        if record["round"] == self.at:
+            self.act()
+
+
+def finish(out: Path) -> dict[str, bytes]:
+    protofed.run("quickstart", SMALL, out=out, resume=True)
+    assert not [p for p in out.rglob("*") if p.name.endswith(".partial")]
+    return tensors(out)
+
+
+def one_line(caught: pytest.ExceptionInfo[OutputError]) -> str:
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class Full:
+    """A disk that is full from some number of written bytes on, for files whose path holds a word."""
+
+    def __init__(self, monkeypatch, word: str, room: int = 0) -> None:
+        self.word, self.room = word, room
+        write = Path.write_bytes
+
+        def limited(path: Path, data: bytes) -> int:
+            if word in str(path):
+                self.room -= len(data)
+                if self.room < 0:
+                    write(path, data[: len(data) // 2])
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(path, data)
+
+        monkeypatch.setattr(Path, "write_bytes", limited)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "server.safetensors",
+        "client-03.safetensors",
+        "state.json",
+        "model.safetensors",
+        "summary.json",
+        "report.html",
+    ],
+)
+def test_a_full_disk_while_this_is_written(tmp_path, monkeypatch, undisturbed, word):
+    """Whatever file does not fit, nothing half-written stays and the run goes on later with the same numbers."""
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        Full(patch, word)
+        with pytest.raises(OutputError, match=r"cannot be written \(No space left on device\)") as caught:
+            protofed.run("quickstart", SMALL, out=out)
+    assert str(out) in one_line(caught)
+    assert not [p for p in out.rglob("*") if p.name.endswith(".partial")]
+    assert finish(out) == undisturbed
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypatch):
+    federation, _ = assemble(experiment(rounds=3), ordinary())
+    next(federation.run())
+    save_checkpoint(tmp_path, 1, federation.server, federation.executor.clients)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()}
+    with monkeypatch.context() as patch:
+        Full(patch, "bob")
+        with pytest.raises(OutputError, match="No space left"):
+            save_checkpoint(tmp_path, 2, federation.server, federation.executor.clients)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()} == before
+    assert load_checkpoint(tmp_path, federation.executor.clients)[0] == 1
+
+
+def test_half_a_line_of_rounds_is_written_again(tmp_path, undisturbed):
+    out = tmp_path / "run"
+
+    def stop() -> None:
+        with (out / "rounds.jsonl").open("a") as file:
+            file.write('{"round": 3, "participants": ["cli')
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        protofed.run("quickstart", SMALL, out=out, progress=At(2, stop))
+    assert finish(out) == undisturbed
+
+
+def test_a_folder_that_vanishes(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(OutputError, match="is gone") as caught:
+        protofed.run("quickstart", SMALL, out=out, progress=At(2, lambda: shutil.rmtree(out)))
+    assert str(out) in one_line(caught)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("round", [2, 4])
+def test_a_folder_that_is_moved_is_continued_where_it_is(tmp_path, undisturbed, round):
+    out, other = tmp_path / "run", tmp_path / "other"
+    with pytest.raises(OutputError, match=r"moved, the same command with --resume and --out continues there"):
+        protofed.run("quickstart", SMALL, out=out, progress=At(round, lambda: out.rename(other)))
+    assert not out.exists()
+    assert finish(other) == undisturbed
+
+
+def test_a_clock_that_jumps(tmp_path, monkeypatch, undisturbed):
+    now = [time.time()]
+
+    def jumping() -> float:
+        now[0] += -3600.0 if int(now[0]) % 2 else 7201.5
+        return now[0]
+
+    monkeypatch.setattr(time, "time", jumping)
+    run = protofed.run("quickstart", SMALL, out=tmp_path / "run")
+    assert tensors(tmp_path / "run") == undisturbed
+    for record in run.rounds:
+        assert all(0 <= seconds < 600 for seconds in record["seconds"].values())
+
+
+def test_half_written_files_of_a_killed_run_go(tmp_path):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    (folder / "checkpoint" / ".round-000003.partial" / "clients").mkdir(parents=True)
+    (folder / ".summary.json.partial").touch()
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (folder / ".link.partial").symlink_to(elsewhere)
+    (folder / "notes.partial").touch()
+    remove_partial(folder)
+    assert {p.name for p in folder.rglob("*")} == {"checkpoint", "notes.partial"}
+    assert (elsewhere / "kept").exists()
+
+
+def test_a_refused_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    Full(monkeypatch, "file", room=2)
+    with pytest.raises(OutputError, match="file: cannot be written"):
+        write_bytes(path, b"newer")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old"
+
+
+# Through the command line, with what a system really does.
+
+
+def limited(kilobytes: int) -> list[str]:
+    """Return a command that runs the experiment while no file may grow beyond a size."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
+        "sys.argv = sys.argv[2:]; from protofed.cli import main; main()"
+    )
+    return [sys.executable, "-c", code, str(1024 * kilobytes), *COMMAND[2:]]
+
+
+@pytest.mark.parametrize("executor", ["sequential", "workers"])
+def test_a_limit_on_files_is_one_line(tmp_path, executor):
+    chosen = [*limited(12), f"execution.executor={executor}", "--out", str(tmp_path / "run"), "--quiet"]
+    done = subprocess.run(chosen, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "cannot be written" in done.stderr
+    assert "File too large" in done.stderr
+
+
+MOUNTS = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+
+
+@pytest.fixture
+def mounts(tmp_path) -> Path:
+    """A folder over which a process may mount a file system that only it sees."""
+    place = tmp_path / "place"
+    place.mkdir()
+    try:
+        tried = subprocess.run([*MOUNTS, f"mount -t tmpfs none {place}"], capture_output=True, timeout=20)
+    except FileNotFoundError:
+        pytest.skip("no unshare")
+    if tried.returncode:
+        pytest.skip("mounting is not allowed here")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("mount", "reason"),
+    [
+        ("mount -t tmpfs -o size=64k none {0}", "No space left on device"),
+        ("mount -t tmpfs -o ro none {0}", "Read-only file system"),
+    ],
+    ids=["full", "read-only"],
+)
+def test_a_disk_that_takes_nothing_is_one_line(mounts, mount, reason):
+    command = f'{mount.format(mounts)} && exec "$@"'
+    arguments = [*MOUNTS, command, "sh", *COMMAND, "--out", str(mounts / "run"), "--quiet"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"error: {mounts / 'run'}")
+    assert done.stderr.count("\n") == 1
+    assert reason in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["TMPDIR", "/dev/shm"])
+def test_workers_without_room(mounts, place):
+    there = mounts if place == "TMPDIR" else place
+    command = f'mount -t tmpfs -o size=100k none {there} && exec "$@"'
+    out = mounts.parent / "run"
+    chosen = [*COMMAND, "execution.executor=workers", "data.samples=1500", "--out", str(out), "--quiet"]
+    done = subprocess.run(
+        [*MOUNTS, command, "sh", *chosen],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "TMPDIR": str(mounts if place == "TMPDIR" else mounts.parent)},
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("executor", ["sequential", "workers"])
+def test_sigterm_is_as_ctrl_c(tmp_path, undisturbed, executor):
+    out, temporary = tmp_path / "run", tmp_path / "t"
+    temporary.mkdir()
+    long = [*COMMAND, "rounds=4", f"execution.executor={executor}", "--out", str(out), "--quiet"]
+    with subprocess.Popen(
+        long, env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (out / "rounds.jsonl").exists() or not (out / "rounds.jsonl").stat().st_size:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert said == "stopped; the same command with --resume continues\n"
+    assert list(temporary.iterdir()) == []
+    assert not (out / "summary.json").exists()
+    assert finish(out) == undisturbed
