@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from protofed.analysis.report import comparison, facts, tables
 from protofed.analysis.rundata import RunData, by_label, load_runs
 from protofed.analysis.style import rule_title
-from protofed.errors import DataError
+from protofed.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
+def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointError] | None = None) -> Path:
     """Write one self-contained HTML page about all runs at ``paths``.
 
     Args:
         paths: Run directories, comparison directories, or folders with either inside.
         out: The page; replaced whole.
+        left_out: Takes the errors of damaged runs in folders, which the page then names; None raises them.
 
     Raises:
         CheckpointError: If a path holds no run, or a file of a run is missing or damaged.
@@ -28,12 +29,13 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     from protofed.federation.files import write_text
 
     out = Path(out)
-    write_text(out, render(load_runs([Path(path) for path in paths])))
+    runs = load_runs([Path(path) for path in paths], left_out)
+    write_text(out, render(runs, [str(error) for error in left_out or ()]))
     return out
 
 
-def render(runs: Sequence[RunData]) -> str:
-    """Return the page: about one run, or a comparison of several."""
+def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
+    """Return the page: about one run, or a comparison of several, and why others were ``left_out``."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -53,6 +55,7 @@ def render(runs: Sequence[RunData]) -> str:
         facts=facts,
         rule_title=rule_title,
         single=len(runs) == 1,
+        left_out=left_out,
     )
 
 
@@ -83,7 +86,7 @@ class Plots:
         draw = figures.get(name)
         try:
             fig = draw(runs, **options)
-        except DataError as error:
+        except (CheckpointError, DataError) as error:
             return Plot(None, str(error))
         self.count += 1
         methods = ", ".join(by_label(runs))
