@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from protofed.errors import ConfigError, ProtofedError
+from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.flower.cli import deploy
 from protofed.ui import cli as ui
 
@@ -147,7 +147,10 @@ def report(
     """Rebuild a report, of one run or of several side by side."""
     from protofed.analysis.report import write_report
 
-    path = write_report(directories, out or directories[0] / "report.html")
+    left_out: list[CheckpointError] = []
+    path = write_report(directories, out or directories[0] / "report.html", left_out)
+    for reason in left_out:
+        errors.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True, markup=False)
     console.print(f"Report: {path}", soft_wrap=True)
 
 

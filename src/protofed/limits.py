@@ -50,6 +50,8 @@ DEPTH = 64
 """Tables and lists of JSON or TOML inside each other."""
 
 # Run directories.
+RUN_FILE_BYTES = GiB
+"""Bytes of any file of a run that is shown."""
 ROUNDS_BYTES = 512 * MiB
 """Bytes of ``rounds.jsonl``."""
 LINE_BYTES = 16 * MiB

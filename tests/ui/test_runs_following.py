@@ -12,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from protofed import limits
 from protofed.analysis import load_run
+from protofed.analysis.border import Border
 from protofed.errors import CheckpointError, ConfigError
 from protofed.ui.runs import following
-from protofed.ui.runs.following import Border, Follower, RoundsFile, State
+from protofed.ui.runs.following import Follower, RoundsFile, State
 from protofed.ui.runs.library import Library, places
 from rundirs import make_comparison, make_run
 
@@ -228,7 +230,9 @@ DAMAGE = {
         ),
     ),
     "config.toml: not valid TOML": in_file("config.toml", "]["),
-    "not the files of a run (ValueError": in_file("config.toml", 'seed = "seven"\n[method]\nname = "fedproto"\n'),
+    "seed and rounds should be whole numbers": in_file(
+        "config.toml", 'seed = "seven"\n[method]\nname = "fedproto"\n'
+    ),
     "summary.json: not valid JSON": in_file("summary.json", '{"a": NaN}'),
 }
 
@@ -305,7 +309,7 @@ def test_what_is_no_file_and_what_leads_out_is_not_read(tmp_path):
 
 def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", rounds=2)
-    monkeypatch.setattr(following, "MOST_BYTES", 100)
+    monkeypatch.setattr(limits, "RUN_FILE_BYTES", 100)
     follower = follow(run)
     follower.poll()
     assert "more than 100: it is not read" in follower.seen.reason

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from protofed.analysis.border import Border
 from protofed.analysis.rundata import RunData
 from protofed.errors import CheckpointError, ConfigError, DataError
 
@@ -39,7 +40,11 @@ class ClientFeatures:
 
 
 def restore_features(
-    run: RunData, clients: Sequence[str] | None = None, most: int | None = None, seed: int = 0
+    run: RunData,
+    clients: Sequence[str] | None = None,
+    most: int | None = None,
+    seed: int = 0,
+    trust_code: bool = False,
 ) -> list[ClientFeatures]:
     """Return the features of test samples, from the models the run ended with.
 
@@ -48,6 +53,7 @@ def restore_features(
         clients: Names; None for all.
         most: At most so many samples of each client, drawn with ``seed``; None for all.
         seed: See ``most``.
+        trust_code: Import the code that the run's configuration names, if it names any.
 
     Raises:
         DataError: If the run has left no models, or its data are missing or not those it was run on.
@@ -60,6 +66,7 @@ def restore_features(
 
     if not (run.directory / "clients").is_dir():
         raise DataError(f"{run.directory}: no models to take features from: the run has not finished")
+    _check_code(run, trust_code)
     experiment = resolve(run.config)
     # On a CPU the picture does not depend on the machine's accelerator.
     experiment = replace(
@@ -76,12 +83,25 @@ def restore_features(
         path = run.directory / "clients" / name / "model.safetensors"
         client = built[name]
         try:
+            Border(run.directory).signature(path)
             client.model.load_state_dict(read_tensors(path))
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
         found.append(_features(client, most, seed))
     return found
+
+
+def _check_code(run: RunData, trusted: bool) -> None:
+    """Refuse a configuration that names code, which would be imported and called, unless that is wanted."""
+    model, data = (run.config.get(name) for name in ("model", "data"))
+    model, data = (table if isinstance(table, dict) else {} for table in (model, data))
+    named = [str(name) for name in (run.method, model.get("name"), model.get("shared")) if ":" in str(name)]
+    if (named or data.get("trust_code")) and not trusted:
+        what = f"names code of its own ({named[0]})" if named else "trusts the code that its data name"
+        raise DataError(
+            f"{run.directory / 'config.toml'}: {what}: set the option trust_code=true if you trust this folder"
+        )
 
 
 def _features(client: Client, most: int | None, seed: int) -> ClientFeatures:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis._files import read_federation, read_object, read_rounds, read_toml
+from protofed.analysis._files import read_comparison, read_config, read_federation, read_rounds, read_summary
 from protofed.analysis._labels import tell_apart
+from protofed.analysis.border import Border
 from protofed.analysis.summary import summarise
 from protofed.errors import CheckpointError
+from protofed.reading import reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 RULE_ORDER = ("head", "global_model", "local", "global", "global_own", "etf")
 EXCHANGES = ("nothing", "prototypes", "logits", "part of the weights", "all weights")
 """What may cross the network, the least first."""
+
+DEEPEST = 8
+"""Folders further down are not searched."""
 
 
 @dataclass(frozen=True)
@@ -143,46 +148,86 @@ def main_rule(rules: Iterable[str]) -> str:
     return next((r for r in names if r in ("head", "global_model")), next(iter(names), "head"))
 
 
-def load_run(path: Path) -> RunData:
+def load_run(path: Path, border: Border | None = None) -> RunData:
     """Read one run directory; a last line of ``rounds.jsonl`` that is still being written is left out.
 
+    Args:
+        path: The directory.
+        border: Folder that links must not leave; by default the directory itself.
+
     Raises:
-        CheckpointError: If a file is missing or damaged.
+        CheckpointError: If a file is missing or damaged, or leads elsewhere.
     """
-    config, federation, summary, label = load_description(path)
-    return RunData(path, config, federation, read_rounds(path / "rounds.jsonl"), summary, label)
+    border = border or Border(path)
+    config, federation, summary, label = load_description(path, border)
+    border.signature(path / "rounds.jsonl")
+    run = RunData(path, config, federation, read_rounds(path / "rounds.jsonl"), summary, label)
+    check_run(run)
+    return run
 
 
-def load_description(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, str]:
+def load_description(
+    path: Path, border: Border | None = None
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, str]:
     """Return what one run directory says beside its rounds: configuration, federation, summary if any, and label.
 
     Raises:
-        CheckpointError: If a file is missing or damaged.
+        CheckpointError: If a file is missing or damaged, or leads elsewhere.
     """
-    config = read_toml(path / "config.toml")
+    border = border or Border(path)
+    for name in ("config.toml", "federation.json", "summary.json"):
+        border.signature(path / name)
+    config = read_config(path / "config.toml")
     federation = read_federation(path / "federation.json")
-    summary = read_object(path / "summary.json") if (path / "summary.json").is_file() else None
-    method = config.get("method")
-    named = method.get("name") if isinstance(method, dict) else None
-    if not isinstance(named, str):
-        raise CheckpointError(f"{path / 'config.toml'}: lacks [method] name: this is no resolved configuration")
-    return config, federation, summary, (summary or {}).get("label") or _short(named)
+    summary = read_summary(path / "summary.json")
+    return config, federation, summary, (summary or {}).get("label") or _short(config["method"]["name"])
 
 
-def load_runs(paths: Sequence[Path]) -> list[RunData]:
+def check_run(run: RunData) -> None:
+    """Compute what is asked of a run, so that whatever is wrong with its files comes to light here.
+
+    Raises:
+        CheckpointError: If its rounds do not agree with each other or with its clients.
+    """
+    where = run.directory / "rounds.jsonl"
+    try:
+        _ = run.seed, run.planned_rounds, run.facts, run.rules, run.sent()
+        for rule in run.rules:
+            run.accuracy(rule)
+            found = run.client_accuracies(rule)
+            if len(found) != len(run.clients):
+                raise CheckpointError(
+                    f"{where}: round {run.evaluated[-1]['round']} has {len(found)} accuracies for "
+                    f"{len(run.clients)} clients"
+                )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: not the rounds of one run ({type(error).__name__}: {error})") from None
+
+
+def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = None) -> list[RunData]:
     """Read all runs at or below ``paths``: run directories, comparisons, or folders with either inside.
 
-    Runs of a comparison that have not begun are left out, and a directory reached twice is read once.
+    Runs of a comparison that have not begun are left out, and a directory reached twice is read once. Links are
+    followed as long as they stay below the path that was named.
+
+    Args:
+        paths: Folders.
+        left_out: Takes the errors of damaged runs inside a folder, whose others are then read; None raises them.
 
     Raises:
         CheckpointError: If a path holds no run, or a file is missing or damaged.
     """
     runs: dict[Path, RunData] = {}
-    for path in paths:
-        found = list(_runs_at(Path(path)))
+    for path in map(Path, paths):
+        faults: list[CheckpointError] = []
+        found = list(_runs_at(path, _Search(Border(path), faults if left_out is not None else None)))
+        if not found and faults:
+            raise faults[0]
         if not found:
             raise CheckpointError(f"{path}: no run here: expected config.toml and rounds.jsonl, or comparison.json")
         runs.update((run.directory.resolve(), run) for run in found)
+        if left_out is not None:
+            left_out += faults
     labels = tell_apart([run.label for run in runs.values()], [run.config for run in runs.values()])
     return [replace(run, label=label) for run, label in zip(runs.values(), labels, strict=True)]
 
@@ -196,7 +241,7 @@ def prototypes(run: RunData) -> dict[str, Tensor]:
     from protofed.federation.files import read_tensors
 
     path = run.directory / "prototypes.safetensors"
-    return read_tensors(path) if path.is_file() else {}
+    return read_tensors(path) if Border(run.directory).signature(path) else {}
 
 
 def by_label(runs: Iterable[RunData]) -> dict[str, list[RunData]]:
@@ -220,26 +265,70 @@ def settled(runs: Sequence[RunData]) -> list[RunData]:
     return [r for r in runs if r.finished] or list(runs)
 
 
-def _runs_at(path: Path) -> Iterator[RunData]:
-    if (path / "comparison.json").is_file():
-        yield from _comparison(path)
-    elif (path / "config.toml").is_file() or (path / "rounds.jsonl").is_file():
-        yield load_run(path)
+@dataclass
+class _Search:
+    """A search for runs below one folder.
+
+    Attributes:
+        border: Nothing beyond it is read.
+        faults: Takes the errors of damaged runs; None raises them.
+        visited: Folders that were looked at, by their real paths.
+    """
+
+    border: Border
+    faults: list[CheckpointError] | None
+    visited: set[Path] = field(default_factory=set)
+
+    def load(self, path: Path) -> RunData | None:
+        """Return a run; None if it is damaged, and that is noted."""
+        try:
+            return load_run(path, self.border)
+        except CheckpointError as error:
+            self.note(error)
+            return None
+
+    def note(self, error: CheckpointError) -> None:
+        """Note a fault, or raise it."""
+        if self.faults is None:
+            raise error
+        self.faults.append(error)
+
+
+def _runs_at(path: Path, search: _Search, depth: int = 0) -> Iterator[RunData]:
+    real = path.resolve()
+    if real in search.visited or depth > DEEPEST:
+        return
+    search.visited.add(real)
+    if not search.border.holds(path):
+        search.note(CheckpointError(f"{path}: leads out of {search.border.root}"))
+    elif (path / "comparison.json").is_file():
+        yield from _comparison(path, search)
+    elif (path / "config.toml").exists() or (path / "rounds.jsonl").exists():
+        run = search.load(path)
+        if run is not None:
+            yield run
     elif path.is_dir():
-        for below in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
-            yield from _runs_at(below)
+        try:
+            below = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+        except OSError as error:
+            search.note(CheckpointError(f"{path}: cannot be read ({reason(error)})"))
+            return
+        for folder in below:
+            yield from _runs_at(folder, search, depth + 1)
 
 
-def _comparison(path: Path) -> Iterator[RunData]:
-    entries = read_object(path / "comparison.json").get("runs")
+def _comparison(path: Path, search: _Search) -> Iterator[RunData]:
+    runs = []
     try:
-        places = [
-            (str(entry["method"]), tuple(map(str, entry.get("values", ()))), path / entry["directory"])
-            for entry in entries or ()
-        ]
-    except (TypeError, KeyError):
-        raise CheckpointError(f"{path / 'comparison.json'}: runs must list method, seed and directory") from None
-    runs = [(m, values, load_run(p)) for m, values, p in places if (p / "rounds.jsonl").is_file()]
+        search.border.signature(path / "comparison.json")
+        listed = read_comparison(path / "comparison.json")
+    except CheckpointError as error:
+        search.note(error)
+        return
+    for entry in listed.runs:
+        run = search.load(path / entry.folder) if (path / entry.folder / "rounds.jsonl").exists() else None
+        if run is not None:
+            runs.append((entry.method, entry.values, run))
     # An unfinished run does not know its label yet: it takes that of a finished run of the same method.
     labels = {method: run.label for method, _, run in runs if run.finished}
     for method, values, run in runs:
@@ -253,10 +342,7 @@ def axes_of(path: Path) -> dict[str, list[str]]:
         CheckpointError: If they are damaged.
     """
     where = Path(path) / "comparison.json"
-    found = read_object(where).get("axes", {}) if where.is_file() else {}
-    if not isinstance(found, dict) or not all(isinstance(v, list) and v for v in found.values()):
-        raise CheckpointError(f"{where}: axes must be a table of lists of names")
-    return {str(axis): [str(name) for name in names] for axis, names in found.items()}
+    return read_comparison(where).axes if where.exists() else {}
 
 
 def _short(method: str) -> str:

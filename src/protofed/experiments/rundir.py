@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,13 @@ import tomli_w
 import torch
 from torch import Tensor
 
+from protofed.analysis._files import read_rounds
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree
 from protofed.federation import Federation, RoundRecord, load_checkpoint, save_checkpoint
 from protofed.federation.files import read_json, remove_partial, write_json, write_tensors, write_text
 from protofed.prototypes.means import class_means, class_sums
+from protofed.reading import read_toml, reason
 from protofed.training.client import Client
 from protofed.training.visit import batches
 
@@ -61,9 +62,9 @@ class RunDirectory:
     def _check_same(self, config: Path, experiment: Experiment) -> None:
         """Refuse a folder with another configuration, naming the first option that differs."""
         try:
-            found = _flat(tomllib.loads(config.read_text()))
-        except tomllib.TOMLDecodeError as error:
-            raise CheckpointError(f"{config}: not valid TOML ({error})") from None
+            found = _flat(read_toml(config))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{config}: {reason(error)}") from None
         wanted = _flat(experiment.identity())
         kept = {k: v for k, v in found.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
         differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
@@ -95,16 +96,13 @@ class RunDirectory:
         return rounds
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Return the recorded rounds; a line cut off by a crash ends the list."""
+        """Return the recorded rounds; a last line cut off by a crash is left out.
+
+        Raises:
+            CheckpointError: If the file is damaged.
+        """
         path = self.path / "rounds.jsonl"
-        rounds: list[dict[str, Any]] = []
-        if path.is_file():
-            for line in path.read_text().splitlines():
-                try:
-                    rounds.append(json.loads(line))
-                except json.JSONDecodeError:
-                    break
-        return rounds
+        return read_rounds(path) if path.exists() else []
 
     def add_round(self, record: RoundRecord, federation: Federation, every: int) -> dict[str, Any]:
         """Append a round and, when due, a checkpoint.
@@ -133,7 +131,9 @@ class RunDirectory:
         path = self.path / "federation.json"
         if not path.is_file():
             return None
-        found: list[str] = read_json(path).get("bfloat16", [])
+        found = read_json(path).get("bfloat16", [])
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise CheckpointError(f"{path}: bfloat16 should list names of models")
         return found
 
     # The end.

@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, round: int, server: Mapping[str, Tensor], clie
             shutil.rmtree(partial, ignore_errors=True)
             raise
         for older in _checkpoints(folder)[:-1]:
-            shutil.rmtree(older)
+            shutil.rmtree(older, ignore_errors=True)
 
 
 def load_checkpoint(folder: Path, clients: Roster) -> tuple[int, dict[str, Tensor]] | None:
@@ -53,6 +53,9 @@ def load_checkpoint(folder: Path, clients: Roster) -> tuple[int, dict[str, Tenso
     state = read_json(found[-1] / "state.json")
     if state.get("clients") != list(clients):
         raise CheckpointError(f"{found[-1]}: was written for other clients")
+    round = state.get("round")
+    if type(round) is not int or found[-1].name != f"{_PREFIX}{round:06d}":
+        raise CheckpointError(f"{found[-1] / 'state.json'}: its round is {round!r}, not that of its folder")
     server = read_tensors(found[-1] / "server.safetensors")
     for name in clients.here:
         path = found[-1] / "clients" / f"{name}.safetensors"
@@ -61,8 +64,10 @@ def load_checkpoint(folder: Path, clients: Roster) -> tuple[int, dict[str, Tenso
         except (KeyError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
-    return state["round"], server
+    return round, server
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{_PREFIX}*")) if folder.is_dir() else []
+    """Return the checkpoints there are, the newest last; links are none, since they lead to somebody else's."""
+    found = [p for p in folder.glob(f"{_PREFIX}*") if p.name.removeprefix(_PREFIX).isdecimal()]
+    return sorted(p for p in found if p.is_dir() and not p.is_symlink())

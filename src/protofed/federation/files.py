@@ -14,7 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from protofed import limits
 from protofed.errors import CheckpointError, writing
+from protofed.reading import open_ordinary, parse_json, read_text, reason
 
 PARTIAL = ".partial"
 """How names of half-written files and folders end; they begin with a dot."""
@@ -62,16 +64,19 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
 
     Raises:
-        CheckpointError: If the file is missing or damaged.
+        CheckpointError: If the file is missing, damaged, or holds anything else.
     """
     try:
-        return json.loads(path.read_text())
+        found = parse_json(read_text(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: cannot be read (it holds no object)")
+    return found
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
@@ -85,7 +90,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: If the file is missing or damaged.
     """
+    check_tensors(path)
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def check_tensors(path: Path) -> None:
+    """Check that a safetensors file is an ordinary one with a header of sensible length, before it is mapped.
+
+    Raises:
+        CheckpointError: If it is not.
+    """
+    try:
+        with open_ordinary(path) as file:
+            length = int.from_bytes(file.read(8), "little")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+    if length > limits.TENSOR_HEADER_BYTES:
+        raise CheckpointError(f"{path}: cannot be read (its header has {length} bytes)")

@@ -39,7 +39,7 @@ class Points(NamedTuple):
     kinds: NDArray[Any]
 
 
-def points(run: RunData, names: list[str], samples: int, seed: int) -> Points:
+def points(run: RunData, names: list[str], samples: int, seed: int, trust_code: bool = False) -> Points:
     """Return test features of some clients, their local prototypes, and the global prototypes as clients use them.
 
     Args:
@@ -47,6 +47,7 @@ def points(run: RunData, names: list[str], samples: int, seed: int) -> Points:
         names: The clients.
         samples: At most so many test samples, the same number of each client.
         seed: Decides which samples.
+        trust_code: Import the code that the run's configuration names, if it names any.
 
     Raises:
         ConfigError: If no samples are asked for.
@@ -58,7 +59,7 @@ def points(run: RunData, names: list[str], samples: int, seed: int) -> Points:
 
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, not {samples}")
-    found = restore_features(run, names, max(1, samples // max(1, len(names))), seed)
+    found = restore_features(run, names, max(1, samples // max(1, len(names))), seed, trust_code)
     tensors = prototypes(run)
     parts: list[tuple[Tensor, Tensor, int]] = [(c.features, c.labels, 0) for c in found]
     for name in names:
@@ -120,16 +121,19 @@ def kinds_shown(found: list[Points]) -> dict[str, dict[str, Any]]:
 
 
 @figure("tsne")
-def tsne(runs: list[RunData], clients: int = 5, samples: int = 1000, seed: int = 0) -> Figure:
+def tsne(
+    runs: list[RunData], clients: int = 5, samples: int = 1000, seed: int = 0, trust_code: bool = False
+) -> Figure:
     """Test features of some clients with local and global prototypes in one t-SNE embedding per run.
 
     Options:
         clients: how many clients, drawn with the seed
         samples: at most so many test samples of all of them
         seed: decides on clients, samples and the embedding
+        trust_code: import the code that a run's configuration names, if it names any
     """
     shown = {
-        title: (run, points(run, chosen_clients(run, clients, seed), samples, seed))
+        title: (run, points(run, chosen_clients(run, clients, seed), samples, seed, trust_code))
         for title, run in titled(runs).items()
     }
     single = len(shown) == 1

@@ -23,7 +23,12 @@ FAR = 3.0
 
 @figure("plane")
 def plane(
-    runs: list[RunData], client: str | int | None = None, samples: int = 1500, local: bool = True, seed: int = 0
+    runs: list[RunData],
+    client: str | int | None = None,
+    samples: int = 1500,
+    local: bool = True,
+    seed: int = 0,
+    trust_code: bool = False,
 ) -> Figure:
     """Test features in the plane (d = 2), with the global prototypes as rays from the origin, one panel per run.
 
@@ -32,6 +37,7 @@ def plane(
         samples: at most so many test samples
         local: show local prototypes as well
         seed: decides which samples
+        trust_code: import the code that a run's configuration names, if it names any
     """
     shown: dict[str, Points] = {}
     for title, run in titled(runs).items():
@@ -45,7 +51,7 @@ def plane(
         if client is not None:
             names = [names[place_of(names, client, "client")]]
             title = names[0] if len(runs) == 1 else f"{title}: {names[0]}"
-        found = points(run, names, samples, seed)
+        found = points(run, names, samples, seed, trust_code)
         shown[title] = found if local else Points(*(part[found.kinds != 1] for part in found))
     single = len(shown) == 1
     fig, axes = panels(len(shown), *((5.2, 5.2) if single else (3.6, 3.6)), columns=2 if len(shown) == 4 else 3)

@@ -10,19 +10,20 @@ from protofed.analysis import grid
 from protofed.analysis.report import comparison, facts, tables
 from protofed.analysis.rundata import RunData, axes_of, by_label, load_runs
 from protofed.analysis.style import rule_title
-from protofed.errors import DataError
+from protofed.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
+def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointError] | None = None) -> Path:
     """Write one self-contained HTML page about all runs at ``paths``.
 
     Args:
         paths: Run directories, comparison directories, or folders with either inside.
         out: The page; replaced whole.
+        left_out: Takes the errors of damaged runs in folders, which the page then names; None raises them.
 
     Raises:
         CheckpointError: If a path holds no run, or a file of a run is missing or damaged.
@@ -30,24 +31,20 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     from protofed.federation.files import write_text
 
     out = Path(out)
-    runs = load_runs([Path(path) for path in paths])
+    runs = load_runs([Path(path) for path in paths], left_out)
     axes = axes_of(paths[0]) if len(paths) == 1 else {}
     if axes:
         rows = grid.rows_of(runs, axes)
         write_text(out.with_name("grid.csv"), grid.as_csv(rows, axes))
-        write_text(
-            out,
-            _environment()
-            .get_template("grid.html")
-            .render(runs=runs, axes=list(axes), grid=tables.grid(rows, axes), facts=facts),
-        )
+        template = _environment().get_template("grid.html")
+        write_text(out, template.render(runs=runs, axes=list(axes), grid=tables.grid(rows, axes), facts=facts))
     else:
-        write_text(out, render(runs))
+        write_text(out, render(runs, [str(error) for error in left_out or ()]))
     return out
 
 
-def render(runs: Sequence[RunData]) -> str:
-    """Return the page: about one run, or a comparison of several."""
+def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
+    """Return the page: about one run, or a comparison of several, and why others were ``left_out``."""
     template = _environment().get_template("report.html")
     return template.render(
         runs=list(runs),
@@ -58,6 +55,7 @@ def render(runs: Sequence[RunData]) -> str:
         facts=facts,
         rule_title=rule_title,
         single=len(runs) == 1,
+        left_out=left_out,
     )
 
 
@@ -101,7 +99,7 @@ class Plots:
         draw = figures.get(name)
         try:
             fig = draw(runs, **options)
-        except DataError as error:
+        except (CheckpointError, DataError) as error:
             return Plot(None, str(error))
         self.count += 1
         methods = ", ".join(by_label(runs))

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from protofed.analysis._files import check_record, parse_json
-from protofed.analysis.rundata import RunData, load_description
+from protofed import limits
+from protofed.analysis._files import check_record
+from protofed.analysis.border import Border, Signature
+from protofed.analysis.rundata import RunData, check_run, load_description
 from protofed.errors import CheckpointError
+from protofed.reading import lines, open_ordinary, parse_json, reason
 
 BEGINNING_S = 60.0
 """A directory without all of its files is given so long before they count as missing."""
 
 QUIET_S = 60.0
 """A run that writes nothing for so long, and for ten rounds' time, is called quiet: it may have been stopped."""
-
-MOST_BYTES = 2**30
-"""Files beyond this size are not read."""
-
-Signature = tuple[int, int, int]
-"""Which file it is, its size, and when it was last written."""
 
 
 class State(StrEnum):
@@ -37,44 +33,6 @@ class State(StrEnum):
     QUIET = "quiet"
     FINISHED = "finished"
     DAMAGED = "damaged"
-
-
-class Border:
-    """The folder that is shown, and beyond which nothing is read.
-
-    Attributes:
-        root: Its real path.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
-
-    def holds(self, path: Path) -> bool:
-        """Tell whether a path, with all links followed, lies inside."""
-        try:
-            return path.resolve().is_relative_to(self.root)
-        except (OSError, RuntimeError, ValueError):
-            return False
-
-    def signature(self, path: Path) -> Signature | None:
-        """Return what changes when a file does; None if there is no such file.
-
-        Raises:
-            CheckpointError: If it is no ordinary file, leads out of the folder, or is too large.
-        """
-        try:
-            found = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path}: is no ordinary file")
-        if not self.holds(path):
-            raise CheckpointError(f"{path}: leads out of {self.root}")
-        if found.st_size > MOST_BYTES:
-            raise CheckpointError(f"{path}: has {found.st_size} bytes, more than {MOST_BYTES}: it is not read")
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class RoundsFile:
@@ -121,42 +79,33 @@ class RoundsFile:
             self._forget()
             return had > 0
         try:
-            with self.path.open("rb") as file:
+            with open_ordinary(self.path, limits.ROUNDS_BYTES) as file:
                 if self._seen is not None and (seen[0] != self._seen[0] or not self._continues(file)):
                     self._forget()
+                replaced = had > 0 and not self._offset
                 file.seek(self._offset)
-                added = file.read(MOST_BYTES)
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be read ({error.strerror or error})") from None
-        replaced = had > 0 and not self._offset
-        self._seen, self._fault = seen, None
-        try:
-            return self._take(added) or replaced
+                self._seen, self._fault = seen, None
+                return self._take(file) or replaced
         except CheckpointError as error:
             self._fault = error
             raise
+        except (OSError, ValueError) as error:
+            self._fault = CheckpointError(f"{self.path}: line {self._lines + 1} cannot be read ({reason(error)})")
+            raise self._fault from None
 
     def _continues(self, file: Any) -> bool:
         """Tell whether the file still holds, up to the place reached, what was read there."""
         file.seek(max(0, self._offset - len(self._end)))
         return bool(file.read(len(self._end)) == self._end)
 
-    def _take(self, added: bytes) -> bool:
+    def _take(self, file: BinaryIO) -> bool:
         changed = False
-        *lines, rest = added.split(b"\n")
-        for line in lines:
-            self._record(line)
-            self._reached(line + b"\n")
-            changed = True
-        # The last line may lack its end because it is being written, or because its writer was stopped behind it.
-        try:
-            complete = bool(rest) and isinstance(parse_json(rest), dict)
-        except ValueError:
-            complete = False
-        if complete:
-            self._record(rest)
-            self._reached(rest)
-            changed = True
+        for line in lines(file, limits.LINE_BYTES):
+            # The last line may lack its end: it is being written, or its writer was stopped right behind it.
+            if line.endswith(b"\n") or _is_complete(line):
+                self._record(line)
+                self._reached(line)
+                changed = True
         return changed
 
     def _record(self, line: bytes) -> None:
@@ -241,10 +190,18 @@ class Follower:
             changed = self._read()
             run, reason = (self._run() if changed else self.seen.run), ""
             if changed and run is not None:
-                _rehearse(run)
+                check_run(run)
         except CheckpointError as error:
             changed, run, reason = str(error) != self._broken, None, str(error)
-        except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (
+            OSError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             reason = f"{self.seen.directory}: not the files of a run ({type(error).__name__}: {error})"
             changed, run = reason != self._broken, None
         self._broken = reason
@@ -268,7 +225,7 @@ class Follower:
         if changed:
             # Before anything is read, so that a file that changes meanwhile is read again.
             self._description, self._signatures = None, {}
-            self._description = load_description(folder)
+            self._description = load_description(folder, self.border)
             self._signatures = found
         return self.rounds.poll() or changed or bool(self._broken)
 
@@ -305,13 +262,8 @@ class Follower:
         return State.RUNNING if run.rounds else State.STARTING
 
 
-def _rehearse(run: RunData) -> None:
-    """Compute what pages will ask of a run, so that whatever is wrong with its files comes to light here."""
-    _ = run.seed, run.planned_rounds, run.facts, run.rules, run.sent()
-    for rule in run.rules:
-        run.accuracy(rule)
-        if len(run.client_accuracies(rule)) != len(run.clients):
-            raise CheckpointError(
-                f"{run.directory / 'rounds.jsonl'}: round {run.evaluated[-1]['round']} has "
-                f"{len(run.client_accuracies(rule))} accuracies for {len(run.clients)} clients"
-            )
+def _is_complete(line: bytes) -> bool:
+    try:
+        return isinstance(parse_json(line), dict)
+    except ValueError:
+        return False

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protofed.analysis._files import read_object
+from protofed.analysis._files import read_comparison
 from protofed.analysis._labels import tell_apart
+from protofed.analysis.border import Border
+from protofed.analysis.rundata import DEEPEST
 from protofed.errors import CheckpointError, ConfigError
-from protofed.ui.runs.following import Border, Follower, Seen, State
-
-DEEPEST = 8
-"""Folders further down are not searched."""
+from protofed.ui.runs.following import Follower, Seen, State
 
 LOOKING_SHARE = 0.1
 """Looking for new runs may take this share of the time: large trees are searched less often."""
@@ -164,7 +163,7 @@ def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Pat
         if real in visited:
             return
         visited.add(real)
-        if (path / "config.toml").is_file() or (path / "rounds.jsonl").is_file():
+        if (path / "config.toml").exists() or (path / "rounds.jsonl").exists():
             yield Place(key, path)
             return
         below = sorted(
@@ -177,7 +176,7 @@ def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Pat
     if (path / "comparison.json").is_file():
         try:
             border.signature(path / "comparison.json")
-            listed = _listed(path)
+            listed = [run.folder for run in read_comparison(path / "comparison.json").runs]
         except CheckpointError as error:
             yield Place(key, path, str(error), damaged=True)
     for name in dict.fromkeys([*listed, *below]):
@@ -193,24 +192,6 @@ def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Pat
                 yield Place(_key(place, root), place, "the comparison has not come to it yet")
         elif name in listed:
             yield Place(_key(place, root), place, "the comparison has not come to it yet")
-
-
-def _listed(path: Path) -> list[str]:
-    """Return the folders that a comparison names.
-
-    Raises:
-        CheckpointError: If it is damaged, or names anything but folders of its own.
-    """
-    where = path / "comparison.json"
-    entries = read_object(where).get("runs")
-    try:
-        names = [entry["directory"] for entry in entries or ()]
-    except (TypeError, KeyError):
-        raise CheckpointError(f"{where}: runs must list method, seed and directory") from None
-    for name in names:
-        if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
-            raise CheckpointError(f"{where}: {name!r} is no folder of this comparison")
-    return names
 
 
 def _key(path: Path, root: Path) -> str:

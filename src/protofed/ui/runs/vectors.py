@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protofed.analysis.border import Border, Signature
 from protofed.analysis.rundata import RunData
 from protofed.errors import CheckpointError
-from protofed.ui.runs.following import Border, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,14 +70,18 @@ def read(found: Source, classes: int) -> tuple[Tensor, Tensor] | None:
     """
     from safetensors import SafetensorError, safe_open
 
+    from protofed.federation.files import check_tensors
+
     try:
+        if found.path.exists():
+            check_tensors(found.path)
         with safe_open(found.path, "pt") as file:
             if found.table not in file.keys() or found.present not in file.keys():  # noqa: SIM118
                 return None
             table, present = file.get_tensor(found.table), file.get_tensor(found.present)
     except FileNotFoundError:
         return None  # a checkpoint gives way to the next one
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{found.path}: cannot be read ({error})") from None
     if table.dim() != 2 or present.shape != (classes,) or len(table) != classes or not table.is_floating_point():
         raise CheckpointError(f"{found.path}: expected {classes} rows in {found.table} and {found.present}")

@@ -1,0 +1,53 @@
+"""The folder that is looked at, and beyond which nothing is read."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from protofed import limits
+from protofed.errors import CheckpointError
+from protofed.reading import reason
+
+Signature = tuple[int, int, int]
+"""Which file it is, its size, and when it was last written."""
+
+
+class Border:
+    """A folder that links must not leave.
+
+    Attributes:
+        root: Its real path.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def holds(self, path: Path) -> bool:
+        """Tell whether a path, with all links followed, lies inside."""
+        try:
+            return path.resolve().is_relative_to(self.root)
+        except (OSError, RuntimeError, ValueError):
+            return False
+
+    def signature(self, path: Path) -> Signature | None:
+        """Return what changes when a file does; None if there is no such file.
+
+        Raises:
+            CheckpointError: If it is no ordinary file, leads out of the folder, or is too large.
+        """
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{path}: is no ordinary file")
+        if not self.holds(path):
+            raise CheckpointError(f"{path}: leads out of {self.root}")
+        if found.st_size > limits.RUN_FILE_BYTES:
+            raise CheckpointError(
+                f"{path}: has {found.st_size} bytes, more than {limits.RUN_FILE_BYTES}: it is not read"
+            )
+        return found.st_ino, found.st_size, found.st_mtime_ns
