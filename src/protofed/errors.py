@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 2000
+"""Characters of a message: names and values in it may be of any length."""
+
 
 class ProtofedError(Exception):
     """Base of every error protofed raises on purpose; the CLI prints it as a single line.
@@ -13,8 +16,9 @@ class ProtofedError(Exception):
     """
 
     def __str__(self) -> str:
-        """Return the message as one line."""
-        return printable(super().__str__())
+        """Return the message as one line of moderate length."""
+        message = super().__str__()
+        return printable(message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
 
 
 class ConfigError(ProtofedError):
