@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_LONGEST = 2000
+"""Characters of a message: names and values in it may be of any length."""
+
 
 class ProtofedError(Exception):
     """Base of every error protofed raises on purpose; the CLI prints it as a single line.
@@ -15,8 +18,9 @@ class ProtofedError(Exception):
     """
 
     def __str__(self) -> str:
-        """Return the message as one line."""
-        return printable(super().__str__())
+        """Return the message as one line of moderate length."""
+        message = super().__str__()
+        return printable(message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
 
 
 class ConfigError(ProtofedError):

@@ -13,10 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protofed import limits
-from protofed.analysis import load_run
+from protofed.analysis import _files, load_run
 from protofed.analysis.border import Border
 from protofed.errors import CheckpointError, ConfigError
-from protofed.ui.runs import following
 from protofed.ui.runs.following import Follower, RoundsFile, State
 from protofed.ui.runs.library import Library, places
 from rundirs import make_comparison, make_run
@@ -59,7 +58,7 @@ def test_a_file_written_in_any_pieces_gives_the_same_records(tmp_path, cuts, rou
 def test_only_new_lines_are_parsed(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", rounds=6, finished=False)
     parsed = []
-    monkeypatch.setattr(following, "check_record", lambda r, where: parsed.append(r["round"]))
+    monkeypatch.setattr(_files, "check_record", lambda r, where: parsed.append(r["round"]))
     file = RoundsFile(run / "rounds.jsonl", Border(tmp_path))
     assert file.poll()
     assert not file.poll()

@@ -141,21 +141,36 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
         CheckpointError: If it is missing or endless, or another line is no record of a round.
     """
     records: dict[int, dict[str, Any]] = {}
-    number = 0
-    damaged = ""
     with _told(path), reading.open_ordinary(path, limits.ROUNDS_BYTES) as file:
         for number, line in enumerate(reading.lines(file, limits.LINE_BYTES), start=1):
-            if damaged:
-                raise CheckpointError(damaged)
-            where = f"{path}: line {number}"
-            try:
-                record = parse_json(line)
-            except ValueError:
-                damaged = f"{where} is not the record of a round"  # unless it is the last
-                continue
-            check_record(record, where)
-            records[record["round"]] = record
+            if line.strip() and is_written(line):
+                record = read_record(line, f"{path}: line {number}")
+                records[record["round"]] = record
     return [records[number] for number in sorted(records)]
+
+
+def is_written(line: bytes) -> bool:
+    """Tell whether a line has its end, or lacks nothing but that: its writer may have been stopped right before."""
+    if line.endswith(b"\n"):
+        return True
+    try:
+        return isinstance(parse_json(line), dict)
+    except ValueError:
+        return False
+
+
+def read_record(line: bytes, where: str) -> dict[str, Any]:
+    """Return the record of a round; ``where`` starts errors.
+
+    Raises:
+        CheckpointError: If it is none.
+    """
+    try:
+        record = parse_json(line)
+    except ValueError:
+        record = None
+    check_record(record, where)
+    return record
 
 
 @contextmanager

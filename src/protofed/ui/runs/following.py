@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from protofed import limits
-from protofed.analysis._files import check_record
+from protofed.analysis._files import is_written, read_record
 from protofed.analysis.border import Border, Signature
 from protofed.analysis.rundata import RunData, check_run, load_description
 from protofed.errors import CheckpointError
-from protofed.reading import lines, open_ordinary, parse_json, reason
+from protofed.reading import lines, open_ordinary, reason
 
 BEGINNING_S = 60.0
 """A directory without all of its files is given so long before they count as missing."""
@@ -101,8 +101,7 @@ class RoundsFile:
     def _take(self, file: BinaryIO) -> bool:
         changed = False
         for line in lines(file, limits.LINE_BYTES):
-            # The last line may lack its end: it is being written, or its writer was stopped right behind it.
-            if line.endswith(b"\n") or _is_complete(line):
+            if is_written(line):
                 self._record(line)
                 self._reached(line)
                 changed = True
@@ -111,12 +110,7 @@ class RoundsFile:
     def _record(self, line: bytes) -> None:
         if not line.strip():
             return
-        where = f"{self.path}: line {self._lines + 1}"
-        try:
-            record = parse_json(line)
-        except ValueError:
-            record = None
-        check_record(record, where)
+        record = read_record(line, f"{self.path}: line {self._lines + 1}")
         self.records[record["round"]] = record
         self._lines += 1
 
@@ -260,10 +254,3 @@ class Follower:
         if age > max(QUIET_S, 10 * max(last, default=0.0)):
             return State.QUIET
         return State.RUNNING if run.rounds else State.STARTING
-
-
-def _is_complete(line: bytes) -> bool:
-    try:
-        return isinstance(parse_json(line), dict)
-    except ValueError:
-        return False
