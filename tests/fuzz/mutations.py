@@ -84,7 +84,7 @@ def _exchange(value: Any, rng: random.Random, depth: int) -> Any:
             else value
         )
     if not depth or not isinstance(value, (dict, list)) or not value:
-        return rng.choice(VALUES)
+        return copy.deepcopy(rng.choice(VALUES))
     key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
     kind = rng.randrange(8)
     if kind == 0:

@@ -211,7 +211,7 @@ def check_record(record: Any, where: str) -> None:
     if not _texts(record["participants"]):
         raise CheckpointError(f"{where}: participants should be names")
     for part, names in (("refused", ("client", "field", "reason")), ("missing", ("client", "phase", "reason"))):
-        incidents = record.get(part) or []
+        incidents = record.get(part, [])
         if not isinstance(incidents, list) or not all(_incident(incident, names) for incident in incidents):
             what = "a refusal" if part == "refused" else "a missing client's entry"
             raise CheckpointError(f"{where}: {what} should name {', '.join(names[:2])} and {names[2]}")

@@ -1,20 +1,23 @@
 """What a parquet file will take in memory, from the headers of its pages.
 
 A file of a kilobyte may announce gigabytes, and its summary of itself need not agree with its pages. Pages are what
-a reader unpacks one after the other, so their headers are looked at first: a few bytes each, in Thrift's compact
-protocol.
+a reader unpacks one after the other, so their headers are looked at first, a few bytes each. The summary is read
+here as well: pyarrow ends the process over some damaged ones when it is asked for their columns.
 """
 
 from __future__ import annotations
 
+import io
+import struct
+from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from protofed import limits
+from protofed.data.compact import Struct, read_struct
 
-_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
-_KIND, _UNPACKED, _PACKED = 1, 2, 3
-_HEADER_OF = {_DATA: 5, _DATA_2: 8}
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+_DATA, _DATA_2 = 0, 3
+_WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
+"""Physical type → bytes of a number: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE."""
 
 
 class Footprint(NamedTuple):
@@ -29,114 +32,115 @@ class Footprint(NamedTuple):
     largest: int = 0
 
 
-def footprint(file: BinaryIO, metadata: Any, names: list[str]) -> Footprint:
-    """Return what the columns ``names`` take in memory.
+class Column(NamedTuple):
+    """Where one column of one row group lies.
 
-    Args:
-        file: The parquet file.
-        metadata: Its ``pyarrow.parquet.FileMetaData``.
-        names: Columns of the top level.
+    Attributes:
+        path: Its names from the top level down.
+        kind: Number of its physical type.
+        values: How many it announces.
+        begin: Offset of its first page.
+        length: Bytes of all its pages as they are stored.
+    """
+
+    path: list[str]
+    kind: int
+    values: int
+    begin: int
+    length: int
+
+
+def read_summary(file: BinaryIO) -> Struct:
+    """Return the summary at the end of a parquet file.
 
     Raises:
-        ValueError: If page headers are damaged, do not agree with the metadata, or are too many.
+        ValueError: If it is damaged or too long.
     """
-    size = largest = pages = rows = 0
-    for i in range(metadata.num_row_groups):
-        group = metadata.row_group(i)
-        rows += group.num_rows
-        for j in range(group.num_columns):
-            column = group.column(j)
-            if not any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names):
-                continue
-            unpacked = _pages(file, column)
-            pages += len(unpacked)
-            if pages > limits.PAGES:
-                raise ValueError(f"more than {limits.PAGES} pages")
-            size += sum(unpacked) + column.num_values * _WIDTHS.get(column.physical_type, 8)
-            if column.physical_type not in _WIDTHS:
-                largest = max(largest, *unpacked, 0)
-    if rows != metadata.num_rows:
-        raise ValueError(f"{metadata.num_rows} rows announced, {rows} in its parts")
+    length = file.seek(0, io.SEEK_END)
+    if length < 12:
+        raise ValueError("too short")
+    file.seek(-8, io.SEEK_END)
+    (size,) = struct.unpack("<I", file.read(4))
+    if size > min(limits.METADATA_BYTES, length - 8):
+        raise ValueError("the summary is too long")
+    file.seek(-8 - size, io.SEEK_END)
+    return read_struct(io.BytesIO(file.read(size)))
+
+
+def footprint(file: BinaryIO, summary: Struct, names: list[str]) -> Footprint:
+    """Return what the columns ``names`` of the top level take in memory.
+
+    Raises:
+        ValueError: If page headers are damaged, do not agree with the summary, or are too many.
+    """
+    size = largest = pages = 0
+    for column in _columns(summary):
+        if column.path[0] not in names:
+            continue
+        unpacked = _pages(file, column)
+        pages += len(unpacked)
+        if pages > limits.PAGES:
+            raise ValueError(f"more than {limits.PAGES} pages")
+        size += sum(unpacked) + column.values * _WIDTHS.get(column.kind, 8)
+        if column.kind not in _WIDTHS:
+            largest = max(largest, *unpacked, 0)
     return Footprint(size, largest)
 
 
-def _pages(file: BinaryIO, column: Any) -> list[int]:
+def _columns(summary: Struct) -> Iterator[Column]:
+    rows = 0
+    for group in _of(summary, 4, list):
+        rows += _of(group, 3, int)
+        for chunk in _of(group, 1, list):
+            if chunk.get(1):
+                raise ValueError("columns in other files")
+            column = _of(chunk, 3, dict)
+            begin, dictionary = _of(column, 9, int), column.get(11)
+            if isinstance(dictionary, int) and 0 < dictionary < begin:
+                begin = dictionary
+            numbers = _of(column, 1, int), _of(column, 5, int), begin, _of(column, 7, int)
+            if min(numbers) < 0:
+                raise ValueError("impossible numbers")
+            path = [part.decode() for part in _of(column, 3, list)]
+            if not path:
+                raise ValueError("a column without a name")
+            yield Column(path, *numbers)
+    if rows != _of(summary, 3, int):
+        raise ValueError(f"{summary[3]} rows announced, {rows} in its parts")
+
+
+def _pages(file: BinaryIO, column: Column) -> list[int]:
     """Return the unpacked sizes of a column's pages."""
-    at = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < at:
-        at = column.dictionary_page_offset
-    end, values, found = at + column.total_compressed_size, 0, []
-    if at < 0 or column.num_values < 0 or column.total_compressed_size < 0:
-        raise ValueError("impossible offsets")
-    while values < column.num_values:
+    at, end, values = column.begin, column.begin + column.length, 0
+    found: list[int] = []
+    while values < column.values:
         if at >= end:
             raise ValueError("pages end early")
         file.seek(at)
-        header = _struct(file)
-        kind, unpacked, packed = (header.get(i, -1) for i in (_KIND, _UNPACKED, _PACKED))
-        if not (isinstance(unpacked, int) and isinstance(packed, int) and unpacked >= 0 and packed >= 0):
-            raise ValueError("damaged page header")
-        if kind in _HEADER_OF:
-            inner = header.get(_HEADER_OF[kind])
-            count = inner.get(1) if isinstance(inner, dict) else None
-            if not isinstance(count, int) or count < 0:
-                raise ValueError("damaged page header")
-            values += count
+        header = read_struct(file)
+        kind, unpacked, packed = (_of(header, i, int) for i in (1, 2, 3))
+        if unpacked < 0 or packed < 0:
+            raise ValueError("impossible numbers")
+        if kind in (_DATA, _DATA_2):
+            values += _count(_of(header, 5 if kind == _DATA else 8, dict))
         found.append(unpacked)
         at = file.tell() + packed
         if len(found) > limits.PAGES:
             raise ValueError(f"more than {limits.PAGES} pages")
-    if at > end or values != column.num_values:
+    if at > end or values != column.values:
         raise ValueError("pages hold more than announced")
     return found
 
 
-def _struct(file: BinaryIO, depth: int = 0) -> dict[int, Any]:
-    """Return a struct's fields by number: whole numbers and structs; what else there is, is passed over."""
-    if depth > 8:
-        raise ValueError("damaged page header")
-    fields: dict[int, Any] = {}
-    number = 0
-    while (first := _byte(file)) & 15:
-        number = number + (first >> 4) if first >> 4 else _zigzag(file)
-        fields[number] = _value(file, first & 15, depth)
-        if len(fields) > 64:
-            raise ValueError("damaged page header")
-    return fields
+def _count(header: Struct) -> int:
+    count: int = _of(header, 1, int)
+    if count < 0:
+        raise ValueError("impossible numbers")
+    return count
 
 
-def _value(file: BinaryIO, kind: int, depth: int) -> Any:
-    if kind in (4, 5, 6):
-        return _zigzag(file)
-    if kind == 12:
-        return _struct(file, depth + 1)
-    if kind in (1, 2):  # true, false
-        return None
-    sizes = {3: 1, 7: 8}  # byte, double
-    length = sizes[kind] if kind in sizes else _varint(file) if kind == 8 else -1
-    if not 0 <= length <= limits.METADATA_BYTES:  # lists and maps do not occur in page headers
-        raise ValueError("damaged page header")
-    file.seek(length, 1)
-    return None
-
-
-def _byte(file: BinaryIO) -> int:
-    read = file.read(1)
-    if not read:
-        raise ValueError("damaged page header")
-    return read[0]
-
-
-def _varint(file: BinaryIO) -> int:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = _byte(file)
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value
-    raise ValueError("damaged page header")
-
-
-def _zigzag(file: BinaryIO) -> int:
-    value = _varint(file)
-    return (value >> 1) ^ -(value & 1)
+def _of(values: Any, number: int, kind: type) -> Any:
+    value = values.get(number) if isinstance(values, dict) else None
+    if not isinstance(value, kind):
+        raise ValueError("damaged description")
+    return value

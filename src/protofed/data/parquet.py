@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
 from protofed import limits
 from protofed.data.arrow import Columns, choose, from_arrow
 from protofed.data.checks import open_file
-from protofed.data.pages import Footprint, footprint
+from protofed.data.pages import Footprint, footprint, read_summary
 from protofed.data.pool import Listing
 from protofed.errors import DataError
 from protofed.limits import Budget
+
+T = TypeVar("T")
 
 _PORTION = 64 * limits.MiB
 """Bytes that are unpacked at once, at most; the same text or image may stand in a file once for many rows."""
@@ -67,7 +68,7 @@ def _table(path: Path, columns: Columns, budget: Budget, before: int) -> tuple[A
     import pyarrow.parquet as pq
 
     with open_file(path) as file:
-        _check_footer(file)
+        summary = _read(path, read_summary, file)
         with pq.ParquetFile(path) as source:
             metadata, schema = source.metadata, source.schema_arrow
             if metadata.num_columns > limits.COLUMNS or before + metadata.num_rows > limits.SAMPLES:
@@ -76,10 +77,7 @@ def _table(path: Path, columns: Columns, budget: Budget, before: int) -> tuple[A
                     f"{limits.SAMPLES} and {limits.COLUMNS} are read"
                 )
             names = choose(schema, columns, str(path)).names
-            try:
-                found = footprint(file, metadata, names)
-            except ValueError as error:
-                raise DataError(f"{path}: not a readable parquet file ({error})") from None
+            found = _read(path, footprint, file, summary, names)
             batches = _batches(source, names, found, path, budget)
             kept = pa.schema([schema.field(name) for name in schema.names if name in names], schema.metadata)
             table = pa.Table.from_batches(batches).replace_schema_metadata(schema.metadata) if batches else None
@@ -87,6 +85,13 @@ def _table(path: Path, columns: Columns, budget: Budget, before: int) -> tuple[A
     if len(table) != metadata.num_rows:
         raise DataError(f"{path}: announces {metadata.num_rows} rows and holds {len(table)}")
     return table, schema.names
+
+
+def _read(path: Path, what: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return what(*arguments)
+    except ValueError as error:
+        raise DataError(f"{path}: not a readable parquet file ({error})") from None
 
 
 def _batches(source: Any, names: list[str], found: Footprint, path: Path, budget: Budget) -> list[Any]:
@@ -100,14 +105,3 @@ def _batches(source: Any, names: list[str], found: Footprint, path: Path, budget
             found = Footprint(size)
         batches.append(batch)
     return batches
-
-
-def _check_footer(file: BinaryIO) -> None:
-    """Refuse a summary of the file that is too long to be unpacked."""
-    length = file.seek(0, 2)
-    if length < 12:
-        raise ValueError("too short")
-    file.seek(-8, 2)
-    (size,) = struct.unpack("<I", file.read(4))
-    if size > min(limits.METADATA_BYTES, length):
-        raise ValueError("the summary is too long")
