@@ -248,6 +248,25 @@ def test_sizes_that_cannot_be_are_left_out(attack, root, honest, tmp_path):
     assert "\x1b" not in report
 
 
+def test_a_first_client_whose_model_cannot_be_is_not_built_by_the_server(root, tmp_path):
+    """Heads are averaged, from the first client's; the hostile one comes first, and lies that its model fits."""
+
+    def tamper(node, message, reply):
+        if node == HOSTILE and message.metadata.message_type == "query":
+            if "client" in message.content[RECORD]:
+                return with_values(message, {"sizes": json.dumps({"parameters": 7, "extras": {}, "d": 5})})
+            return says(settings={"model": "cnn2"})(node, message, reply)
+        return reply
+
+    nodes = nodes_of(root, tmp_path / "state")
+    nodes[HOSTILE]["client"] = "aaa"
+    run = over(FakeGrid(nodes, tamper), wanted("lg_fedavg", root, rounds=2), tmp_path / "run")
+    for record in run.rounds:
+        assert {m["client"] for m in record["missing"]} == {"aaa"}
+        assert all("cnn2 takes images" in m["reason"] for m in record["missing"])
+        assert None not in record["accuracy"]["head"]["clients"][1:]
+
+
 ANSWERS = {
     "deeply nested losses": lambda v: {**v, "losses": "[" * 10_000 + "]" * 10_000},
     "losses of a gigabyte": lambda v: {**v, "losses": json.dumps({"a": "x" * 10**6})},

@@ -6,7 +6,7 @@ Worker processes build the same from the same configuration; only the process th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,12 +52,23 @@ class Census:
         feature_dim: ``d`` where all clients have the same, else that of the first.
         class_size: Mean number of training samples over all classes that anyone has.
         clients: How many there are.
+        template: Whose initial weights open the first round; None for the first client's.
     """
 
     architectures: tuple[Architecture, ...]
     feature_dim: int
     class_size: float
     clients: int
+    template: Architecture | None = None
+
+    def without(self, experiment: Experiment, own: Collection[int]) -> Census:
+        """Return the census with a template that none of the clients number ``own`` chose, if the method allows."""
+        if one_architecture(experiment):
+            return self  # all have the same
+        rest = [a for number, a in enumerate(self.architectures) if number not in own]
+        name, options = models.assign(group_of(experiment), 1)[0]
+        given = Architecture(name, {**options, **experiment.model.options}, experiment.model.d)
+        return replace(self, template=rest[0] if rest else given)
 
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> Census:
@@ -271,19 +282,10 @@ def _task(experiment: Experiment, federated: FederatedData, census: Census) -> T
         seed=experiment.seed,
         class_size=census.class_size,
         clients=census.clients,
-        template=partial(build_model, experiment, federated, _first(experiment, census), "shared"),
+        template=partial(build_model, experiment, federated, census.template or census.architectures[0], "shared"),
         auxiliary=partial(_auxiliary, experiment, federated),
         dtype=DTYPES[experiment.execution.precision],
     )
-
-
-def _first(experiment: Experiment, census: Census) -> Architecture:
-    """Return the first architecture that can be built here; if there is none, what the recipe gives a client."""
-    for architecture in census.architectures:
-        if architecture.name != claims.PRIVATE:
-            return architecture
-    name, options = models.assign(group_of(experiment), 1)[0]
-    return Architecture(name, {**options, **experiment.model.options}, experiment.model.d)
 
 
 def _auxiliary(

@@ -123,7 +123,7 @@ class Job:
         try:
             claims.client_name(found["client"])
             claims.whole(found["round"], "round", 0, MOST_ROUNDS)
-            claims.identifier(f"run_{found['run']}", "run")
+            claims.class_name(found["run"])
         except ValueError as error:
             raise PayloadError(str(error)) from None
         return cls(**found, message=message)

@@ -25,6 +25,8 @@ RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 POLL = 0.3
 """Seconds between two looks for replies."""
+RETRY = 30.0
+"""Seconds until a node whose answer was of no use is asked again, while too few are there."""
 UNREADABLE = 700
 """Code of an error that stands for an answer Flower could not take apart."""
 log = logging.getLogger("protofed")
@@ -41,6 +43,7 @@ class Nodes:
         node_of: Of each client, the node that holds it.
         descriptions: Of each client, in the order in which they came.
         left_out: Why a node, or a client of one, does not take part.
+        failed: Nodes whose answer was of no use.
     """
 
     grid: Grid
@@ -49,6 +52,7 @@ class Nodes:
     node_of: dict[str, int] = field(default_factory=dict)
     descriptions: dict[str, Description] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
     waiting: dict[str, int] = field(default_factory=dict)
 
@@ -95,8 +99,12 @@ class Nodes:
             FederationError: If they are not there in time; but ``least`` are enough where others are left out.
         """
         end = time.monotonic() + seconds
+        again = time.monotonic() + RETRY
         self.refresh()
         while len(self.node_of) < number:
+            if time.monotonic() > again:  # its operator may have mended what was wrong
+                self.asked -= self.failed
+                again += RETRY
             if time.monotonic() > end:
                 if self.left_out and len(self.node_of) >= least:
                     return
@@ -143,8 +151,10 @@ class Nodes:
             log.warning("node %s: %s", node, error)
             self.asked.discard(node)
         except Exception as error:  # whatever it sent: it must not end the run
+            self.failed.add(node)
             self._leave_out(f"node {node}", reason_of(error))
         else:
+            self.failed.discard(node)
             self.left_out.pop(f"node {node}", None)
             for description in found:
                 self._welcome(description, node, key)

@@ -82,7 +82,8 @@ def _federation(
         party = meet(nodes, experiment, gathering)
         write_json(known, party.to_tree())
     federated = elsewhere(party.clients, party.classes)
-    census = Census.of(experiment, federated)
+    own = [number for number, d in enumerate(party.clients) if d.name in party.sizes]
+    census = Census.of(experiment, federated).without(experiment, own)
     visitor, roster = open_workshop(experiment, federated, Memory(), census=census, absent=party.sizes)
     roster.here = []
     told = shared(census, party.classes)
