@@ -140,7 +140,7 @@ def test_client_settings(federation):
         ("model = 'a b:c'", "expected the name of an architecture"),
         ("counts = 'few'", "counts: must be exact, coarse, none, not 'few'"),
         ("model = ", "not valid TOML"),
-        ("d = " + "[" * 5000, "not valid TOML"),
+        ("d = " + "[" * 5000, "nested too deeply"),
         ("d = " + "9" * 5000, "not valid TOML"),
     ],
 )
