@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from protofed.analysis import load_run, load_runs
-from protofed.analysis._files import read_toml
 from protofed.analysis.figures import draw_figure
 from protofed.analysis.restore import sent, used
 from protofed.errors import CheckpointError, ConfigError, DataError
+from protofed.reading import read_toml
 
 
 def heatmap(path, **options):

@@ -6,9 +6,9 @@ import pytest
 import tomli_w
 
 from protofed.analysis import load_runs
-from protofed.analysis._files import read_toml
 from protofed.analysis.figures import draw_figure
 from protofed.errors import DataError
+from protofed.reading import read_toml
 
 
 @pytest.fixture
