@@ -136,7 +136,7 @@ class Federation:
         names = self.participants(round)
         record = RoundRecord(round, names)
         while not self._attempt(names, round, record):
-            if record.attempts == self.participation.attempts:
+            if record.attempts == self.participation.attempts or self.executor.clients.here:
                 raise FederationError(self._why(round, record))
             record.attempts += 1
         self.round = round
@@ -148,12 +148,12 @@ class Federation:
     def _attempt(self, names: Sequence[str], round: int, record: RoundRecord) -> bool:
         """Train and aggregate; nothing changes if fewer clients of a network gave a usable result than needed.
 
-        Clients of a network answer a repeated request with the result they have. Those that are here would train
-        once more, and fail in the same way.
+        Nodes that keep their clients answer a repeated request with the result they have. Clients that are here
+        would train once more; those of a simulation over a network have had several attempts each.
         """
         messages = self._messages(names, round, record)
         state, diagnostics, usable = self._aggregate(names, messages, round, record)
-        if usable < self.participation.min_clients and not self.executor.clients.here:
+        if usable < self.participation.min_clients and self.executor.clients.away:
             return False
         self.server, record.diagnostics = state, diagnostics
         return True

@@ -7,7 +7,7 @@ as described, so that all that depends on numbers of samples is worked out by th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -28,6 +28,7 @@ class Shared:
         feature_dim: ``d`` of the first client (and of all, where the method needs that).
         class_size: Mean number of training samples of the classes, over all clients.
         clients: How many there are.
+        bfloat16: In a simulation, the kinds of models computed in bfloat16; a deployed node decides itself.
     """
 
     classes: tuple[str, ...]
@@ -35,6 +36,7 @@ class Shared:
     feature_dim: int
     class_size: float
     clients: int
+    bfloat16: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -50,6 +52,7 @@ class Shared:
             found["feature_dim"],
             found["class_size"],
             found["clients"],
+            tuple(found["bfloat16"]),
         )
 
     @property
@@ -58,9 +61,9 @@ class Shared:
         return Census((self.architecture,), self.feature_dim, self.class_size, self.clients)
 
 
-def shared(census: Census, classes: tuple[str, ...]) -> list[Shared]:
+def shared(census: Census, classes: tuple[str, ...], bfloat16: Collection[str] = ()) -> list[Shared]:
     """Return what each client is told."""
-    rest = census.feature_dim, census.class_size, census.clients
+    rest = census.feature_dim, census.class_size, census.clients, tuple(bfloat16)
     return [Shared(classes, architecture, *rest) for architecture in census.architectures]
 
 

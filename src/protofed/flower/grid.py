@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from protofed.errors import FederationError, PayloadError
 from protofed.flower.census import Shared
-from protofed.flower.messages import Description, Job, Values, read_descriptions, read_evaluated, read_trained
+from protofed.flower.messages import Description, Job, Left, Values, read_descriptions, read_evaluated, read_trained
 from protofed.training import Evaluated, Messages, Missing, Roster, Trained
+from protofed.training.client import pack, unpack
 
 RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
-STATES = "nodes"
-"""In the run directory of a simulation, while it runs: what deployed nodes keep themselves."""
-POLL = 0.3
-"""Seconds between two looks for replies."""
+POLL = 0.01, 0.3
+"""Least and most seconds between two looks for replies; the longer nothing comes, the more."""
+UNDER_WAY = 2**28
+"""Bytes of clients' models that are on their way to nodes at a time, in a simulation."""
 T = TypeVar("T", Trained, Evaluated)
 log = logging.getLogger("protofed")
 
@@ -66,26 +69,37 @@ class Nodes:
             for description in found:
                 self._welcome(description, node)
 
-    def exchange(self, messages: Sequence[Message], seconds: float) -> Iterator[tuple[int, Message]]:
-        """Send messages; yield the number of each in the list with its reply, as they come.
+    def exchange(
+        self, messages: Iterable[Message], seconds: float, at_once: int = sys.maxsize
+    ) -> Iterator[tuple[int, Message]]:
+        """Send messages; yield the number of each with its reply, as they come.
 
         Args:
             messages: At most one for each client.
             seconds: How long to wait; 0 for as long as it takes. Flower answers for nodes that are gone.
+            at_once: How many messages wait for their replies at a time.
         """
-        # What a reply belongs to is known from Flower's own numbers, not from what its sender says.
-        pushed = set(self.grid.push_messages(messages)) if messages else set()
-        waiting = {m.metadata.message_id: number for number, m in enumerate(messages)}
-        waiting = {key: number for key, number in waiting.items() if key in pushed}
+        numbered = enumerate(messages)
+        waiting: dict[str, int] = {}
         end = time.monotonic() + seconds if seconds else float("inf")
-        while waiting:
+        pause = POLL[0]
+        while True:
+            batch = list(itertools.islice(numbered, at_once - len(waiting)))
+            # What a reply belongs to is known from Flower's own numbers, not from what its sender says.
+            pushed = set(self.grid.push_messages([m for _, m in batch])) if batch else set()
+            waiting |= {m.metadata.message_id: n for n, m in batch if m.metadata.message_id in pushed}
+            if not waiting:
+                return
             for reply in self.grid.pull_messages(list(waiting)):
                 number = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if number is not None:
+                    pause = POLL[0] / 2
                     yield number, reply
-            if not waiting or time.monotonic() > end:
+            if time.monotonic() > end:
                 return
-            time.sleep(POLL)
+            if waiting:
+                pause = min(2 * pause, POLL[1])
+                time.sleep(pause)
 
     def wait(self, number: int, seconds: float) -> None:
         """Wait until ``number`` clients are there.
@@ -125,37 +139,47 @@ class Nodes:
 class GridExecutor:
     """Sends visits to nodes.
 
+    A client whose state is here (``clients.here``) travels with its visits, which may then happen anywhere: that is
+    a simulation. Nodes of a deployment keep their clients; the server knows by name what each of them holds.
+
     Args:
         nodes: Who is connected.
         run: Identifies the run.
-        home: The run directory.
+        order: Number that the requests begin with, higher than all of the run before.
         clients: As the server knows them.
         shared: What each client is told of the federation.
         rules: By which the method classifies.
         deadline: Seconds to wait for the answers of a round; 0 waits as long as it takes.
+        began_anew: Is told when a client has: its name and the round.
     """
 
     def __init__(
         self,
         nodes: Nodes,
         run: str,
-        home: Path,
+        order: int,
         clients: Roster,
         shared: Mapping[str, Shared],
         rules: tuple[str, ...],
         deadline: float,
+        began_anew: Callable[[str, int], None],
     ) -> None:
         self.nodes = nodes
         self.run = run
-        self.home = str(home.resolve())
+        self.orders = itertools.count(order)
         self.clients = clients
         self.shared = {name: s.to_json() for name, s in shared.items()}
         self.rules = rules
         self.deadline = deadline
+        self.began_anew = began_anew
+        self.round = 0
+        self.origins: dict[str, str] = {}
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
         """Train the named clients, wherever they are."""
-        jobs = [self._job(name, messages[name], round) for name in names]
+        if round != self.round:  # a round that is repeated starts where it started
+            self.round, self.origins = round, dict(self.clients.generations)
+        jobs = [self._job(name, messages[name], round, self.origins) for name in names]
 
         def read(values: Values, name: str) -> Trained:
             return read_trained(values, name, len(self.clients.members[name].train))
@@ -167,7 +191,10 @@ class GridExecutor:
     ) -> Iterator[Evaluated | Missing]:
         """Evaluate the named clients; without messages, as they were left by training."""
         jobs = [
-            replace(self._job(name, messages[name] if messages else None, round), deliver=messages is not None)
+            replace(
+                self._job(name, messages[name] if messages else None, round, self.clients.generations),
+                deliver=messages is not None,
+            )
             for name in names
         ]
 
@@ -181,10 +208,13 @@ class GridExecutor:
         return {"executor": "flower", "nodes": len(set(self.nodes.node_of.values()))}
 
     def close(self) -> None:
-        """Nothing to free: nodes outlive a run."""
+        """Free the store; nodes outlive a run."""
+        self.clients.store.close()
 
-    def _job(self, name: str, message: bytes | None, round: int) -> Job:
-        return Job(self.run, name, round, self.nodes.config, self.shared[name], message, home=self.home)
+    def _job(self, name: str, message: bytes | None, round: int, generations: Mapping[str, str]) -> Job:
+        after, saved = generations.get(name, ""), self.clients.saved.get(name, "")
+        own = self.nodes.config, self.shared[name], message
+        return Job(self.run, name, round, *own, order=next(self.orders), after=after, saved=saved)
 
     def _answers(self, jobs: Sequence[Job], kind: str, read: Callable[[Values, str], T]) -> Iterator[T | Missing]:
         """Send jobs; yield answers in their order as soon as it is complete so far."""
@@ -195,11 +225,14 @@ class GridExecutor:
         }
         order = iter(jobs)
         job = next(order, None)
-        messages = [_message(job.to_values(), self.nodes.node_of[job.client], kind) for job in there]
-        for number, reply in self.nodes.exchange(messages, self.deadline):
+        messages = (_message(self._packed(j).to_values(), self.nodes.node_of[j.client], kind) for j in there)
+        for number, reply in self.nodes.exchange(messages, self.deadline, self._at_once()):
             name = there[number].client
             try:
-                found[name] = read(_values(reply), name)
+                values = _values(reply)
+                left = Left.of(values)
+                found[name] = read(values, name)
+                self._leave(there[number], left)
             except PayloadError as error:
                 found[name] = Missing(name, str(error))
             while job is not None and job.client in found:
@@ -209,6 +242,41 @@ class GridExecutor:
         while job is not None:
             yield found.pop(job.client, Missing(job.client, late))
             job = next(order, None)
+
+    def _packed(self, job: Job) -> Job:
+        """Return a job with its client, if that is here."""
+        return replace(job, state=pack(self.clients.parked(job.client))) if job.client in self.clients.here else job
+
+    def _at_once(self) -> int:
+        """Return how many visits may be under way at a time."""
+        if not self.clients.here:
+            return sys.maxsize
+        largest = max(sum(t.nbytes for t in m.state_dict().values()) for m in self.clients.models.values())
+        return max(16, UNDER_WAY // max(1, largest))
+
+    def _leave(self, job: Job, left: Left) -> None:
+        """Take note of what a visit left of its client.
+
+        Raises:
+            PayloadError: If it does not say, or the client does not fit its model any more.
+        """
+        name = job.client
+        if name not in self.clients.here:
+            if job.deliver and not left.generation:
+                raise PayloadError("generation: missing")
+            if left.anew:
+                self.began_anew(name, job.round)
+            if left.generation:
+                self.clients.generations[name] = left.generation
+        elif job.deliver:
+            parked = unpack(left.state or b"")
+            if parked.model and not _same_form(parked.model, self.clients.parked(name).model):
+                raise PayloadError(f"state: does not fit the model of {name}")
+            self.clients.store.write(name, parked, model=bool(parked.model))
+
+
+def _same_form(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all((a[n].shape, a[n].dtype) == (b[n].shape, b[n].dtype) for n in a)
 
 
 def _message(values: Values, node: int, kind: str) -> Message:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from protofed.training import Evaluated, Trained
 
 Values = dict[str, Any]
 """What Flower's ``ConfigRecord`` holds: text, numbers, bytes."""
+GENERATION = re.compile(r"[0-9]{6,9}-[0-9a-f]{16}")
+"""Names of generations, as :class:`~protofed.flower.state.ClientFolder` gives them."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,12 @@ class Job:
         census: What is known of all clients (see :class:`~protofed.flower.census.Shared`), as JSON.
         message: The encoded broadcast, or None.
         deliver: Whether an evaluation delivers the broadcast.
-        home: The run directory, where nodes of a simulation keep their states; others have a place of their own.
+        order: Grows with every request of a run, across restarts of the server too.
+        after: The client's generation from which, or from what came of it, the visit must start; "" for the client
+            as it was before the run.
+        saved: The generation to which the server goes back if it is stopped now.
+        state: The client as :func:`~protofed.training.client.pack` returns it, if it travels with its visits; None
+            if its node keeps it.
     """
 
     run: str
@@ -67,7 +75,10 @@ class Job:
     census: str
     message: bytes | None = None
     deliver: bool = True
-    home: str = ""
+    order: int = 0
+    after: str = ""
+    saved: str = ""
+    state: bytes | None = None
 
     def to_values(self) -> Values:
         """Return the job as Flower carries it."""
@@ -87,11 +98,44 @@ class Job:
             "config": str,
             "census": str,
             "deliver": bool,
-            "home": str,
+            "order": int,
+            "after": str,
+            "saved": str,
         }
         found = {name: _take(values, name, kind) for name, kind in kinds.items()}
-        message = _take(values, "message", bytes) if "message" in values else None
-        return cls(**found, message=message)
+        return cls(**found, message=_bytes(values, "message"), state=_bytes(values, "state"))
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a visit left of the client, beside its result.
+
+    Attributes:
+        generation: Name of the generation that the node keeps now; "" if nothing changed.
+        anew: Whether the node had lost the client, and its operator let it begin anew.
+        state: The client as :func:`~protofed.training.client.pack` returns it, if it travels and has changed; with
+            no model if that has not.
+    """
+
+    generation: str = ""
+    anew: bool = False
+    state: bytes | None = None
+
+    def to_values(self) -> Values:
+        """Return the record as Flower carries it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Left:
+        """Undo :meth:`to_values`.
+
+        Raises:
+            PayloadError: If something is missing or of another type, or the generation has a name that none has.
+        """
+        name = _take(values, "generation", str)
+        if name and not GENERATION.fullmatch(name):
+            raise PayloadError("generation: not the name of one")
+        return cls(name, _take(values, "anew", bool), _bytes(values, "state"))
 
 
 def description_values(descriptions: list[Description]) -> Values:
@@ -145,7 +189,7 @@ def read_trained(values: Mapping[str, Any], name: str, samples: int) -> Trained:
     Raises:
         PayloadError: If something is missing, of another type, or too much.
     """
-    message = _take(values, "message", bytes) if "message" in values else None
+    message = _bytes(values, "message")
     losses = _numbers(_take(values, "losses", str), "losses")
     return Trained(name, message, losses, samples, _seconds(values))
 
@@ -195,6 +239,10 @@ def _counts(text: str, where: str, rules: tuple[str, ...], most: int) -> dict[st
 def _seconds(values: Mapping[str, Any]) -> float:
     seconds = float(_take(values, "seconds", float))
     return seconds if math.isfinite(seconds) else 0.0
+
+
+def _bytes(values: Mapping[str, Any], name: str) -> bytes | None:
+    return _take(values, name, bytes) if name in values else None
 
 
 def _take(values: Mapping[str, Any], name: str, kind: type) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import shlex
-import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,21 +15,23 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofed.errors import ConfigError, ProtofedError
-from protofed.experiments.assemble import describe_clients, found, load_data
+from protofed.experiments.assemble import describe_clients, found, load_data, resting_place
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.rundir import RunDirectory, directory_for
 from protofed.experiments.running import Progress, Run, conduct
-from protofed.experiments.workshop import Census, open_workshop, place
+from protofed.experiments.workshop import Census, fill, open_workshop, place
 from protofed.federation import Federation
 from protofed.federation.files import read_json, write_json
 from protofed.flower.census import class_order, labels_only, shared
-from protofed.flower.grid import STATES, GridExecutor, Nodes
+from protofed.flower.grid import GridExecutor, Nodes
 from protofed.flower.messages import description
 from protofed.flower.node import experiment_key
-from protofed.flower.state import ClientFolder
-from protofed.training import Memory
+from protofed.training import Memory, Roster
+from protofed.training.calibration import faster_in_bfloat16
 
 log = logging.getLogger("protofed")
+REQUEST_BITS = 24
+"""A server numbers its requests from its start on, in seconds, times two to this power."""
 NODES = "nodes.json"
 """In the run directory: which clients there are, so that a server that starts again knows those who are away."""
 
@@ -59,45 +61,68 @@ def serve(
     progress: Progress | None = None,
     label: str = "",
     report: bool = True,
+    simulated: bool = False,
 ) -> Run:
     """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.conduct`.
+
+    Args:
+        grid: Flower's.
+        experiment: What is run.
+        files: Where to.
+        gathering: Whom to wait for.
+        resume: Whether ``files`` may hold a part of this run.
+        progress: Is told what happens.
+        label: What ``progress`` calls the run.
+        report: Whether to write the HTML report.
+        simulated: Whether the nodes hold shares of data that the server has too. Clients then rest here and travel
+            with their visits, to whichever machine these happen on; otherwise each rests with its node.
 
     Raises:
         ProtofedError: For anything wrong with the experiment, the directory or the clients; FederationError if too
             few clients come or stay.
     """
-    # Nodes decide for themselves where they compute.
-    experiment = replace(
-        experiment,
-        execution=replace(experiment.execution, executor="sequential", threads=0, workers=0, device="cpu"),
-    )
     if not files.finished:
         files.open(experiment, resume=resume)  # before anybody is asked
 
     def begin() -> tuple[Federation, Tree]:
-        return _federation(grid, experiment, files, gathering)
+        return _federation(grid, experiment, files, gathering, simulated)
 
     def gather(federation: Federation) -> None:
-        _gather(experiment, federation, files.path)
+        """Bring the samples to the clients, from which final prototypes are worked out."""
+        clients = federation.executor.clients
+        data = place(here, load_data(here))
+        federation.executor.clients = open_workshop(here, data, clients.store, _in_bfloat16(clients))[1]
 
-    result = conduct(
-        experiment, files, begin, resume=True, progress=progress, label=label, report=report, gather=gather
+    here = _as_server(experiment)
+    return conduct(
+        here,
+        files,
+        begin,
+        resume=True,
+        progress=progress,
+        label=label,
+        report=report,
+        gather=gather if simulated else None,
     )
-    shutil.rmtree(files.path / STATES, ignore_errors=True)
-    return result
+
+
+def _as_server(experiment: Experiment) -> Experiment:
+    """Return the experiment as the server computes it: nodes decide for themselves where they compute."""
+    execution = replace(experiment.execution, executor="sequential", threads=0, workers=0, device="cpu")
+    return replace(experiment, execution=execution)
 
 
 def _federation(
-    grid: Grid, experiment: Experiment, files: RunDirectory, gathering: Gathering
+    grid: Grid, experiment: Experiment, files: RunDirectory, gathering: Gathering, simulated: bool
 ) -> tuple[Federation, Tree]:
     """Meet the clients and build the federation as the server knows it."""
-    nodes = Nodes(grid, experiment_key(experiment))
+    here = _as_server(experiment)
+    nodes = Nodes(grid, _told(here, simulated))
     least = max(experiment.participation.min_clients, 1)
     known = files.path / NODES
     if known.is_file():
         kept = read_json(known)
         nodes.descriptions = {d["name"]: description(d) for d in kept["clients"]}
-        run, classes = str(kept["run"]), tuple(kept["classes"])
         nodes.wait(min(least, len(nodes.descriptions)), gathering.wait_s)
         descriptions = [d for d in nodes.descriptions.values() if d.name in {c["name"] for c in kept["clients"]}]
     else:
@@ -105,39 +130,65 @@ def _federation(
         if not gathering.clients:
             nodes.settle()
         descriptions = sorted(nodes.descriptions.values(), key=lambda d: (d.place, d.name))
-        run, classes = secrets.token_hex(8), class_order(descriptions, gathering.classes)
-        write_json(known, {"run": run, "classes": classes, "clients": [asdict(d) for d in descriptions]})
+        kept = {"run": secrets.token_hex(8), "classes": class_order(descriptions, gathering.classes), "order": 0}
+        kept |= {"anew": [], "clients": [asdict(d) for d in descriptions]}
+    run, classes = str(kept["run"]), tuple(kept["classes"])
+    # Requests of a server that was restarted come after all that it made before, whatever its clock says.
+    kept["order"] = max(kept["order"] + 1, int(time.time()))
+    write_json(known, kept)
+
+    def began_anew(client: str, round: int) -> None:
+        log.warning("%s: its node had lost its state and let it begin anew in round %d", client, round)
+        kept["anew"].append({"client": client, "round": round})
+        write_json(known, kept)
+
     federated = labels_only(descriptions, classes)
-    census = Census.of(experiment, federated)
-    visitor, roster = open_workshop(experiment, federated, Memory(), census=census)
-    roster.here = []
+    census = Census.of(here, federated)
+    low = _bfloat16(experiment, files) if simulated else ()
+    visitor, roster = open_workshop(here, federated, Memory(), low, census=census)
+    roster.away = True
+    if simulated:
+        roster.store = resting_place(here, roster)
+        fill(here, federated, visitor.method, roster, census)
+    else:
+        roster.here = []
     names = [d.name for d in descriptions]
     executor = GridExecutor(
         nodes,
         run,
-        files.path,
+        kept["order"] << REQUEST_BITS,
         roster,
-        dict(zip(names, shared(census, classes), strict=True)),
+        dict(zip(names, shared(census, classes, low), strict=True)),
         visitor.method.rules,
         experiment.participation.deadline_s,
+        began_anew,
     )
-    federation = found(experiment, visitor, executor)
+    federation = found(here, visitor, executor)
     return federation, describe_clients(federation, federated)
 
 
-def _gather(experiment: Experiment, federation: Federation, directory: Path) -> None:
-    """Bring the clients' models here if this is a simulation, whose nodes share a disk with the server."""
-    if not (directory / STATES).is_dir():
-        return
-    _, roster = open_workshop(experiment, place(experiment, load_data(experiment)), Memory())
-    run = read_json(directory / NODES)["run"]
-    roster.here = []
-    for name in roster:
-        folder = ClientFolder(directory / STATES / name, run)
-        if folder.latest is not None:
-            roster.store.write(name, folder.read(folder.latest))
-            roster.here.append(name)
-    federation.executor.clients = roster
+def _told(experiment: Experiment, simulated: bool) -> str:
+    """Return the experiment as nodes are told it: those of a deployment not where the server has its files."""
+    if not simulated:
+        partition = experiment.partition_options
+        if hasattr(partition, "path"):
+            experiment = replace(experiment, partition_options=replace(partition, path=""))
+        experiment = replace(experiment, data=replace(experiment.data, path="", data_dir=""))
+    return experiment_key(experiment)
+
+
+def _bfloat16(experiment: Experiment, files: RunDirectory) -> list[str]:
+    """Return the kinds of models that a simulation computes in bfloat16, found out once per run."""
+    if experiment.execution.precision != "bf16":
+        return []
+    found = files.bfloat16()
+    if found is None:
+        found = faster_in_bfloat16(open_workshop(experiment, place(experiment, load_data(experiment)), Memory())[1])
+    return found
+
+
+def _in_bfloat16(clients: Roster) -> list[str]:
+    return [kind for kind, model in clients.models.items() if model.in_bfloat16]
 
 
 class Log(Progress):
@@ -185,7 +236,10 @@ def main(grid: Grid, context: Context) -> None:
             float(config.get("wait-s", 600.0)),
             tuple(name for name in str(config.get("classes", "")).split(",") if name),
         )
-        serve(grid, experiment, RunDirectory(directory), gathering, resume=bool(resume), progress=Log())
+        # Flower's own simulation; its module moves between releases.
+        simulated = type(grid).__name__ == "InMemoryGrid"
+        files = RunDirectory(directory)
+        serve(grid, experiment, files, gathering, resume=bool(resume), progress=Log(), simulated=simulated)
     except ProtofedError as error:
         log.error("error: %s", error)
         raise

@@ -17,6 +17,7 @@ from protofed.experiments.config import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Run
 from protofed.flower.client_app import app
+from protofed.flower.ray_backend import lasting
 from protofed.flower.server_app import Gathering, serve
 
 
@@ -24,6 +25,8 @@ def simulate(
     experiment: Experiment, directory: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> Run:
     """Run an experiment on Flower's simulation engine, one node per client.
+
+    The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
 
     Raises:
         ProtofedError: As :func:`~protofed.flower.server_app.serve`.
@@ -37,7 +40,10 @@ def simulate(
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            results.append(serve(grid, experiment, files, Gathering(clients), resume=resume, progress=progress))
+            gathering = Gathering(clients)
+            results.append(
+                serve(grid, experiment, files, gathering, resume=resume, progress=progress, simulated=True)
+            )
         except BaseException as error:
             errors.append(error)
             raise
@@ -47,10 +53,16 @@ def simulate(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     backend: dict[str, dict[str, Any]] = {
         "client_resources": {"num_cpus": max(1, experiment.execution.threads), "num_gpus": 0.0},
-        "init_args": {"logging_level": logging.ERROR, "log_to_driver": False},
+        # Ray by itself joins whatever cluster was last started on this machine.
+        "init_args": {
+            "address": os.environ.get("RAY_ADDRESS") or "local",
+            "logging_level": logging.ERROR,
+            "log_to_driver": False,
+        },
     }
     try:
-        run_simulation(server, app, num_supernodes=clients, backend_config=backend)
+        with lasting():
+            run_simulation(server, app, num_supernodes=clients, backend_config=backend)
     except Exception:
         if not errors:
             raise

@@ -75,7 +75,10 @@ class Share:
     def load(self, experiment: Experiment, name: str, classes: tuple[str, ...]) -> FederatedData:
         """Return the samples of one of them."""
         federated = load_data(experiment)
-        return replace(federated, clients=tuple(c for c in federated.clients if c.name == name))
+        chosen = tuple(c for c in federated.clients if c.name == name)
+        if not chosen:
+            raise ConfigError(f"client {name!r} is not among the {len(federated.clients)} of the data here")
+        return replace(federated, clients=chosen)
 
 
 def source_of(node: Mapping[str, bool | float | int | str]) -> Source:

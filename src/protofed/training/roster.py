@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protofed.training.client import Client, Member, Parked
+from protofed.training.client import Client, Member, Parked, contiguous, flatten, unflatten
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -98,12 +98,8 @@ class Files:
     def read(self, name: str) -> Parked:
         """Return what ``name`` left behind."""
         address = self.addresses[name]
-        rest = load_file(self.folder / address.rest)
-        parts: dict[str, dict[str, Tensor]] = {"state": {}, "received": {}}
-        for key, tensor in rest.items():
-            part, _, inner = key.partition(".")
-            parts[part][inner] = tensor
-        return Parked(load_file(self.folder / address.model), **parts)
+        rest = unflatten(load_file(self.folder / address.rest))
+        return rest._replace(model=load_file(self.folder / address.model))
 
     def write(self, name: str, parked: Parked, *, model: bool = True) -> None:
         """Write new files."""
@@ -135,10 +131,8 @@ class Files:
         number = f"{self._prefix}-{next(self._numbers)}"
         if model is None:
             model = f"{number}.model"
-            save_file(_contiguous(parked.model), self.folder / model)
-        rest = {f"state.{n}": t for n, t in parked.state.items()}
-        rest |= {f"received.{n}": t for n, t in parked.received.items()}
-        save_file(_contiguous(rest), self.folder / f"{number}.rest")
+            save_file(contiguous(parked.model), self.folder / model)
+        save_file(contiguous(flatten(parked._replace(model={}))), self.folder / f"{number}.rest")
         return Address(model, f"{number}.rest")
 
 
@@ -155,6 +149,9 @@ class Roster(Mapping[str, Client]):
 
     Attributes:
         here: Names of the clients whose state is here; clients of a network keep theirs themselves.
+        away: Whether a visit may fail because of a network.
+        generations: Of clients of a network, which state their node has confirmed last.
+        saved: ``generations`` as the last checkpoint has them: what the server may go back to.
     """
 
     def __init__(self, members: Sequence[Member], models: Mapping[str, SplitModel], store: Store) -> None:
@@ -162,6 +159,9 @@ class Roster(Mapping[str, Client]):
         self.models = models
         self.store = store
         self.here = list(self.members)
+        self.away = False
+        self.generations: dict[str, str] = {}
+        self.saved: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Client:
         client = Client(self.members[name], copy.deepcopy(self.models[self.members[name].kind]))
@@ -206,17 +206,6 @@ def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
             torch._foreach_copy_(list(copies.values()), list(tensors.values()))
     return copies
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors as safetensors takes them: contiguous, and no two of one memory."""
-    found, seen = {}, set()
-    for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        memory = own.untyped_storage().data_ptr()
-        found[name] = own.clone() if memory in seen or own.untyped_storage().nbytes() != own.nbytes else own
-        seen.add(memory)
-    return found
 
 
 def _versions(model: torch.nn.Module) -> int:
