@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from protofed.errors import FederationError
+from protofed.errors import ConfigError, FederationError
 from protofed.experiments.assemble import load_data
 from protofed.experiments.config import Experiment
 from protofed.experiments.rundir import RunDirectory
@@ -29,8 +30,10 @@ def simulate(
     The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
 
     Raises:
-        ProtofedError: As :func:`~protofed.flower.server_app.serve`.
+        ProtofedError: As :func:`~protofed.flower.server_app.serve`; ConfigError if no cluster answers.
     """
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    _check_cluster(address)
     files = RunDirectory(directory)
     clients = len(load_data(experiment).clients)
     results: list[Run] = []
@@ -55,7 +58,7 @@ def simulate(
         "client_resources": {"num_cpus": max(1, experiment.execution.threads), "num_gpus": 0.0},
         # Ray by itself joins whatever cluster was last started on this machine.
         "init_args": {
-            "address": os.environ.get("RAY_ADDRESS") or "local",
+            "address": address,
             "logging_level": logging.ERROR,
             "log_to_driver": False,
         },
@@ -71,3 +74,16 @@ def simulate(
     if not results:
         raise FederationError("Flower's simulation engine ended without a result")
     return results[0]
+
+
+def _check_cluster(address: str) -> None:
+    """Raise ConfigError if ``HOST:PORT`` does not answer; Ray itself would take minutes to say so."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():  # local, auto, ray://…
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"RAY_ADDRESS={address}: no Ray cluster there ({error}): start one with ray start --head, or unset it"
+        ) from None
