@@ -149,7 +149,6 @@ def _federation(
     roster.away = True
     if simulated:
         roster.store = resting_place(here, roster)
-        fill(here, federated, visitor.method, roster, census)
     else:
         roster.here = []
     names = [d.name for d in descriptions]
@@ -163,8 +162,14 @@ def _federation(
         experiment.participation.deadline_s,
         began_anew,
     )
-    federation = found(here, visitor, executor)
-    return federation, describe_clients(federation, federated)
+    try:
+        if simulated:
+            fill(here, federated, visitor.method, roster, census)
+        federation = found(here, visitor, executor)
+        return federation, describe_clients(federation, federated)
+    except BaseException:
+        executor.close()
+        raise
 
 
 def _told(experiment: Experiment, simulated: bool) -> str:
