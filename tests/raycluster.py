@@ -41,6 +41,7 @@ class RayCluster:
         self.environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            "RAY_raylet_start_wait_time_s": "240",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "RAY_ADDRESS": f"127.0.0.1:{self.port}",
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -62,10 +62,7 @@ def same_files(a: Path, b: Path) -> None:
     files = sorted(p.relative_to(a) for p in a.rglob("*.safetensors"))
     assert files == sorted(p.relative_to(b) for p in b.rglob("*.safetensors"))
     assert len(files) > len(CLIENTS)
-    for file in files:
-        x, y = load_file(a / file), load_file(b / file)
-        assert x.keys() == y.keys()
-        assert all(torch.equal(x[n], y[n]) for n in x), file
+    assert [file for file in files if (a / file).read_bytes() != (b / file).read_bytes()] == []
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "protonorm", "fedtgp", "gfpl", "fedkd"])

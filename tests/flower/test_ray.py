@@ -62,10 +62,8 @@ def same(expected: Path, found: Path) -> None:
     assert records(expected) == records(found)
     files = sorted(path.relative_to(expected) for path in expected.rglob("*.safetensors"))
     assert files == sorted(path.relative_to(found) for path in found.rglob("*.safetensors"))
-    for file in files:
-        a, b = load_file(expected / file), load_file(found / file)
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[name], b[name]) for name in a), file
+    assert [f for f in files if (expected / f).read_bytes() != (found / f).read_bytes()] == []
+    assert all(t.isfinite().all() for f in files for t in load_file(expected / f).values())
 
 
 def test_the_numbers_are_those_of_the_local_engine(data, tmp_path):
@@ -84,7 +82,7 @@ def test_the_numbers_are_those_of_the_local_engine(data, tmp_path):
 
 def test_a_machine_that_dies_in_mid_round_changes_no_number(data, tmp_path):
     (tmp_path / "runs").mkdir()
-    chosen, out = wanted("protonorm", data, rounds=12), tmp_path / "runs" / "run"
+    chosen, out = wanted("protonorm", data, rounds=12, training__lr=0.005), tmp_path / "runs" / "run"
     with RayCluster(tmp_path / "runs") as cluster:
         run = begun(cluster, chosen, out)
         until(lambda: len(rounds_of(out)) == 3, 300, "three rounds")

@@ -43,6 +43,7 @@ class LastingBackend(raybackend.RayBackend):
         self.idle = self.pool.pool
         self.actors = len(self.idle)
         self.starting: dict[Any, Any] = {}
+        self.lost = 0.0
         self.changed = threading.Condition()
 
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
@@ -72,9 +73,8 @@ class LastingBackend(raybackend.RayBackend):
 
     def _take(self) -> Any:
         with self.changed:
-            end = time.monotonic() + START
             while not self.idle:
-                if not self.actors and time.monotonic() > end:
+                if not self.actors and time.monotonic() > self.lost + START:
                     raise FederationError("no machine of the Ray cluster is left with room for a client")
                 self._welcome()
                 self.changed.wait(0.0 if self.idle else PAUSE)
@@ -96,6 +96,7 @@ class LastingBackend(raybackend.RayBackend):
             except ValueError:  # Flower's way to say none
                 room = 0
             self.idle[:] = alive
+            self.lost = time.monotonic()
             for _ in range(room - self.actors - len(self.starting)):
                 actor = self.pool.create_actor_fn()
                 self.starting[actor.__ray_ready__.remote()] = actor
