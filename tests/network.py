@@ -114,8 +114,16 @@ def locally(chosen: Experiment, out: Path) -> Run:
 
 
 def over(
-    grid: FakeGrid, chosen: Experiment, out: Path, *, resume: bool = False, clients: int = 0, **gather: Any
+    grid: FakeGrid,
+    chosen: Experiment,
+    out: Path,
+    *,
+    resume: bool = False,
+    clients: int = 0,
+    simulated: bool = False,
+    **gather: Any,
 ) -> Run:
     """Run over a network."""
     gathering = Gathering(clients or len(grid.nodes), wait_s=0.0, **gather)
-    return serve(grid, chosen, RunDirectory(out), gathering, resume=resume, report=False)  # type: ignore[arg-type]
+    files = RunDirectory(out)
+    return serve(grid, chosen, files, gathering, resume=resume, report=False, simulated=simulated)  # type: ignore[arg-type]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from protofed.data.tables import read_parquet
 
 import protofed
 from protofed.data import DataOptions
 from protofed.data.arrow import Columns
 from protofed.data.copies import data_dirs
 from protofed.data.splits import choose
-from protofed.data.tables import read_parquet
 from protofed.seeding import generator
 
 OUT = Path(protofed.__file__).parent / "ui/demo/digits.npz"

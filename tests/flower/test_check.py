@@ -185,9 +185,8 @@ def test_the_state_folder(north, tmp_path):
     state.mkdir()
     assert findings(**request)["state-dir"].text.endswith("writable, no saved model yet")
     client = ClientFolder(state / "north", "some run")  # as a node writes it
-    client.trained(
-        Parked(model(), {"prototypes": torch.zeros(2, 8)}, {}), 1, "", None, "{}", Parked(model(), {}, {})
-    )
+    written = client.write(Parked(model(), {"prototypes": torch.zeros(2, 8)}, {}), 1)
+    client.commit(written, None, 1, set())
     assert (state / "north" / "model.safetensors").is_file()
     assert findings(**request)["state-dir"].text.endswith("writable, its saved model fits")
     assert "not compared" in findings(state_dir=state)["state-dir"].text

@@ -17,11 +17,14 @@ from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_fol
 from protofed import claims
 from protofed.analysis.report import write_report
 from protofed.errors import PayloadError
-from protofed.flower.census import scored
+from protofed.flower.census import elsewhere, scored
 from protofed.flower.grid import RECORD
 from protofed.flower.messages import Description, Scored, evaluated_values, read_evaluated
+from protofed.methods.contract import Upload
+from protofed.methods.schema import Field, Schema
+from protofed.robust.vectors import cap_counts
 from protofed.training import Evaluated
-from support import ordinary
+from support import client, federated, ordinary
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +129,57 @@ def test_a_node_does_not_train_what_would_tell_its_counts(root, tmp_path):
     (missing,) = [m for m in run.rounds[1]["missing"] if m["phase"] == "training"]
     assert missing["client"] == "bob"
     assert "counts=none, but fedavg needs numbers of samples" in missing["reason"]
+
+
+@pytest.mark.parametrize("kind", ["coarse", "none"])
+def test_sums_of_a_client_that_withholds_its_counts_are_not_scaled(kind, tmp_path):
+    """With its scale given TinyProto needs no counts, but sends sums: what the server does not know it lets be."""
+    data = federated(*(client(name, [0] * 40 + [1] * 40) for name in ("ann", "bob", "cid", "dan")))
+    root = write_folders(tmp_path / "data", data)
+    nodes = nodes_of(root, tmp_path / "state")
+    nodes[102]["counts"] = kind
+    chosen = wanted("tinyproto", root, rounds=2, method__mu=0.02, robust__rule="none")
+    run = over(FakeGrid(nodes), chosen, tmp_path / "run")
+    local = locally(chosen, tmp_path / "local")
+    assert [r["diagnostics"] for r in run.rounds] == [r["diagnostics"] for r in local.rounds], "the same is learned"
+    assert not any(r.get("robust") for r in run.rounds)
+    forget()
+    clipped = wanted("tinyproto", root, rounds=1, method__mu=0.02, robust__rule="clip")
+    run = over(FakeGrid(nodes), clipped, tmp_path / "clipped")
+    assert run.rounds[0]["participants"] == ["ann", "cid", "dan"]
+    (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
+    assert (
+        "robust.rule=clip has to divide the sums of tinyproto: choose counts=exact or robust.rule=none"
+        in left["reason"]
+    )
+
+
+@given(st.lists(st.integers(0, 2**20), min_size=1, max_size=5), st.sampled_from(claims.COUNTS))
+def test_no_cap_lies_below_what_a_client_has(held, kind):
+    K = len(held)
+    told = tuple(claims.withheld(n, kind) for n in held)
+    d = Description("x", tuple(map(str, range(K))), False, told, told, 0, (6,), counts=kind)
+    samples = elsewhere([d], d.classes).clients[0].train
+    assert samples.exact == (kind == "exact")
+    schema = Schema(
+        {
+            "counts": Field((K,), "count"),
+            "samples": Field((), "count"),
+            "classes": Field(("k",), "label"),
+            "rows": Field(("k",), "count"),
+        },
+        K,
+    )
+    counts = torch.tensor(held)
+    payload = {"counts": counts, "samples": counts.sum(), "classes": torch.arange(K), "rows": counts}
+    most = {"x": samples.most(K)}
+    assert cap_counts(Upload("x", payload), schema, most)[1] == [], "an honest client"
+    empty = [k for k in range(K) if not held[k]]
+    lie = counts.clone()
+    lie[empty] = 1
+    capped, fields = cap_counts(Upload("x", {**payload, "counts": lie}), schema, most)
+    assert fields == (["counts"] if empty else []), "which classes it has is known"
+    assert torch.equal(capped.payload["counts"], counts)
 
 
 def test_scores_in_shares_stay_within_what_was_described():

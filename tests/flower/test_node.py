@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
@@ -16,10 +20,12 @@ from protofed.errors import CheckpointError, ConfigError, PayloadError
 from protofed.experiments.workshop import Census
 from protofed.flower.admission import class_order
 from protofed.flower.census import Shared, elsewhere, shared
-from protofed.flower.messages import Description, Job, description_values, read_descriptions
+from protofed.flower.messages import Description, Job, Left, description_values, read_descriptions
 from protofed.flower.node import Node, experiment_key
 from protofed.flower.sources import Folder, Share, source_of
-from protofed.flower.state import ClientFolder
+from protofed.flower.state import ClientFolder, locked
+from protofed.training import Parked, Trained
+from protofed.training.client import pack
 from support import ordinary
 
 
@@ -35,13 +41,25 @@ def job_of(root: Path, method: str = "fedproto", **changes) -> Job:
     return replace(Job("run", "ann", 1, experiment_key(chosen), own.to_json()), **changes)
 
 
-def node_of(root: Path, state: Path) -> Node:
+def node_of(root: Path, state: Path | None) -> Node:
     forget()
     return Node(Folder(root / "clients" / "ann", "ann"), state)
 
 
-def weights(node: Node, job: Job) -> dict[str, torch.Tensor]:
-    return {n: t.clone() for n, t in node.client(job).model.state_dict().items()}
+def weights(state: Path) -> dict[str, torch.Tensor]:
+    """Ann's personal model, as her node keeps it."""
+    return load_file(state / "ann" / "model.safetensors")
+
+
+def train(node: Node, job: Job) -> Trained:
+    return node.train(job)[0]
+
+
+def until(found: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -50,25 +68,27 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def test_a_repeated_request_is_answered_and_not_trained_again(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
-    first = node.train(job)
-    trained = weights(node, job)
-    again = node_of(root, tmp_path).train(job)
+    first, left = node.train(job)
+    trained = weights(tmp_path)
+    again, found = node_of(root, tmp_path).train(job)
     assert (again.message, again.losses, again.samples) == (first.message, first.losses, first.samples)
-    assert same(trained, weights(node, job))
+    assert found == left
+    assert same(trained, weights(tmp_path))
 
 
 def test_another_broadcast_for_the_same_round_starts_before_it(root, tmp_path):
     """A server that lost round 2 asks for it with another broadcast: as if the first had never come."""
     node, job = node_of(root, tmp_path / "a"), job_of(root)
-    message = broadcast(node.train(job).message)
-    one, two = replace(job, round=2, message=message), replace(job, round=2, message=None)
+    result, left = node.train(job)
+    one = replace(job, round=2, message=broadcast(result.message), after=left.generation)
+    two = replace(one, message=None)
     node.train(one)
-    node.train(two)
+    train(node, two)
     other = node_of(root, tmp_path / "b")
-    other.train(job)
-    expected = other.train(two)
-    assert same(weights(node, job), weights(other, job))
-    assert node_of(root, tmp_path / "a").train(two).message == expected.message
+    after = other.train(job)[1].generation
+    expected = train(other, replace(two, after=after))
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert train(node_of(root, tmp_path / "a"), two).message == expected.message
 
 
 def broadcast(upload: bytes) -> bytes:
@@ -76,53 +96,143 @@ def broadcast(upload: bytes) -> bytes:
     return upload
 
 
-def test_a_server_that_is_behind_is_told(root, tmp_path):
+def test_a_node_without_the_state_refuses_and_starts_nothing(root, tmp_path):
+    """Its folder was removed, or the visit came to another machine."""
+    job = job_of(root)
+    result, left = node_of(root, tmp_path / "a").train(job)
+    later = replace(job, round=2, message=broadcast(result.message), after=left.generation)
+    other = node_of(root, tmp_path / "b")
+    for visit in (other.train, other.evaluate):
+        with pytest.raises(CheckpointError, match=rf"ann: .* {left.generation}.*it holds none of this run.*fresh"):
+            visit(later)
+    assert [f.name for f in (tmp_path / "b" / "ann").iterdir()] == [".lock"]
+    other.train(job)  # now it has a state, but not that one
+    with pytest.raises(CheckpointError, match="its newest is 000001-"):
+        other.train(later)
+
+
+def test_a_node_may_let_its_client_begin_anew(root, tmp_path):
+    job = job_of(root)
+    first, _ = node_of(root, tmp_path / "a").train(job)
+    lost = replace(job, after="000005-0123456789abcdef")
+    again, left = replace(node_of(root, tmp_path / "b"), fresh=True).train(lost)
+    assert left.anew
+    assert again.message == first.message, "from the weights before the run"
+    kept = replace(node_of(root, tmp_path / "b"), fresh=True).train(replace(job, round=2, after=left.generation))[1]
+    assert not kept.anew, "a client whose state is there goes on"
+
+
+def test_what_a_node_keeps_it_does_not_give_away(root, tmp_path):
+    job = replace(job_of(root), state=pack(Parked({}, {}, {})))
+    with pytest.raises(ConfigError, match="this node keeps its own"):
+        node_of(root, tmp_path).train(job)
+    with pytest.raises(ConfigError, match="no place for its model"):
+        node_of(root, None).train(job_of(root))
+
+
+@pytest.mark.parametrize("state", [b"", b"nothing", pack(Parked({}, {}, {})), save({"else.x": torch.zeros(1)})])
+def test_a_travelling_client_that_is_none_is_refused(state, root):
+    with pytest.raises(PayloadError, match=r"^state: "):
+        node_of(root, None).train(replace(job_of(root), state=state))
+
+
+def test_a_server_that_lost_its_checkpoints_begins_again_and_old_requests_are_refused(root, tmp_path):
+    node, job = node_of(root, tmp_path), job_of(root, order=1)
+    first = train(node, job)
+    for round in (2, 3):
+        train(node, replace(job, round=round, order=round))
+    again = train(node, replace(job, order=4))  # round 1 once more
+    assert again.message == first.message
+    with pytest.raises(CheckpointError, match="a later request of the server came before this one"):
+        node.train(replace(job, round=3, order=3))
+    left = node.train(replace(job, round=2, order=5))[1]
+    with pytest.raises(CheckpointError, match="is newer than round 1"):
+        node.train(replace(job, order=6, after=left.generation))
+
+
+def test_what_the_server_may_go_back_to_is_kept(root, tmp_path):
+    """It writes a checkpoint every third round: rounds without one are trained again if it is stopped."""
     node, job = node_of(root, tmp_path), job_of(root)
-    for round in (1, 2, 3):
-        node.train(replace(job, round=round))
-    with pytest.raises(CheckpointError, match=r"ann has trained in round 3 and was asked for round 1"):
-        node.train(job)
+    saved = after = node.train(job)[1].generation
+    messages = []
+    for order, round in enumerate((2, 3, 4), 1):
+        result, left = node.train(replace(job, round=round, order=order, after=after, saved=saved))
+        messages.append(result.message)
+        after = left.generation
+    assert len(list((tmp_path / "ann").glob("*.model.safetensors"))) == 3, "saved, the last and the one before"
+    assert train(node, replace(job, round=2, order=9, after=saved, saved=saved)).message == messages[0]
 
 
 def test_another_run_begins_anew(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
-    first = node.train(job)
-    node.train(replace(job, round=2))
-    assert node.train(replace(job, run="another")).message == first.message
+    first = train(node, job)
+    train(node, replace(job, round=2))
+    assert train(node, replace(job, run="another")).message == first.message
 
 
 def test_a_write_that_fails_leaves_the_state_before(root, tmp_path, monkeypatch):
     node, job = node_of(root, tmp_path), job_of(root)
-    node.train(job)
-    before = weights(node, job)
+    after = node.train(job)[1].generation
+    before, index = weights(tmp_path), (tmp_path / "ann" / "state.json").read_bytes()
 
     def full(*args):
         raise OSError("disk full")
 
     monkeypatch.setattr("protofed.flower.state.write_json", full)
     with pytest.raises(OSError, match="disk full"):
-        node.train(replace(job, round=2))
+        node.train(replace(job, round=2, after=after))
     monkeypatch.undo()
-    assert same(before, weights(node_of(root, tmp_path), job))
-    node.train(replace(job, round=2))
+    assert same(before, weights(tmp_path))
+    assert (tmp_path / "ann" / "state.json").read_bytes() == index
+    train(node_of(root, tmp_path), replace(job, round=2, after=after))
     assert len(list((tmp_path / "ann").glob("*.model.safetensors"))) == 2, "files of the failed write are gone"
 
 
 def test_a_damaged_state_is_named(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
-    node.train(job)
+    train(node, job)
     folder = ClientFolder(tmp_path / "ann", "run")
     (tmp_path / "ann" / folder.latest.model).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        node_of(root, tmp_path).train(replace(job, round=2))
-    (tmp_path / "ann" / "state.json").write_text(json.dumps({"run": "run", "latest": {"round": 1}}))
-    with pytest.raises(CheckpointError, match="remove the folder to begin anew"):
-        node_of(root, tmp_path).train(job)
+        train(node_of(root, tmp_path), replace(job, round=2))
+    (tmp_path / "ann" / "state.json").write_text(json.dumps({"run": "run", "chain": [{"round": 1}]}))
+    with pytest.raises(CheckpointError, match=r"damaged .* remove the folder and give the node fresh=true"):
+        train(node_of(root, tmp_path), job)
+
+
+def test_two_visits_of_a_client_at_a_time_wait_for_each_other(root, tmp_path):
+    node, job = node_of(root, tmp_path), job_of(root)
+    with ThreadPoolExecutor() as pool:
+        with locked(tmp_path / "ann", "run", 0):
+            running = pool.submit(node.train, job)
+            with pytest.raises(TimeoutError):
+                running.result(1.0)
+            assert not (tmp_path / "ann" / "state.json").exists()
+        assert running.result(60)[1].generation
+
+
+def test_only_the_newest_request_waits_for_the_visit_under_way(root, tmp_path):
+    node, job, turn = node_of(root, tmp_path), job_of(root), tmp_path / "ann" / ".turn"
+    with ThreadPoolExecutor() as pool:
+        with locked(tmp_path / "ann", "run", 5):
+            first = pool.submit(node.train, replace(job, order=6))
+            until(turn.is_file, 20)
+            second = pool.submit(node.train, replace(job, order=8))
+            with pytest.raises(CheckpointError, match="a later request of the server came before"):
+                first.result(20)
+            with pytest.raises(CheckpointError, match="a later request of the server waits"):
+                node.train(replace(job, order=7))
+            assert turn.read_text() == "run 8"
+        assert second.result(60)[1].generation
+        with locked(tmp_path / "ann", "another", 1):
+            waiting = pool.submit(node.train, replace(job, run="third", order=2))
+            until(lambda: turn.is_file() and turn.read_text() == "third 2", 20)
+        assert waiting.result(60)[1].generation, "numbers of another run do not count"
 
 
 def test_an_evaluation_without_delivery_changes_nothing(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
-    message = node.train(job).message
+    message = train(node, job).message
     index = (tmp_path / "ann" / "state.json").read_bytes()
     node.evaluate(replace(job, message=message, deliver=False))
     assert (tmp_path / "ann" / "state.json").read_bytes() == index
@@ -131,11 +241,21 @@ def test_an_evaluation_without_delivery_changes_nothing(root, tmp_path):
 
 
 def test_jobs_and_descriptions_survive_the_way(root):
-    job = job_of(root, message=b"abc", deliver=False)
+    names = {"after": "000012-0123456789abcdef", "saved": "000011-0123456789abcdef"}
+    job = job_of(root, message=b"abc", deliver=False, order=2**60, **names, state=b"c")
     assert Job.of(job.to_values()) == job
     assert Job.of(replace(job, message=None).to_values()).message is None
     with pytest.raises(PayloadError, match="round: must be int, not str"):
         Job.of({**job.to_values(), "round": "1"})
+    for left in (Left(), Left("000012-0123456789abcdef", True), Left(state=b"c")):
+        assert Left.of(left.to_values()) == left
+    bad = {"after": "../x", "saved": "000012", "order": -1, "round": True, "state": "text", "run": "a/b"}
+    for name, value in bad.items():
+        with pytest.raises(PayloadError, match=f"^{name}"):
+            Job.of({**job.to_values(), name: value})
+    for name, value in {"generation": "../../state", "anew": 1, "state": "text"}.items():
+        with pytest.raises(PayloadError, match=f"^{name}: "):
+            Left.of({**Left().to_values(), name: value})
     found = Folder(root / "clients" / "ann", "ann").describe(wanted("fedproto", root))
     assert read_descriptions(description_values(found)) == found
     for bad in (

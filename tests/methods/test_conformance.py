@@ -223,3 +223,5 @@ def test_what_needs_counts_says_so(name, options):
     sent = schema is not None and any(f.kind == "count" for f in schema.fields.values())
     used = name == "tinyproto" and method.options.scaling and not method.options.mu
     assert type(method).needs_counts(method.options) == (sent or used)
+    sums = schema is not None and any(f.sums for f in schema.fields.values())
+    assert type(method).sends_sums(method.options) == sums

@@ -16,7 +16,18 @@ from protofed.experiments.workshop import device_count, device_of, fill, is_code
 from protofed.federation import Federation
 from protofed.options import build_options, plain
 from protofed.robust import Attackers
-from protofed.training import Executor, FederatedData, Files, Fused, Memory, Roster, Sequential, Visitor, Workers
+from protofed.training import (
+    Executor,
+    FederatedData,
+    Files,
+    Fused,
+    Memory,
+    Roster,
+    Sequential,
+    Store,
+    Visitor,
+    Workers,
+)
 from protofed.training.calibration import faster_in_bfloat16
 from protofed.training.workers import shared_folder
 
@@ -113,12 +124,17 @@ def _executor(experiment: Experiment, federated: FederatedData, visitor: Visitor
             threads=execution.threads or max(1, cores // processes),
             together=executor == "fused",
         )
-    size = sum(models.parameter_bytes(roster.models[m.kind]) for m in roster.members.values())
-    if execution.clients_in == "disk" or (execution.clients_in == "auto" and size > LARGE):
-        roster.store = Files(shared_folder())
+    roster.store = resting_place(experiment, roster)
     if executor == "fused":
         return Fused(visitor, roster, _budget(experiment, device_of(experiment)))
     return Sequential(visitor, roster)
+
+
+def resting_place(experiment: Experiment, roster: Roster) -> Store:
+    """Return the store in which clients rest that are visited by this process: on disk if they are large."""
+    size = sum(models.parameter_bytes(roster.models[m.kind]) for m in roster.members.values())
+    wanted = experiment.execution.clients_in
+    return Files(shared_folder()) if wanted == "disk" or (wanted == "auto" and size > LARGE) else Memory()
 
 
 def _bench(

@@ -83,7 +83,6 @@ def conduct(
     progress: Progress | None = None,
     label: str = "",
     report: bool = True,
-    gather: Callable[[Federation], None] | None = None,
 ) -> Run:
     """Run a federation from its last checkpoint to its end, wherever its clients are.
 
@@ -95,7 +94,6 @@ def conduct(
         progress: Is told what happens.
         label: What ``progress`` calls the run.
         report: Whether to write the HTML report.
-        gather: Called at the end, to bring here what clients of a network keep, as far as it may come.
 
     Raises:
         ProtofedError: For anything wrong with the experiment or the directory; FederationError if clients are gone.
@@ -114,8 +112,6 @@ def conduct(
             for record in federation.run():
                 rounds.append(files.add_round(record, federation, experiment.checkpoint.every))
                 progress.round(label, rounds[-1])
-            if gather is not None:
-                gather(federation)
             files.finish(federation, _summary(experiment, rounds, federation, memory.bytes()))
     else:
         files.open(experiment, resume=resume)

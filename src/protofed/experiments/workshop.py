@@ -252,6 +252,9 @@ def counts_needed(experiment: Experiment) -> str:
     kind = methods.get(experiment.method)
     if kind.needs_counts(experiment.method_options):
         return f"{experiment.method} needs numbers of samples: choose counts=exact"
+    if (rule := experiment.robust.rule) != "none" and kind.sends_sums(experiment.method_options):
+        why = f"robust.rule={rule} has to divide the sums of {experiment.method}"
+        return f"{why}: choose counts=exact or robust.rule=none"
     if experiment.participation.sampling == "samples":
         return "participation.sampling=samples draws clients by numbers of samples: choose counts=exact"
     return ""

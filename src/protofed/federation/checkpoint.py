@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -32,11 +33,13 @@ def save_checkpoint(folder: Path, round: int, server: Mapping[str, Tensor], clie
             write_tensors(partial / "server.safetensors", server)
             for name in clients.here:
                 write_tensors(partial / "clients" / f"{name}.safetensors", flatten(clients.parked(name)))
-            write_json(partial / "state.json", {"round": round, "clients": list(clients)})
+            state = {"round": round, "clients": list(clients), "generations": clients.generations}
+            write_json(partial / "state.json", state)
             os.rename(partial, target)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        clients.saved = dict(clients.generations)
         for older in _checkpoints(folder)[:-1]:
             shutil.rmtree(older, ignore_errors=True)
 
@@ -64,7 +67,19 @@ def load_checkpoint(folder: Path, clients: Roster) -> tuple[int, dict[str, Tenso
         except (KeyError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
+    clients.generations = _generations(found[-1], state, clients)
+    clients.saved = dict(clients.generations)
     return round, server
+
+
+def _generations(folder: Path, state: Mapping[str, Any], clients: Roster) -> dict[str, str]:
+    """Return which state each client of a network had."""
+    found = state.get("generations", None if len(clients.here) < len(clients) else {})
+    if not isinstance(found, dict) or not all(
+        name in clients.members and isinstance(generation, str) for name, generation in found.items()
+    ):
+        raise CheckpointError(f"{folder}: does not say which states its clients had")
+    return dict(found)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -108,8 +108,10 @@ class Federation:
         self._check_optimizers()
         self.standing = Standing(self.participation.max_refusals)
         K = self.method.task.num_classes
-        counts = {n: m.train.counts(K).cpu() for n, m in self.executor.clients.members.items()}
-        self.guard = Guard(self.robust, self.method, counts)
+        training = {n: m.train for n, m in self.executor.clients.members.items()}
+        counts = {n: samples.most(K).cpu() for n, samples in training.items()}
+        withheld = {n for n, samples in training.items() if not samples.exact}
+        self.guard = Guard(self.robust, self.method, counts, withheld)
         self.guard.check(self._number_of(self.trainable))
         if not self.round:
             self.server = self.method.server_state()
@@ -160,7 +162,7 @@ class Federation:
         names = self.participants(round)
         record = RoundRecord(round, names)
         while not self._attempt(names, round, record):
-            if record.attempts == self.participation.attempts:
+            if record.attempts == self.participation.attempts or self.executor.clients.here:
                 raise FederationError(self._why(round, record))
             record.attempts += 1
         self.round = round
@@ -173,12 +175,12 @@ class Federation:
     def _attempt(self, names: Sequence[str], round: int, record: RoundRecord) -> bool:
         """Train and aggregate; nothing changes if fewer clients of a network gave a usable result than needed.
 
-        Clients of a network answer a repeated request with the result they have. Those that are here would train
-        once more, and fail in the same way.
+        Nodes that keep their clients answer a repeated request with the result they have. Clients that are here
+        would train once more; those of a simulation over a network have had several attempts each.
         """
         messages = self._messages(names, round, record)
         state, diagnostics, usable = self._aggregate(names, messages, round, record)
-        if usable < self.participation.min_clients and not self.executor.clients.here:
+        if usable < self.participation.min_clients and self.executor.clients.away:
             return False
         if reason := self._unsound(state, round):
             record.robust["kept"] = reason

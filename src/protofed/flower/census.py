@@ -8,7 +8,7 @@ simulation.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from protofed.flower.messages import MOST_CLIENTS, Description, Scored
 from protofed.training import ClientData, FederatedData, Samples
 
 MOST_OPTIONS = 64
+MOST_KINDS = 1024
+"""Of models, that a simulation computes in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Shared:
         feature_dim: ``d`` of the first client (and of all, where the method needs that).
         class_size: Mean number of training samples of the classes, over all clients.
         clients: How many there are.
+        bfloat16: In a simulation, the kinds of models computed in bfloat16; a deployed node decides itself.
     """
 
     classes: tuple[str, ...]
@@ -41,6 +44,7 @@ class Shared:
     feature_dim: int
     class_size: float
     clients: int
+    bfloat16: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -62,6 +66,7 @@ class Shared:
                 claims.whole(found["feature_dim"], "feature_dim", 1, claims.MOST_SIDE),
                 claims.number(found["class_size"], "class_size", -1.0, total),
                 claims.whole(found["clients"], "clients", 0, MOST_CLIENTS),
+                _kinds(found["bfloat16"]),
             )
         except ValueError as error:
             raise PayloadError(f"census: {claims.clean(error)}") from None
@@ -81,9 +86,16 @@ def _architecture(item: object) -> Architecture:
     return Architecture(claims.model(found["name"]), named, claims.whole(found["d"], "d", 1, claims.MOST_SIDE))
 
 
-def shared(census: Census, classes: tuple[str, ...]) -> list[Shared]:
+def _kinds(values: object) -> tuple[str, ...]:
+    kinds = claims.items(values, "bfloat16", MOST_KINDS)
+    if not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError("bfloat16: expected a list of kinds of models")
+    return tuple(kinds)
+
+
+def shared(census: Census, classes: tuple[str, ...], bfloat16: Collection[str] = ()) -> list[Shared]:
     """Return what each client is told."""
-    rest = census.feature_dim, census.class_size, census.clients
+    rest = census.feature_dim, census.class_size, census.clients, tuple(bfloat16)
     return [Shared(classes, architecture, *rest) for architecture in census.architectures]
 
 
@@ -92,22 +104,33 @@ class Elsewhere(Samples):
     """Samples of which only the numbers are known here.
 
     Attributes:
-        held: ``(K,)`` int64, how many there are of each class.
+        held: ``(K,)`` int64, how many there are of each class, as ``told`` says.
+        told: ``exact``, ``coarse`` (the power of two above) or ``none``: 1 where there are any.
     """
 
     held: Tensor
+    told: str = "exact"
 
     @classmethod
-    def of(cls, held: Tensor) -> Elsewhere:
+    def of(cls, held: Tensor, told: str = "exact") -> Elsewhere:
         """Return them without content."""
-        return cls(torch.zeros(0), torch.zeros(0, dtype=torch.int64), held)
+        return cls(torch.zeros(0), torch.zeros(0, dtype=torch.int64), held, told)
 
     def __len__(self) -> int:
         return int(self.held.sum())
 
     def counts(self, num_classes: int) -> Tensor:
-        """Return ``(K,)`` int64: how many samples of each class there are."""
+        """Return ``(K,)`` int64: how many samples of each class there are, as told."""
         return self.held
+
+    @property
+    def exact(self) -> bool:
+        """Whether the client withholds nothing."""
+        return self.told == "exact"
+
+    def most(self, num_classes: int) -> Tensor:
+        """Return ``(K,)`` int64: how many samples of each class there can be."""
+        return self.held.clamp(max=1) * claims.MOST_SAMPLES if self.told == "none" else self.held
 
 
 def elsewhere(descriptions: Sequence[Description], classes: tuple[str, ...]) -> FederatedData:
@@ -117,8 +140,9 @@ def elsewhere(descriptions: Sequence[Description], classes: tuple[str, ...]) -> 
     for d in descriptions:
         where = [place[name] for name in d.classes] if d.named else list(range(len(d.classes)))
         train, test = (_held(where, counts, len(classes)) for counts in (d.train, d.test))
-        held_out = Elsewhere.of(torch.tensor([d.validation])) if d.validation else None
-        clients.append(ClientData(d.name, Elsewhere.of(train), Elsewhere.of(test), held_out, d.settings))
+        held_out = Elsewhere.of(torch.tensor([d.validation]), d.counts) if d.validation else None
+        splits = Elsewhere.of(train, d.counts), Elsewhere.of(test, d.counts)
+        clients.append(ClientData(d.name, *splits, held_out, d.settings))
     return FederatedData(tuple(clients), len(classes), classes, descriptions[0].input_shape)
 
 

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from protofed.errors import ConfigError, PayloadError, ProtofedError
-from protofed.flower.grid import RECORD, STATES
+from protofed.flower.grid import RECORD
 from protofed.flower.messages import Job, Values, description_values, evaluated_values, sizes_values, trained_values
 from protofed.flower.node import Node
 from protofed.flower.sources import source_of
@@ -25,11 +25,11 @@ def query(message: Message, context: Context) -> Message:
 
     def act(values: Values) -> Values:
         if "client" in values:
-            return sizes_values(_node(context, Path()).fit(Job.of(values)))
+            return sizes_values(_node(context).fit(Job.of(values)))
         config = values.get("config")
         if not isinstance(config, str):
             raise PayloadError("config: missing")
-        return description_values(_node(context, Path()).describe(config))
+        return description_values(_node(context).describe(config))
 
     return _answer(message, act)
 
@@ -37,21 +37,30 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client."""
-    return _visit(message, context, lambda node, job: trained_values(node.train(job)))
+
+    def work(node: Node, job: Job) -> Values:
+        result, left = node.train(job)
+        return trained_values(result) | left.to_values()
+
+    return _visit(message, context, work)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Score one client."""
-    return _visit(message, context, lambda node, job: evaluated_values(node.evaluate(job), node.counts(job)))
+
+    def work(node: Node, job: Job) -> Values:
+        result, left = node.evaluate(job)
+        return evaluated_values(result, node.counts(job)) | left.to_values()
+
+    return _visit(message, context, work)
 
 
 def _visit(message: Message, context: Context, work: Callable[[Node, Job], Values]) -> Message:
     """Return what the node makes of a job."""
 
     def act(values: Values) -> Values:
-        job = Job.of(values)
-        return work(_node(context, _states(context, job)), job)
+        return work(_node(context), Job.of(values))
 
     return _answer(message, act)
 
@@ -68,18 +77,14 @@ def _answer(message: Message, act: Callable[[Values], Values]) -> Message:
     return Message(RecordDict(content), reply_to=message)
 
 
-def _node(context: Context, states: Path) -> Node:
-    device = context.node_config.get("device", "auto")
+def _node(context: Context) -> Node:
+    config = context.node_config
+    device, fresh = config.get("device", "auto"), config.get("fresh", False)
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device={device!r} in --node-config: must be auto, cpu or cuda")
-    return Node(source_of(context.node_config), states, device)  # type: ignore[arg-type]
-
-
-def _states(context: Context, job: Job) -> Path:
-    """Return where the node keeps its clients' models; only nodes of a simulation let the server say."""
-    config = context.node_config
-    if "state-dir" in config:
-        return Path(str(config["state-dir"])).expanduser()
-    if "client-dir" in config or not job.home:
+    if not isinstance(fresh, bool):
+        raise ConfigError(f"fresh={fresh!r} in --node-config: must be true or false")
+    place = Path(str(config["state-dir"])).expanduser() if "state-dir" in config else None
+    if place is None and "client-dir" in config:
         raise ConfigError('the node has no place for its model: add state-dir="FOLDER" to --node-config')
-    return Path(job.home) / STATES
+    return Node(source_of(config), place, device, fresh)  # type: ignore[arg-type]

@@ -17,11 +17,13 @@ from protofed.federation.files import read_json
 from protofed.flower.admission import Admission, admit
 from protofed.flower.census import elsewhere, shared
 from protofed.flower.identity import IDENTITIES, Bindings, Identity, bound, read_roster
-from protofed.flower.messages import Description, Job, description, read_sizes, sizes
+from protofed.flower.messages import MOST_ORDER, MOST_ROUNDS, Description, Job, description, read_sizes, sizes
 from protofed.flower.nodes import QUERY, Nodes, message, reason_of, values_of
 
 PATIENCE = 300.0
 """Seconds to wait for a node to build its model."""
+REQUEST_BITS = 24
+"""A server numbers its requests from its start on, in seconds, times two to this power."""
 log = logging.getLogger("protofed")
 
 
@@ -71,6 +73,8 @@ class Party:
         sizes: Of models that the server does not build, by client.
         left_out: Who came and does not take part, and why.
         keys: Fingerprint of each client's key.
+        order: Number of the server's latest start, which its requests begin with.
+        anew: Which clients began anew in which round, their nodes having lost their states.
     """
 
     run: str
@@ -79,6 +83,8 @@ class Party:
     sizes: dict[str, Any] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    order: int = 0
+    anew: list[dict[str, Any]] = field(default_factory=list)
 
     def to_tree(self) -> dict[str, Any]:
         """Return the record as plain values."""
@@ -103,7 +109,17 @@ class Party:
             {claims.clean(who): claims.clean(why) for who, why in left_out.items()},
             {name: "" for name in dims if keys.get(name) == ""}
             | bound({name: keys[name] for name in dims if keys.get(name)}),
+            claims.whole(kept["order"], "order", 0, MOST_ORDER >> REQUEST_BITS),
+            [_note(item) for item in claims.items(kept["anew"], "anew", claims.MOST_TEXT)],
         )
+
+
+def _note(item: object) -> dict[str, Any]:
+    found = claims.mapping(item, "anew", ("client", "round"))
+    return {
+        "client": claims.client_name(found["client"]),
+        "round": claims.whole(found["round"], "round", 0, MOST_ROUNDS),
+    }
 
 
 def _table(value: object, what: str) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,11 +21,14 @@ Values = dict[str, Any]
 """What Flower's ``ConfigRecord`` holds: text, numbers, bytes."""
 MOST_CLIENTS = 2**20
 MOST_ROUNDS = 10**6
+MOST_ORDER = 2**62
 MOST_LOSSES = 64
 MOST_ANSWER = 2**14
 """Characters of a table of losses or scores."""
 SHARES = 100
 """A client that withholds its counts tells its scores as so many correct of a hundred."""
+GENERATION = re.compile(r"[0-9]{6,9}-[0-9a-f]{16}")
+"""Names of generations, as :class:`~protofed.flower.state.ClientFolder` gives them."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,12 @@ class Job:
         census: What is known of all clients (see :class:`~protofed.flower.census.Shared`), as JSON.
         message: The encoded broadcast, or None.
         deliver: Whether an evaluation delivers the broadcast.
-        home: The run directory, where nodes of a simulation keep their states; others have a place of their own.
+        order: Grows with every request of a run, across restarts of the server too.
+        after: The client's generation from which, or from what came of it, the visit must start; "" for the client
+            as it was before the run.
+        saved: The generation to which the server goes back if it is stopped now.
+        state: The client as :func:`~protofed.training.client.pack` returns it, if it travels with its visits; None
+            if its node keeps it.
     """
 
     run: str
@@ -96,7 +105,10 @@ class Job:
     census: str
     message: bytes | None = None
     deliver: bool = True
-    home: str = ""
+    order: int = 0
+    after: str = ""
+    saved: str = ""
+    state: bytes | None = None
 
     def to_values(self) -> Values:
         """Return the job as Flower carries it."""
@@ -116,17 +128,57 @@ class Job:
             "config": str,
             "census": str,
             "deliver": bool,
-            "home": str,
+            "order": int,
+            "after": str,
+            "saved": str,
         }
         found = {name: _take(values, name, kind) for name, kind in kinds.items()}
-        message = _take(values, "message", bytes) if "message" in values else None
         try:
             claims.client_name(found["client"])
             claims.whole(found["round"], "round", 0, MOST_ROUNDS)
-            claims.class_name(found["run"])
+            claims.whole(found["order"], "order", 0, MOST_ORDER)
+            claims.identifier(f"run_{found['run']}", "run")
         except ValueError as error:
             raise PayloadError(str(error)) from None
-        return cls(**found, message=message)
+        for name in ("after", "saved"):
+            _check_generation(found[name], name)
+        return cls(**found, message=_bytes(values, "message"), state=_bytes(values, "state"))
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a visit left of the client, beside its result.
+
+    Attributes:
+        generation: Name of the generation that the node keeps now; "" if nothing changed.
+        anew: Whether the node had lost the client, and its operator let it begin anew.
+        state: The client as :func:`~protofed.training.client.pack` returns it, if it travels and has changed; with
+            no model if that has not.
+    """
+
+    generation: str = ""
+    anew: bool = False
+    state: bytes | None = None
+
+    def to_values(self) -> Values:
+        """Return the record as Flower carries it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Left:
+        """Undo :meth:`to_values`.
+
+        Raises:
+            PayloadError: If something is missing or of another type, or the generation has a name that none has.
+        """
+        name = _take(values, "generation", str)
+        _check_generation(name, "generation")
+        return cls(name, _take(values, "anew", bool), _bytes(values, "state"))
+
+
+def _check_generation(name: str, what: str) -> None:
+    if name and not GENERATION.fullmatch(name):
+        raise PayloadError(f"{what}: {claims.clean(name, 40)!r} is not the name of a client's state")
 
 
 def description_values(descriptions: list[Description]) -> Values:
@@ -237,7 +289,7 @@ def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Traine
     Raises:
         PayloadError: If something is missing, of another type, or too much.
     """
-    message = _take(values, "message", bytes) if "message" in values else None
+    message = _bytes(values, "message")
     losses = _numbers(values, "losses")
     return Trained(name, message, losses, scored.train, _seconds(values))
 
@@ -311,6 +363,10 @@ def _counts(
 def _seconds(values: Mapping[str, Any]) -> float:
     seconds = float(_take(values, "seconds", float))
     return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0
+
+
+def _bytes(values: Mapping[str, Any], name: str) -> bytes | None:
+    return _take(values, name, bytes) if name in values else None
 
 
 def _take(values: Mapping[str, Any], name: str, kind: type) -> Any:

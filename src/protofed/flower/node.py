@@ -1,26 +1,29 @@
-"""A node at work: takes one of its clients through a visit, and keeps what the client became.
+"""A node at work: takes one of its clients through a visit.
 
-Nothing here knows Flower: a visit is the same as in a simulation, between reading a folder and writing it.
+Nothing here knows Flower: a visit is the same as on the local engine, between fetching a client and leaving it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from protofed import claims
-from protofed.errors import CheckpointError, PayloadError
+from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import sizes_of
 from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.workshop import Architecture, fill, is_code, open_workshop, place, recipe_names
 from protofed.flower.census import Shared
-from protofed.flower.messages import Description, Job
+from protofed.flower.messages import Description, Job, Left
 from protofed.flower.sources import Source, check_counts
-from protofed.flower.state import ClientFolder, Generation, digest
-from protofed.training import Client, ClientData, Evaluated, Memory, Parked, Roster, Trained, Visitor
+from protofed.flower.state import ClientFolder, locked
+from protofed.flower.visits import Carried, Kept, Place
+from protofed.training import ClientData, Evaluated, Memory, Parked, Roster, Trained, Visitor
 from protofed.training.calibration import faster_in_bfloat16
 
 BFLOAT16 = "bfloat16"
@@ -32,13 +35,16 @@ class Node:
 
     Attributes:
         source: Where its clients' data are.
-        state: Folder in which its clients' models and states are kept, one folder per client.
+        state: Folder in which its clients' models and states are kept, one folder per client; None for a node of a
+            simulation, whose clients travel with their visits.
         device: Where it computes: ``auto``, ``cpu`` or ``cuda``.
+        fresh: Whether a client whose state is lost begins anew instead of being refused.
     """
 
     source: Source
-    state: Path
+    state: Path | None
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    fresh: bool = False
 
     def describe(self, config: str) -> list[Description]:
         """Return what the server has to know of the clients."""
@@ -59,80 +65,70 @@ class Node:
         """Return how much the client says of its numbers of samples."""
         return self.source.counts(self._experiment(job.config), job.client)
 
-    def train(self, job: Job) -> Trained:
+    def train(self, job: Job) -> tuple[Trained, Left]:
         """Train one client, once for each request.
 
         Raises:
-            ProtofedError: If the broadcast, the data or the state do not fit.
+            ProtofedError: If the broadcast, the data or the state do not fit; CheckpointError if the node does not
+                hold the state that the visit must start from.
         """
-        visitor, roster, folder = self._open(job)
-        samples = len(roster.members[job.client].train)
-        request = digest(job.round, job.message)
-        latest = folder.latest
-        if latest and latest.round == job.round and latest.request == request:
-            return Trained(job.client, folder.reply(latest), json.loads(latest.losses), samples, 0.0)
-        if latest and latest.round > job.round:
-            raise CheckpointError(
-                f"{job.client} has trained in round {latest.round} and was asked for round {job.round}: the server "
-                "is behind; remove the client's state folder to begin anew"
-            )
-        start = folder.before if latest and latest.round == job.round else latest
-        parked = self._enter(roster, folder, start, job.client)
-        with roster.visit(job.client) as client:
-            result = visitor.train(client, job.message, job.round)
-        losses = json.dumps(result.losses)
-        folder.trained(roster.parked(job.client), job.round, request, result.message, losses, parked)
-        return result
+        with self._open(job) as (visitor, roster, place):
+            answered = place.answered()
+            if answered is not None:
+                return answered
+            place.enter(training=True)
+            with roster.visit(job.client) as client:
+                result = visitor.train(client, job.message, job.round)
+            return result, place.trained(result)
 
-    def evaluate(self, job: Job) -> Evaluated:
-        """Score one client; it keeps what it is delivered."""
-        visitor, roster, folder = self._open(job)
-        self._enter(roster, folder, folder.latest, job.client)
-        with roster.visit(job.client, keep=job.deliver) as client:
-            result = visitor.evaluate(client, job.message, job.round, deliver=job.deliver)
-        if job.deliver:
-            folder.delivered(roster.parked(job.client))
-        return result
+    def evaluate(self, job: Job) -> tuple[Evaluated, Left]:
+        """Score one client; it keeps what it is delivered.
 
-    def client(self, job: Job) -> Client:
-        """Return a client as it stands, for inspection."""
-        _, roster, folder = self._open(job)
-        self._enter(roster, folder, folder.latest, job.client)
-        return roster[job.client]
+        Raises:
+            ProtofedError: As :meth:`train`.
+        """
+        with self._open(job) as (visitor, roster, place):
+            place.enter(training=False)
+            with roster.visit(job.client, keep=job.deliver) as client:
+                result = visitor.evaluate(client, job.message, job.round, deliver=job.deliver)
+            return result, place.delivered() if job.deliver else place.unchanged()
 
     def _experiment(self, config: str) -> Experiment:
         experiment = _resolve(config)
         return replace(experiment, execution=replace(experiment.execution, device=self.device))
 
-    def _open(self, job: Job) -> tuple[Visitor, Roster, ClientFolder]:
+    @contextmanager
+    def _open(self, job: Job) -> Iterator[tuple[Visitor, Roster, Place]]:
+        """Open what a visit needs; a node that keeps its clients never gives one away.
+
+        Raises:
+            ConfigError: If the job and the node do not go together.
+        """
+        if job.state is None and self.state is None:
+            raise ConfigError('the node has no place for its model: add state-dir="FOLDER" to --node-config')
+        if job.state is not None and self.state is not None:
+            raise ConfigError("the server asks for the client itself, but this node keeps its own")
         experiment = self._experiment(job.config)
         check_counts(experiment, job.client, self.counts(job))
         visitor, roster, initial = _workshop(self.source, experiment_key(experiment), job.census, job.client)
-        folder = ClientFolder(self.state / job.client, job.run)
-        self._choose_precision(experiment, roster, folder)
-        if folder.latest is None:
+        keep = nullcontext() if self.state is None else locked(self.state / job.client, job.run, job.order)
+        with keep, closing(roster.store):
             roster.store.write(job.client, initial)
-        return visitor, roster, folder
+            if self.state is None:
+                _use_bfloat16(roster, Shared.of(job.census).bfloat16)
+                yield visitor, roster, Carried(job, roster)
+                return
+            folder = ClientFolder(self.state / job.client, job.run)
+            if experiment.execution.precision == "bf16":
+                if BFLOAT16 not in folder.notes:  # found out once per run
+                    folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
+                _use_bfloat16(roster, folder.notes[BFLOAT16])
+            yield visitor, roster, Kept(job, roster, folder, self.fresh)
 
-    def _choose_precision(self, experiment: Experiment, roster: Roster, folder: ClientFolder) -> None:
-        """Find out once per run what this machine computes faster in bfloat16."""
-        if experiment.execution.precision != "bf16":
-            return
-        if BFLOAT16 not in folder.notes:
-            folder.note(BFLOAT16, faster_in_bfloat16(roster))
-        for kind, model in roster.models.items():
-            model.in_bfloat16 = kind in folder.notes[BFLOAT16]
 
-    @staticmethod
-    def _enter(roster: Roster, folder: ClientFolder, generation: Generation | None, name: str) -> Parked:
-        """Bring a client to where it stood; return that."""
-        if generation is not None:
-            try:
-                roster.replace(name, folder.read(generation))
-            except (KeyError, RuntimeError) as error:
-                reason = str(error).splitlines()[0]
-                raise CheckpointError(f"{folder.path}: does not fit the model of {name} ({reason})") from None
-        return roster.parked(name)
+def _use_bfloat16(roster: Roster, kinds: Collection[str]) -> None:
+    for kind, model in roster.models.items():
+        model.in_bfloat16 = kind in kinds
 
 
 def experiment_key(experiment: Experiment) -> str:
@@ -172,6 +168,7 @@ def _own(experiment: Experiment, told: Architecture, client: ClientData) -> Arch
         if not is_code(own := client.settings.get("model", "")):
             raise PayloadError("census: tells of a model of the client's own, but its client.toml names none")
         return replace(told, name=own, options={})
-    if is_code(told.name) and not recipe_names(experiment, told.name):
-        raise PayloadError(f"census: architecture {told.name!r} is code that the recipe does not name")
+    named = recipe_names(experiment, told.name) or told.name == client.settings.get("model")
+    if is_code(told.name) and not named:
+        raise PayloadError(f"census: architecture {told.name!r} is code that no recipe or client names")
     return told

@@ -5,10 +5,12 @@ Nothing that a node sends is believed or can end a run: what cannot be read is n
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +25,8 @@ from protofed.flower.messages import Description, Values, read_descriptions
 
 RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
-POLL = 0.3
-"""Seconds between two looks for replies."""
+POLL = 0.01, 0.3
+"""Least and most seconds between two looks for replies; the longer nothing comes, the more."""
 RETRY = 30.0
 """Seconds until a node whose answer was of no use is asked again, while too few are there."""
 UNREADABLE = 700
@@ -70,27 +72,38 @@ class Nodes:
         unknown = [node for node in new if not self._recognise(node, online[node])]
         self.asked |= set(new)
         if unknown:
-            questions = [message({"config": self.config}, node, QUERY) for node in unknown]
-            self.waiting |= {key: unknown[number] for key, number in self._push(questions).items()}
+            questions = [(node, message({"config": self.config}, node, QUERY)) for node in unknown]
+            self.waiting |= self._push(questions)
         for key, reply in self._pull(list(self.waiting)):
             node = self.waiting.pop(key)
             self._hear(node, reply, online[node])
 
-    def exchange(self, messages: Sequence[Message], seconds: float) -> Iterator[tuple[int, Message]]:
-        """Send messages; yield the number of each in the list with its reply, as they come.
+    def exchange(
+        self, messages: Iterable[Message], seconds: float, at_once: int = sys.maxsize
+    ) -> Iterator[tuple[int, Message]]:
+        """Send messages; yield the number of each with its reply, as they come.
 
         Args:
             messages: At most one for each client.
             seconds: How long to wait; 0 for as long as it takes. Flower answers for nodes that are gone.
+            at_once: How many messages wait for their replies at a time.
         """
-        waiting = self._push(messages)
+        numbered = enumerate(messages)
+        waiting: dict[str, int] = {}
         end = time.monotonic() + seconds if seconds else float("inf")
-        while waiting:
-            for key, reply in self._pull(list(waiting)):
-                yield waiting.pop(key), reply
-            if not waiting or time.monotonic() > end:
+        pause = POLL[0]
+        while True:
+            waiting |= self._push(list(itertools.islice(numbered, at_once - len(waiting))))
+            if not waiting:
                 return
-            time.sleep(POLL)
+            for key, reply in self._pull(list(waiting)):
+                pause = POLL[0] / 2
+                yield waiting.pop(key), reply
+            if time.monotonic() > end:
+                return
+            if waiting:
+                pause = min(2 * pause, POLL[1])
+                time.sleep(pause)
 
     def wait(self, number: int, seconds: float, least: int = 1) -> None:
         """Wait until ``number`` clients are there.
@@ -175,11 +188,11 @@ class Nodes:
         log.warning("%s: left out: %s", who, reason)
         self.left_out[who] = reason
 
-    def _push(self, messages: Sequence[Message]) -> dict[str, int]:
-        """Send messages; return the number of each in the list by Flower's own."""
+    def _push(self, numbered: Sequence[tuple[int, Message]]) -> dict[str, int]:
+        """Send messages; return the number of each by Flower's own."""
         # What a reply belongs to is known from Flower's own numbers, not from what its sender says.
-        pushed = set(self.grid.push_messages(messages)) if messages else set()
-        return {m.metadata.message_id: n for n, m in enumerate(messages) if m.metadata.message_id in pushed}
+        pushed = set(self.grid.push_messages([m for _, m in numbered])) if numbered else set()
+        return {m.metadata.message_id: n for n, m in numbered if m.metadata.message_id in pushed}
 
     def _pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, Message]]:
         """Yield the replies that are there, each with the number of what it answers.

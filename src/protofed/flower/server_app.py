@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +14,20 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofed.errors import ConfigError, ProtofedError
-from protofed.experiments.assemble import describe_clients, found, load_data
+from protofed.experiments.assemble import describe_clients, found, load_data, resting_place
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.rundir import RunDirectory, directory_for
 from protofed.experiments.running import Progress, Run, conduct
-from protofed.experiments.workshop import Census, open_workshop, place
+from protofed.experiments.workshop import Census, fill, open_workshop, place
 from protofed.federation import Federation
-from protofed.federation.files import read_json, write_json
+from protofed.federation.files import write_json
 from protofed.flower.census import elsewhere, scored, shared
-from protofed.flower.gathering import Gathering, Party, meet, recall
-from protofed.flower.grid import STATES, GridExecutor, Nodes
+from protofed.flower.gathering import REQUEST_BITS, Gathering, Party, meet, recall
+from protofed.flower.grid import GridExecutor, Nodes
+from protofed.flower.messages import MOST_CLIENTS
 from protofed.flower.node import experiment_key
-from protofed.flower.state import ClientFolder
-from protofed.training import Memory
+from protofed.training import FederatedData, Memory
+from protofed.training.calibration import faster_in_bfloat16
 
 log = logging.getLogger("protofed")
 NODES = "nodes.json"
@@ -43,62 +44,102 @@ def serve(
     progress: Progress | None = None,
     label: str = "",
     report: bool = True,
+    simulated: bool = False,
 ) -> Run:
     """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.conduct`.
+
+    Args:
+        grid: Flower's.
+        experiment: What is run.
+        files: Where to.
+        gathering: Whom to wait for.
+        resume: Whether ``files`` may hold a part of this run.
+        progress: Is told what happens.
+        label: What ``progress`` calls the run.
+        report: Whether to write the HTML report.
+        simulated: Whether the nodes hold shares of data that the server has too. Clients then rest here and travel
+            with their visits, to whichever machine these happen on; otherwise each rests with its node.
 
     Raises:
         ProtofedError: For anything wrong with the experiment, the directory or the clients; FederationError if too
             few clients come or stay.
     """
-    # Nodes decide for themselves where they compute.
-    experiment = replace(
-        experiment,
-        execution=replace(experiment.execution, executor="sequential", threads=0, workers=0, device="cpu"),
-    )
     if not files.finished:
         files.open(experiment, resume=resume)  # before anybody is asked
 
     def begin() -> tuple[Federation, Tree]:
-        return _federation(grid, experiment, files, gathering)
+        return _federation(grid, experiment, files, gathering, simulated)
 
-    def gather(federation: Federation) -> None:
-        _gather(experiment, federation, files.path)
+    return conduct(_as_server(experiment), files, begin, resume=True, progress=progress, label=label, report=report)
 
-    result = conduct(
-        experiment, files, begin, resume=True, progress=progress, label=label, report=report, gather=gather
-    )
-    shutil.rmtree(files.path / STATES, ignore_errors=True)
-    return result
+
+def _as_server(experiment: Experiment) -> Experiment:
+    """Return the experiment as the server computes it: nodes decide for themselves where they compute."""
+    execution = replace(experiment.execution, executor="sequential", threads=0, workers=0, device="cpu")
+    return replace(experiment, execution=execution)
 
 
 def _federation(
-    grid: Grid, experiment: Experiment, files: RunDirectory, gathering: Gathering
+    grid: Grid, experiment: Experiment, files: RunDirectory, gathering: Gathering, simulated: bool
 ) -> tuple[Federation, Tree]:
     """Meet the clients and build the federation as the server knows it."""
-    nodes = Nodes(grid, experiment_key(experiment), gathering.bindings())
+    here = _as_server(experiment)
+    if simulated:  # all nodes are this run's own
+        gathering = replace(gathering, identity="name", clients_per_node=MOST_CLIENTS)
+    nodes = Nodes(grid, _told(here, simulated), gathering.bindings())
     known = files.path / NODES
-    party = recall(known, nodes, experiment, gathering) if known.is_file() else None
+    party = recall(known, nodes, here, gathering) if known.is_file() else None
     if party is None:
-        party = meet(nodes, experiment, gathering)
-        write_json(known, party.to_tree())
-    federated = elsewhere(party.clients, party.classes)
-    own = [number for number, d in enumerate(party.clients) if d.name in party.sizes]
-    census = Census.of(experiment, federated).without(experiment, own)
-    visitor, roster = open_workshop(experiment, federated, Memory(), census=census, absent=party.sizes)
-    roster.here = []
-    told = shared(census, party.classes)
+        party = meet(nodes, here, gathering)
+    # Requests of a server that was restarted come after all that it made before, whatever its clock says.
+    party.order = max(party.order + 1, int(time.time()))
+    write_json(known, party.to_tree())
+
+    def began_anew(client: str, round: int) -> None:
+        note = {"client": client, "round": round}
+        if note not in party.anew[-len(party.clients) :]:
+            log.warning("%s: its node had lost its state and let it begin anew in round %d", client, round)
+            party.anew.append(note)
+            write_json(known, party.to_tree())
+
+    federated = _with_samples(here, party) if simulated else elsewhere(party.clients, party.classes)
+    sizes = {} if simulated else party.sizes
+    own = [number for number, d in enumerate(party.clients) if d.name in sizes]
+    census = Census.of(here, federated).without(here, own)
+    low = _bfloat16(experiment, files) if simulated else ()
+    visitor, roster = open_workshop(here, federated, Memory(), low, census=census, absent=sizes)
+    roster.away = True
+    if simulated:
+        roster.store = resting_place(here, roster)
+    else:
+        roster.here = []
+    told = shared(census, party.classes, low)
     executor = GridExecutor(
         nodes,
         party.run,
-        files.path,
+        party.order << REQUEST_BITS,
         roster,
         {d.name: record for d, record in zip(party.clients, told, strict=True)},
         scored(party.clients),
         visitor.method.rules,
         experiment.participation.deadline_s,
+        began_anew,
     )
-    federation = found(experiment, visitor, executor)
-    return federation, _described(party, describe_clients(federation, federated, party.sizes))
+    try:
+        if simulated:
+            fill(here, federated, visitor.method, roster)
+        federation = found(here, visitor, executor)
+        return federation, _described(party, describe_clients(federation, federated, sizes))
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _with_samples(experiment: Experiment, party: Party) -> FederatedData:
+    """Return the data of a simulation's clients, which the server has too."""
+    federated = place(experiment, load_data(experiment))
+    names = {d.name for d in party.clients}
+    return replace(federated, clients=tuple(c for c in federated.clients if c.name in names))
 
 
 def _described(party: Party, description: Tree) -> Tree:
@@ -113,19 +154,24 @@ def _described(party: Party, description: Tree) -> Tree:
     return {**description, "left_out": left_out} if left_out else description
 
 
-def _gather(experiment: Experiment, federation: Federation, directory: Path) -> None:
-    """Bring the clients' models here if this is a simulation, whose nodes share a disk with the server."""
-    if not (directory / STATES).is_dir():
-        return
-    _, roster = open_workshop(experiment, place(experiment, load_data(experiment)), Memory())
-    run = read_json(directory / NODES)["run"]
-    roster.here = []
-    for name in roster:
-        folder = ClientFolder(directory / STATES / name, run)
-        if folder.latest is not None:
-            roster.store.write(name, folder.read(folder.latest))
-            roster.here.append(name)
-    federation.executor.clients = roster
+def _told(experiment: Experiment, simulated: bool) -> str:
+    """Return the experiment as nodes are told it: those of a deployment not where the server has its files."""
+    if not simulated:
+        partition = experiment.partition_options
+        if hasattr(partition, "path"):
+            experiment = replace(experiment, partition_options=replace(partition, path=""))
+        experiment = replace(experiment, data=replace(experiment.data, path="", data_dir=""))
+    return experiment_key(experiment)
+
+
+def _bfloat16(experiment: Experiment, files: RunDirectory) -> list[str]:
+    """Return the kinds of models that a simulation computes in bfloat16, found out once per run."""
+    if experiment.execution.precision != "bf16":
+        return []
+    found = files.bfloat16()
+    if found is None:
+        found = faster_in_bfloat16(open_workshop(experiment, place(experiment, load_data(experiment)), Memory())[1])
+    return found
 
 
 class Log(Progress):
@@ -176,7 +222,10 @@ def main(grid: Grid, context: Context) -> None:
             identity=str(config.get("identity", "key")),
             clients_per_node=int(config.get("clients-per-node", 1)),
         )
-        serve(grid, experiment, RunDirectory(directory), gathering, resume=bool(resume), progress=Log())
+        # Flower's own simulation; its module moves between releases.
+        simulated = type(grid).__name__ == "InMemoryGrid"
+        files = RunDirectory(directory)
+        serve(grid, experiment, files, gathering, resume=bool(resume), progress=Log(), simulated=simulated)
     except ProtofedError as error:
         log.error("error: %s", error)
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from protofed.errors import FederationError
+from protofed.errors import ConfigError, FederationError
 from protofed.experiments.assemble import load_data
 from protofed.experiments.config import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Run
 from protofed.flower.client_app import app
 from protofed.flower.gathering import Gathering
+from protofed.flower.ray_backend import lasting
 from protofed.flower.server_app import serve
 
 
@@ -26,12 +28,16 @@ def simulate(
 ) -> Run:
     """Run an experiment on Flower's simulation engine, one node per client.
 
+    The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
+
     Raises:
-        ProtofedError: As :func:`~protofed.flower.server_app.serve`.
+        ProtofedError: As :func:`~protofed.flower.server_app.serve`; ConfigError if no cluster answers.
     """
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    _check_cluster(address)
     files = RunDirectory(directory)
     clients = len(load_data(experiment).clients)
-    gathering = Gathering(clients, identity="name")  # all nodes are this run's own
+    gathering = Gathering(clients)
     results: list[Run] = []
     errors: list[BaseException] = []
     server = ServerApp()
@@ -39,7 +45,9 @@ def simulate(
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            results.append(serve(grid, experiment, files, gathering, resume=resume, progress=progress))
+            results.append(
+                serve(grid, experiment, files, gathering, resume=resume, progress=progress, simulated=True)
+            )
         except BaseException as error:
             errors.append(error)
             raise
@@ -49,10 +57,16 @@ def simulate(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     backend: dict[str, dict[str, Any]] = {
         "client_resources": {"num_cpus": max(1, experiment.execution.threads), "num_gpus": 0.0},
-        "init_args": {"logging_level": logging.ERROR, "log_to_driver": False},
+        # Ray by itself joins whatever cluster was last started on this machine.
+        "init_args": {
+            "address": address,
+            "logging_level": logging.ERROR,
+            "log_to_driver": False,
+        },
     }
     try:
-        run_simulation(server, app, num_supernodes=clients, backend_config=backend)
+        with lasting():
+            run_simulation(server, app, num_supernodes=clients, backend_config=backend)
     except Exception:
         if not errors:
             raise
@@ -61,3 +75,16 @@ def simulate(
     if not results:
         raise FederationError("Flower's simulation engine ended without a result")
     return results[0]
+
+
+def _check_cluster(address: str) -> None:
+    """Raise ConfigError if ``HOST:PORT`` does not answer; Ray itself would take minutes to say so."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():  # local, auto, ray://…
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"RAY_ADDRESS={address}: no Ray cluster there ({error}): start one with ray start --head, or unset it"
+        ) from None

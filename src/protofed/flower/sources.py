@@ -86,7 +86,10 @@ class Share:
     def load(self, experiment: Experiment, name: str, classes: tuple[str, ...]) -> FederatedData:
         """Return the samples of one of them."""
         federated = load_data(experiment)
-        for client in (own := tuple(c for c in federated.clients if c.name == name)):
+        own = tuple(c for c in federated.clients if c.name == name)
+        if not own:
+            raise ConfigError(f"client {name!r} is not among the {len(federated.clients)} of the data here")
+        for client in own:
             check_trusted(experiment, name, client.settings.get("model", ""))
         return replace(federated, clients=own)
 

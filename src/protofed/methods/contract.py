@@ -239,6 +239,14 @@ class Method:
         """
         return False
 
+    @classmethod
+    def sends_sums(cls, options: Any) -> bool:
+        """Whether uploads hold sums over samples, which a robust rule compares only if it knows their numbers.
+
+        Asked before there is a method.
+        """
+        return False
+
     def check(self) -> None:
         """Raise ConfigError where options and task do not fit each other (before any training)."""
 

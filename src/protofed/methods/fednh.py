@@ -92,6 +92,11 @@ class FedNH(GlobalModelMethod):
         self.extend(model)
         return model.to(self.task.dtype)
 
+    @classmethod
+    def sends_sums(cls, options: Any) -> bool:
+        """The sums of normalised features per class."""
+        return True
+
     @cached_property
     def broadcast_schema(self) -> Schema:
         """``θ``, s and W."""

@@ -81,6 +81,11 @@ class TinyProto(Method):
         """``μ`` from ``ρ`` is worked out from the mean number of samples of a class."""
         return options.scaling and not options.mu
 
+    @classmethod
+    def sends_sums(cls, options: TinyProtoOptions) -> bool:
+        """Scaled prototypes are sums over a class."""
+        return options.scaling
+
     def check(self) -> None:
         """Refuse to keep more dimensions than there are."""
         if self.options.cps and self.s > self.task.feature_dim:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Method, Upload
@@ -23,18 +23,27 @@ class Guard:
     Args:
         options: The rule and its limits.
         method: Whose uploads they are.
-        counts: ``(K,)`` samples per class that each client described.
+        counts: ``(K,)`` samples per class that each client described, or may have where it withholds its numbers.
+        withheld: Clients whose ``counts`` are bounds, not numbers of samples.
 
     Raises:
         ConfigError: If the rule cannot be applied to what the method exchanges.
     """
 
-    def __init__(self, options: RobustOptions, method: Method, counts: Counts) -> None:
+    def __init__(
+        self, options: RobustOptions, method: Method, counts: Counts, withheld: Collection[str] = ()
+    ) -> None:
         self.options = options
         self.method = method
         self.counts = counts
         schema = method.upload_schema
         self.parts = parts_of(schema) if schema is not None else []
+        self.unscaled = set(withheld) if any(part.field.sums for part in self.parts) else set()
+        if options.rule != "none" and self.unscaled:
+            raise ConfigError(
+                f"robust.rule={options.rule} compares means, but {method.name} sends sums, and numbers of samples "
+                f"are withheld by {', '.join(sorted(self.unscaled))}: choose counts=exact or robust.rule=none"
+            )
         if options.rule in POOLING and (unlike := [p.name for p in self.parts if not p.comparable]):
             raise ConfigError(
                 f"robust.rule={options.rule} puts one vector in the place of all, but the {unlike[0]} that "
@@ -86,10 +95,11 @@ class Guard:
             yield upload
 
     def _watched(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:
-        """Yield uploads as they are; note afterwards which were out of proportion."""
+        """Yield uploads as they are; note afterwards which were out of proportion, as far as it can be told."""
         measured = Proportions(self.parts, self.counts, None, keep_rows=False)
         for upload in uploads:
-            measured.add(upload)
+            if upload.client not in self.unscaled:
+                measured.add(upload)
             yield upload
         findings.out_of_proportion = [c for c, multiple in measured.excess().items() if multiple > SUSPECT]
 

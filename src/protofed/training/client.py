@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from protofed.errors import ConfigError, unknown_name
+from protofed.errors import ConfigError, PayloadError, unknown_name
 from protofed.optimizers import eager
 from protofed.training.samples import Samples
 
@@ -194,3 +196,31 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Parked:
         part, _, rest = name.partition(".")
         parts[part][rest] = tensor
     return Parked(**parts)
+
+
+def pack(parked: Parked) -> bytes:
+    """Return a client between visits as safetensors, to be sent."""
+    return save(contiguous(flatten(parked)))
+
+
+def unpack(data: bytes) -> Parked:
+    """Undo :func:`pack`.
+
+    Raises:
+        PayloadError: If ``data`` is not what :func:`pack` returns.
+    """
+    try:
+        return unflatten(load(data))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise PayloadError(f"state: not a client between visits ({str(error).splitlines()[0]})") from None
+
+
+def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as safetensors takes them: contiguous, and no two of one memory."""
+    found, seen = {}, set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        memory = own.untyped_storage().data_ptr()
+        found[name] = own.clone() if memory in seen or own.untyped_storage().nbytes() != own.nbytes else own
+        seen.add(memory)
+    return found

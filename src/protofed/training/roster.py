@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from protofed.errors import CheckpointError, OutputError
-from protofed.training.client import Client, Member, Parked
+from protofed.training.client import Client, Member, Parked, contiguous, flatten, unflatten
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -100,12 +100,8 @@ class Files:
     def read(self, name: str) -> Parked:
         """Return what ``name`` left behind."""
         address = self.addresses[name]
-        rest = self._load(address.rest)
-        parts: dict[str, dict[str, Tensor]] = {"state": {}, "received": {}}
-        for key, tensor in rest.items():
-            part, _, inner = key.partition(".")
-            parts[part][inner] = tensor
-        return Parked(self._load(address.model), **parts)
+        rest = unflatten(self._load(address.rest))
+        return rest._replace(model=self._load(address.model))
 
     def write(self, name: str, parked: Parked, *, model: bool = True) -> None:
         """Write new files."""
@@ -138,9 +134,7 @@ class Files:
         if model is None:
             model = f"{number}.model"
             self._save(parked.model, model)
-        rest = {f"state.{n}": t for n, t in parked.state.items()}
-        rest |= {f"received.{n}": t for n, t in parked.received.items()}
-        self._save(rest, f"{number}.rest")
+        self._save(flatten(parked._replace(model={})), f"{number}.rest")
         return Address(model, f"{number}.rest")
 
     def _load(self, file: str) -> dict[str, Tensor]:
@@ -154,7 +148,7 @@ class Files:
     def _save(self, tensors: Mapping[str, Tensor], file: str) -> None:
         path = self.folder / file
         try:
-            save_file(_contiguous(tensors), path)
+            save_file(contiguous(tensors), path)
         except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)
             raise OutputError(
@@ -175,6 +169,9 @@ class Roster(Mapping[str, Client]):
 
     Attributes:
         here: Names of the clients whose state is here; clients of a network keep theirs themselves.
+        away: Whether a visit may fail because of a network.
+        generations: Of clients of a network, which state their node has confirmed last.
+        saved: ``generations`` as the last checkpoint has them: what the server may go back to.
     """
 
     def __init__(self, members: Sequence[Member], models: Mapping[str, SplitModel], store: Store) -> None:
@@ -182,6 +179,9 @@ class Roster(Mapping[str, Client]):
         self.models = models
         self.store = store
         self.here = list(self.members)
+        self.away = False
+        self.generations: dict[str, str] = {}
+        self.saved: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Client:
         client = Client(self.members[name], copy.deepcopy(self.models[self.members[name].kind]))
@@ -226,17 +226,6 @@ def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
             torch._foreach_copy_(list(copies.values()), list(tensors.values()))
     return copies
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors as safetensors takes them: contiguous, and no two of one memory."""
-    found, seen = {}, set()
-    for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        memory = own.untyped_storage().data_ptr()
-        found[name] = own.clone() if memory in seen or own.untyped_storage().nbytes() != own.nbytes else own
-        seen.add(memory)
-    return found
 
 
 def _versions(model: torch.nn.Module) -> int:

@@ -33,6 +33,15 @@ class Samples:
         """Return ``(K,)`` int64: how many samples of each class there are."""
         return torch.bincount(self.y, minlength=num_classes)
 
+    @property
+    def exact(self) -> bool:
+        """Whether :meth:`counts` are the numbers of samples, not what a client that withholds them says."""
+        return True
+
+    def most(self, num_classes: int) -> Tensor:
+        """Return ``(K,)`` int64: how many samples of each class there can be."""
+        return self.counts(num_classes)
+
 
 @dataclass(frozen=True)
 class ClientData:
