@@ -44,9 +44,7 @@ def depends_on_addresses() -> bool:
         sizes = ((rows, inner), (columns, inner), (columns,))
         operands = [torch.randn(size, generator=generator) for size in sizes]
         products = [
-            torch.nn.functional.linear(
-                *(_moved(x, (number + 1) * offset % 16) for number, x in enumerate(operands))
-            )
+            torch.nn.functional.linear(*(_moved(x, i * offset % 16) for i, x in enumerate(operands, 1)))
             for offset in range(16)
         ]
         if not all(torch.equal(product, products[0]) for product in products):
@@ -55,7 +53,7 @@ def depends_on_addresses() -> bool:
 
 
 def warn_if_unrepeatable() -> None:
-    """Warn where a repetition would give other last bits: the user has chosen so, or MKL was at work before."""
+    """Warn if a repeated run would differ in its last bits: the user has chosen so, or MKL was in use before."""
     if depends_on_addresses():
         warnings.warn(
             "matrix products depend here on where their operands lie in memory, so a repeated or resumed run, or "

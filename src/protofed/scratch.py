@@ -76,12 +76,13 @@ def hold_multiprocessing() -> None:
 
 
 def remove_dead(base: Path) -> None:
-    """Remove what processes of this user have left in ``base`` that are no more."""
+    """Remove what this user's processes have left in ``base``, if they have ended."""
     if fcntl is None:
         return
-    for path in base.iterdir():
-        if not re.fullmatch(PREFIX + "[0-9a-f]{8}", path.name):
-            continue
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may be written to, but not listed
+        found = [path for path in base.iterdir() if re.fullmatch(PREFIX + "[0-9a-f]{8}", path.name)]
+    for path in found:
         with suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

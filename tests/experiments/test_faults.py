@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import protofed
-from protofed.errors import OutputError
+from protofed.errors import OutputError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.federation import load_checkpoint, save_checkpoint
 from protofed.federation.files import remove_partial, write_bytes
@@ -191,6 +191,11 @@ def test_a_refused_write_leaves_the_old_file(tmp_path, monkeypatch):
 # Through the command line, with what a system really does.
 
 
+def segments() -> set[str]:
+    """Return torch's shared memory that has a name: of none but a process that is about to remove it."""
+    return {path.name for path in Path("/dev/shm").glob("torch_*")}
+
+
 def limited(kilobytes: int) -> list[str]:
     """Return a command that runs the experiment while no file may grow beyond a size."""
     code = (
@@ -203,12 +208,13 @@ def limited(kilobytes: int) -> list[str]:
 @pytest.mark.parametrize("executor", ["sequential", "workers"])
 def test_a_limit_on_files_is_one_line(tmp_path, executor):
     chosen = [*limited(12), f"execution.executor={executor}", "--out", str(tmp_path / "run"), "--quiet"]
+    before = segments()
     done = subprocess.run(chosen, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
-    assert "cannot be written" in done.stderr
     assert "File too large" in done.stderr
+    assert segments() <= before  # torch itself would leave what it could not fill
 
 
 MOUNTS = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -282,6 +288,20 @@ def test_sigterm_is_as_ctrl_c(tmp_path, undisturbed, executor):
         _, said = process.communicate(timeout=60)
     assert process.returncode == 143, said
     assert said == "stopped; the same command with --resume continues\n"
-    assert list(temporary.iterdir()) == []
+    assert not [p for p in temporary.iterdir() if not p.name.startswith("torchinductor_")]
     assert not (out / "summary.json").exists()
     assert finish(out) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_job_of_a_comparison_that_dies_is_one_line(tmp_path):
+    source = tmp_path / "dies.py"
+    source.write_text(
+        "import os, signal\nfrom protofed.methods.fedproto import FedProto\n\n"
+        "class Dies(FedProto):\n    name = 'dies'\n\n    def upload(self, local, statistics):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    chosen = {name: value for name, value in SMALL.items() if name != "method.name"}
+    with pytest.raises(ProtofedError, match="a process died, one of --jobs 2") as caught:
+        protofed.compare("quickstart", [f"{source}:Dies", "local"], overrides=chosen, jobs=2, out=tmp_path / "c")
+    assert "\n" not in str(caught.value)

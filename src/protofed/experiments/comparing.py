@@ -152,7 +152,7 @@ def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list
                 f"a process died, one of --jobs {jobs}: short of memory? The same command with --resume and "
                 "fewer jobs continues"
             ) from None
-        except (KeyboardInterrupt, GeneratorExit):
+        except KeyboardInterrupt:
             end(pool)  # runs that have begun can be resumed
             raise
         except BaseException:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -161,6 +163,8 @@ def _shared(parts: list[Tensor]) -> Tensor:
         return whole.share_memory_()
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
+        for name in re.findall(r"</(torch_\w+)>", reason):  # torch leaves what it could not fill
+            Path("/dev/shm", name).unlink(missing_ok=True)
         raise OutputError(
             f"shared memory for {whole.nbytes} bytes of samples cannot be had ({reason}): make /dev/shm larger, or "
             "set execution.executor=sequential"

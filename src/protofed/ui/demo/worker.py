@@ -16,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from protofed import scratch
 from protofed.errors import ProtofedError
 from protofed.ui.demo.setup import SIDES, VARIANTS, Setup, Side
 
@@ -35,6 +36,7 @@ Message = tuple[str, dict[str, Any]]
 
 def prepare() -> None:
     """Begin to load what learning needs, in a process from which those of the pages are forked."""
+    scratch.hold_multiprocessing()
     if METHOD == "forkserver":
         from multiprocessing import forkserver
 
