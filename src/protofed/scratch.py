@@ -29,6 +29,11 @@ MARK = ".scratch"
 SEMAPHORES = Path("/dev/shm")
 """Where Linux shows named semaphores, as ``sem.NAME``."""
 
+LONGEST = 80
+"""Bytes of a path to which a socket's name can be added: systems allow 104 or 108 in all."""
+
+_short: list[int] = []
+"""Descriptors that hold the locks of folders for sockets."""
 _mine: tuple[int, Path, int] | None = None
 """The process that made it, the folder, and the descriptor that holds the lock."""
 
@@ -70,9 +75,22 @@ def hold_multiprocessing() -> None:
     """
     settings = process.current_process()._config  # type: ignore[attr-defined]
     if not Path(settings.get("tempdir") or MARK).is_dir():
-        settings["tempdir"] = str(folder())
+        settings["tempdir"] = str(_for_sockets())
     if settings["semprefix"] == "/mp":
         settings["semprefix"] = f"/{folder().name}"
+
+
+def _for_sockets() -> Path:
+    """Return a folder whose path leaves room for a socket: this process's own, or one like it in ``/tmp``."""
+    own = folder()
+    if len(os.fsencode(own)) <= LONGEST or not Path("/tmp").is_dir():
+        return own
+    with writing(Path("the folder for sockets")):
+        remove_dead(Path("/tmp"))
+        path, lock = _claim(Path("/tmp"))
+    _short.append(lock)
+    util.Finalize(None, _remove, (path,), exitpriority=-100)
+    return path
 
 
 def remove_dead(base: Path) -> None:

@@ -11,7 +11,9 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from protofed.experiments.config import apply_overrides, load_recipe, resolve
-from protofed.flower.census import Census, class_order, labels_only, shared
+from protofed.experiments.workshop import Census
+from protofed.flower.admission import class_order
+from protofed.flower.census import elsewhere, shared
 from protofed.flower.example import create_example
 from protofed.flower.messages import Job
 from protofed.flower.node import Node, experiment_key
@@ -53,8 +55,8 @@ def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
     experiment = resolve(apply_overrides(load_recipe("quickstart"), overrides))
     config = experiment_key(experiment)
     descriptions = Node(source_of(node), tmp_path / "state").describe(config)
-    classes = class_order(descriptions)
-    (told,) = shared(Census.of(experiment, labels_only(descriptions, classes)), classes)
+    classes, _ = class_order(descriptions)
+    (told,) = shared(Census.of(experiment, elsewhere(descriptions, classes)), classes)
     job = Job("run", "north", 1, config, told.to_json(), deliver=False).to_values()
     found = loaded([("query", node, {"config": config}), ("train", node, job), ("evaluate", node, job)])
     assert {"torch", "protofed.models.convolution"} <= found

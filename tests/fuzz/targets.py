@@ -263,11 +263,13 @@ def flower() -> list[tuple[str, Callable[[Any], object], dict[str, Any]]]:
     bob = m.Description("bob", ("cat",), False, (4,), (0,), 0, (1, 8, 8))
     trained = Trained("ann", b"PF\x01\x00", {"total": 1.5, "cross_entropy": 1.5}, 3, 0.1)
     evaluated = Evaluated("ann", {"head": 1, "global": 3}, 3, 0.1, ({"head": 2, "global": 0}, 2))
-    rules = ("head", "global")
+    rules, scored = ("head", "global"), m.Scored(3, 3, 2)
+    left = m.Left("0" * 8, False, b"PF")
     return [
         ("descriptions", m.read_descriptions, m.description_values([ann, bob])),
-        ("trained", lambda values: m.read_trained(values, "ann", 3), m.trained_values(trained)),
-        ("evaluated", lambda values: m.read_evaluated(values, ann, rules), m.evaluated_values(evaluated)),
+        ("trained", lambda values: m.read_trained(values, "ann", scored), m.trained_values(trained)),
+        ("evaluated", lambda values: m.read_evaluated(values, "ann", scored, rules), m.evaluated_values(evaluated)),
+        ("left", m.Left.of, left.to_values()),
         ("job", m.Job.of, m.Job("run", "ann", 1, "{}", "{}", b"PF", True, "").to_values()),
     ]
 

@@ -352,13 +352,14 @@ def test_traffic_is_the_papers_formula():
 
 def test_heads_alone_fit_any_extractor():
     data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3], model="support:WithBatchNorm"))
-    list(build("fedgen", data, method__preset="htfl", model__d=8).run())
-    list(build("fedgen", data, method__share="head", model__d=8).run())
+    ours = {"model__d": 8, "data__trust_code": True}
+    list(build("fedgen", data, method__preset="htfl", **ours).run())
+    list(build("fedgen", data, method__share="head", **ours).run())
     for options in ({}, {"method__preset": "htfl", "method__share": "all"}):
         with pytest.raises(ConfigError, match="fedgen shares weights and needs one architecture, but ann has mlp"):
-            build("fedgen", data, model__d=8, **options)
+            build("fedgen", data, **ours, **options)
     with pytest.raises(ConfigError, match="fedpa shares weights and needs one architecture, but ann has mlp"):
-        build("fedpa", data, model__d=8)
+        build("fedpa", data, **ours)
     with pytest.raises(ModelError, match="ann: fedgen shares a head with a bias"):
         build("fedgen", model__name="support:NoBias", model__options={})
 

@@ -89,7 +89,7 @@ def test_without_server_epochs_the_header_stays_random():
 
 def test_extractors_may_differ():
     data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3], model="support:WithBatchNorm"))
-    list(build("fedgh", data, model__d=8).run())
+    list(build("fedgh", data, model__d=8, data__trust_code=True).run())
     with pytest.raises(ConfigError, match="fedgh exchanges features and needs one d"):
         build("fedgh", federated(client("ann", [0, 1]), client("bob", [0, 1], d=3)))
 
