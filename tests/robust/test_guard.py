@@ -200,6 +200,13 @@ def test_multi_krum_trusts_nothing_of_a_client_that_is_outvoted_elsewhere():
     assert list(findings.left_out) == ["c4"]
 
 
+def test_multi_krum_leaves_out_no_more_than_are_assumed_hostile():
+    """Whoever is far out of proportion is one of them."""
+    found, findings = screened(guard(rule="multi_krum"), [*honest(), upload(4, {0: [-1e6, 0, 0]})])
+    assert [u.client for u in found] == ["c0", "c1", "c2", "c3"]
+    assert list(findings.left_out) == ["c4"]
+
+
 def test_krum_puts_the_most_central_clients_row_everywhere():
     ordinary = [upload(i, {0: [1.0 + 0.01 * i, 0, 0]}) for i in range(4)]
     found, _ = screened(guard(rule="krum"), [*ordinary, upload(4, {0: [-9.0, 0, 0]})])

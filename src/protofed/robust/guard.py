@@ -115,5 +115,6 @@ class Guard:
         findings.alone = measured.alone(left_out)
         found = [collect(part, kept, self.counts) for part in self.parts]
         if self.options.rule == "multi_krum":
-            return without_outliers(kept, found, self.options, findings)
+            number = max(0, hostile(len(uploads), self.options) - len(left_out))
+            return without_outliers(kept, found, number, self.options, findings)
         return pooled(kept, found, self.options)

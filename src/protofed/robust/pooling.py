@@ -51,11 +51,10 @@ def _one_for_all(values: Tensor, scores: Tensor | None, options: RobustOptions) 
 
 
 def without_outliers(
-    uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustOptions, findings: Findings
+    uploads: Sequence[Upload], found: Sequence[Vectors], number: int, options: RobustOptions, findings: Findings
 ) -> list[Upload]:
-    """Return the uploads without the assumed number of hostile ones: those with the highest scores of Krum."""
+    """Return the uploads without the ``number`` that have the highest scores of Krum."""
     scores = client_scores(len(uploads), found, options)
-    number = hostile(len(uploads), options)
     worst = set(scores.argsort(stable=True)[len(uploads) - number :].tolist())
     for index in sorted(worst):
         findings.left_out[uploads[index].client] = "among those least like the others (multi_krum)"
