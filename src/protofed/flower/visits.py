@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Protocol
 
+from protofed import claims
 from protofed.errors import CheckpointError, PayloadError
 from protofed.flower.messages import Job, Left
 from protofed.flower.state import ClientFolder, Generation, digest
@@ -162,4 +163,4 @@ class Kept:
 
 
 def _line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    return claims.clean(error)

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from protofed import claims
 from protofed.errors import ConfigError, PayloadError, unknown_name
 from protofed.optimizers import eager
 from protofed.training.samples import Samples
@@ -212,7 +213,7 @@ def unpack(data: bytes) -> Parked:
     try:
         return unflatten(load(data))
     except (SafetensorError, KeyError, ValueError) as error:
-        raise PayloadError(f"state: not a client between visits ({str(error).splitlines()[0]})") from None
+        raise PayloadError(f"state: not a client between visits ({claims.clean(error)})") from None
 
 
 def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
