@@ -137,6 +137,37 @@ def test_a_mistake_in_a_process_of_its_own(tmp_path):
     assert result.stderr.startswith("error: unknown recipe 'quikstart'")
 
 
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_a_library_turned_into_its_own_error(number, ends, tmp_path, monkeypatch, capsys):
+    def run(*_, **__):
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr("protofed.experiments.run", run)
+    try:
+        status, _, errors = inside(monkeypatch, capsys, tmp_path, "run", "quickstart", "--quiet")
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert status == ends
+    assert errors == "stopped; the same command with --resume continues\n"
+
+
+def test_the_package_is_the_command(tmp_path):
+    shown = subprocess.run(
+        [sys.executable, "-m", "protofed", "list", "recipes"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "quickstart" in shown.stdout
+
+
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     arguments = ["run", "quickstart", "method.name=fedproto", *SMALL, "rounds=40", "--quiet"]
     protofed(*arguments, "--out", "whole", cwd=tmp_path)

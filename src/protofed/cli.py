@@ -278,16 +278,21 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """What the system says of a disk, wherever it is met: also in a library, or while printing to a file."""
 
 
+_signals: list[int] = []
+"""What asked this command to stop: Ctrl-C (SIGINT) or SIGTERM."""
+
+
 def main() -> None:
     """Run the command line: one-line errors, exit status 2; 130 after Ctrl-C, 143 after SIGTERM."""
-    terminated = False
+    _signals.clear()
 
-    def terminate(number: int, frame: object) -> None:
-        nonlocal terminated
-        terminated = True
+    def stop(number: int, frame: object) -> None:
+        _signals.append(number)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, terminate)  # a run ends as after Ctrl-C, and leaves as little
+    signal.signal(signal.SIGTERM, stop)  # a run ends as after Ctrl-C, and leaves as little
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` and `&` ignore it
+        signal.signal(signal.SIGINT, stop)
     try:
         app()
     except ProtofedError as error:
@@ -298,7 +303,7 @@ def main() -> None:
         _fail(f"{error.filename or 'a file'}: cannot be written ({error.strerror})")
     except SystemExit as end:
         # Typer ends with 130 at a KeyboardInterrupt.
-        sys.exit(143 if terminated and end.code == 130 else end.code)
+        sys.exit(143 if signal.SIGTERM in _signals and end.code == 130 else end.code)
 
 
 @contextmanager
@@ -306,9 +311,12 @@ def _resumable() -> Iterator[None]:
     """Say how to go on after a run was stopped."""
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException:
+        # An exception raised by a signal inside a C library may leave it as one of the library's own.
+        if not _signals:
+            raise
         errors.print("stopped; the same command with --resume continues", highlight=False)
-        raise
+        raise KeyboardInterrupt from None
 
 
 def _fail(reason: str) -> NoReturn:
