@@ -15,28 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from protofed import limits
 from protofed.errors import unknown_name
-
-MOST_NAME = 64
-"""Characters of a client's name."""
-MOST_NAME_BYTES = 200
-"""Of a client's name in UTF-8: it becomes a file name, of which file systems allow 255."""
-MOST_CLASS_NAME = 128
-MOST_CLASSES = 2**16
-"""Labels take two bytes on the wire."""
-MOST_SAMPLES = 2**30
-"""Of one client in one split."""
-MOST_DIMENSIONS = 4
-MOST_SIDE = 2**16
-MOST_NUMBERS = 2**26
-"""Of one sample."""
-MOST_PARAMETERS = 10**12
-MOST_NETWORKS = 16
-"""That a method adds to a client's model."""
-MOST_TEXT = 2**22
-"""Characters of a JSON text; parsed, it may take some twenty times as many bytes."""
-MOST_REASON = 300
-"""Characters of what another party says in words."""
 
 COUNTS = ("exact", "coarse", "none")
 """How much a client says of its numbers of samples: all, the next power of two, or which classes it has."""
@@ -48,7 +28,7 @@ _CALLABLE = re.compile(r"(?=.{3,256}$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
-def clean(text: object, most: int = MOST_REASON) -> str:
+def clean(text: object, most: int = limits.REASON) -> str:
     """Return ``text`` as one line of at most ``most`` characters that can be printed anywhere."""
     shown = str(text)[: 4 * most]
     visible = "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in shown)
@@ -68,14 +48,14 @@ def client_name(value: object) -> str:
         >>> client_name("Köln 2")
         'Köln 2'
     """
-    text = _text(value, "a name", 4 * MOST_NAME)
+    text = _text(value, "a name", 4 * limits.CLIENT_NAME)
     name = unicodedata.normalize("NFC", text)
     if not name or any(not _names(c) for c in name) or name != name.strip(" ") or not _starts(name[0]):
         raise ValueError(f"name {clean(name, 80)!r}: use letters, digits, spaces inside, '-' and '_' only")
-    if len(name) > MOST_NAME or len(name.encode()) > MOST_NAME_BYTES:
+    if len(name) > limits.CLIENT_NAME or len(name.encode()) > limits.CLIENT_NAME_BYTES:
         raise ValueError(
-            f"name {clean(name, 40)!r}: {len(name)} characters of {len(name.encode())} bytes, at most {MOST_NAME} "
-            f"of {MOST_NAME_BYTES} are allowed"
+            f"name {clean(name, 40)!r}: {len(name)} characters of {len(name.encode())} bytes, at most "
+            f"{limits.CLIENT_NAME} of {limits.CLIENT_NAME_BYTES} are allowed"
         )
     return name
 
@@ -87,7 +67,7 @@ def twin(name: str) -> str:
 
 def class_name(value: object) -> str:
     """Return a class's name: any printable text of bounded length."""
-    name = _text(value, "a class name", MOST_CLASS_NAME)
+    name = _text(value, "a class name", limits.CLASS_NAME)
     if not name or any(unicodedata.category(c)[0] == "C" for c in name):
         raise ValueError(f"class name {clean(name, 80)!r}: expected printable text")
     return name
@@ -95,7 +75,7 @@ def class_name(value: object) -> str:
 
 def class_names(values: object) -> tuple[str, ...]:
     """Return the names of classes, all different."""
-    names = tuple(class_name(v) for v in items(values, "classes", MOST_CLASSES))
+    names = tuple(class_name(v) for v in items(values, "classes", limits.CLASSES))
     if len(set(names)) < len(names):
         raise ValueError(f"classes: {clean(Counter(names).most_common(1)[0][0], 80)!r} occurs more than once")
     return names
@@ -138,11 +118,11 @@ def flag(value: object, what: str) -> bool:
 
 def counts(values: object, what: str, classes: int, kind: str) -> tuple[int, ...]:
     """Return numbers of samples, one per class, as ``kind`` (of :data:`COUNTS`) lets them be."""
-    found = tuple(whole(v, what, 0, MOST_SAMPLES) for v in items(values, what, MOST_CLASSES))
+    found = tuple(whole(v, what, 0, limits.CLAIMED_SAMPLES) for v in items(values, what, limits.CLASSES))
     if len(found) != classes:
         raise ValueError(f"{what}: {len(found)} counts do not fit {classes} classes")
-    if sum(found) > MOST_SAMPLES:
-        raise ValueError(f"{what}: {sum(found)} samples, at most {MOST_SAMPLES} are allowed")
+    if sum(found) > limits.CLAIMED_SAMPLES:
+        raise ValueError(f"{what}: {sum(found)} samples, at most {limits.CLAIMED_SAMPLES} are allowed")
     if any(n != withheld(n, kind) for n in found):
         raise ValueError(f"{what}: not {kind} counts: expected {'0 or 1' if kind == 'none' else 'powers of two'}")
     return found
@@ -157,9 +137,10 @@ def withheld(count: int, kind: str) -> int:
 
 def shape(values: object) -> tuple[int, ...]:
     """Return the shape of a sample."""
-    found = tuple(whole(v, "input_shape", 1, MOST_SIDE) for v in items(values, "input_shape", MOST_DIMENSIONS))
-    if math.prod(found) > MOST_NUMBERS:
-        raise ValueError(f"input_shape: {math.prod(found)} numbers a sample, at most {MOST_NUMBERS} are allowed")
+    sides = items(values, "input_shape", limits.INPUT_DIMENSIONS)
+    found = tuple(whole(side, "input_shape", 1, limits.INPUT_SIDE) for side in sides)
+    if (size := math.prod(found)) > limits.INPUT_NUMBERS:
+        raise ValueError(f"input_shape: {size} numbers a sample, at most {limits.INPUT_NUMBERS} are allowed")
     return found
 
 
@@ -200,7 +181,7 @@ def one_of(value: object, what: str, choices: Collection[str]) -> str:
 # Structures.
 
 
-def parse(text: object, what: str, most: int = MOST_TEXT) -> Any:
+def parse(text: object, what: str, most: int = limits.JSON_CHARACTERS) -> Any:
     """Return what a JSON text of at most ``most`` characters holds; NaN and infinities are refused."""
     if not isinstance(text, str):
         raise ValueError(f"{what}: expected text, not {_shown(text)}")

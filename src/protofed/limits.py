@@ -1,4 +1,4 @@
-"""How much a file may hold that somebody else has written: checked before anything of that size is reserved.
+"""How much somebody else may say, in a message or in a file: checked before anything of that size is reserved.
 
 All limits are here. They lie far above what honest files need; what exceeds one is refused in one line. The total
 that data may take in memory is an option, ``data.max_gb``, which a :class:`Budget` keeps.
@@ -16,8 +16,39 @@ GiB = 2**30
 # Labels and names.
 CLASSES = 2**16
 """Classes of a federation; labels are sent in two bytes."""
-NAME = 256
-"""Characters of a class name."""
+CLASS_NAME = 128
+"""Characters of a class's name."""
+CLIENT_NAME = 64
+"""Characters of a client's name."""
+CLIENT_NAME_BYTES = 200
+"""Bytes of a client's name in UTF-8: it becomes a file name, of which file systems allow 255."""
+CLIENTS = 2**20
+"""Clients of a run."""
+REASON = 300
+"""Characters of what another party says in words."""
+
+# What a node says of itself.
+CLAIMED_SAMPLES = 2**30
+"""Samples of one client in one split."""
+INPUT_DIMENSIONS = 4
+"""Dimensions of one sample."""
+INPUT_SIDE = 2**16
+"""Numbers along one of them; also of a feature vector."""
+INPUT_NUMBERS = 2**26
+"""Numbers of one sample."""
+PARAMETERS = 10**12
+"""Parameters of a model."""
+NETWORKS = 16
+"""Networks that a method adds to a client's model."""
+LOSSES = 64
+"""Terms of a loss."""
+ROUNDS = 10**6
+ORDER = 2**62
+"""Number of a request."""
+JSON_CHARACTERS = 2**22
+"""Characters of a description; parsed, it may take some twenty times as many bytes."""
+ANSWER_CHARACTERS = 2**14
+"""Characters of what an answer says beside its tensors."""
 
 # Data files.
 SAMPLES = 2**28
@@ -58,8 +89,6 @@ LINE_BYTES = 16 * MiB
 """Bytes of one line of it."""
 TENSOR_HEADER_BYTES = 16 * MiB
 """Bytes in which a safetensors file describes its tensors."""
-CLIENTS = 2**20
-"""Clients of a run that is shown."""
 
 
 class Budget:

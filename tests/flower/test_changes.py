@@ -13,19 +13,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
-from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
+from network import FakeGrid, forget, locally, nodes_of, over, wanted
 from protofed.flower.grid import RECORD
-from support import ordinary
-
-
-@pytest.fixture(autouse=True)
-def _begin_anew():
-    forget()
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return write_folders(tmp_path / "data", ordinary())
 
 
 def training(message: Message) -> bool:

@@ -17,25 +17,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
 from protofed.errors import ConfigError, FederationError
 from protofed.flower.grid import RECORD
-from support import ordinary
 
 CLIENTS = ("ann", "bob", "cid")
 SHARES = {101 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
 """Nodes of a simulation: any machine may be any of them, and none keeps anything."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    forget()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return write_folders(tmp_path / "data", ordinary())
 
 
 def elsewhere(node: int, message: Message, reply: Message) -> Message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,21 +23,7 @@ from protofed.methods.contract import Upload
 from protofed.methods.schema import Field, Schema
 from protofed.robust.vectors import cap_counts
 from protofed.training import Evaluated
-from support import client, federated, ordinary
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    forget()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return write_folders(tmp_path / "data", ordinary())
+from support import client, federated
 
 
 @given(st.integers(0, 2**30), st.sampled_from(claims.COUNTS))

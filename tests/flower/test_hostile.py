@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from network import FakeGrid, forget, nodes_of, over, wanted, write_folders
-from protofed import claims
+from protofed import claims, limits
 from protofed.analysis.report import write_report
 from protofed.errors import CheckpointError, ConfigError, FederationError
 from protofed.flower.grid import RECORD
@@ -24,15 +23,6 @@ from support import client, federated, ordinary
 HONEST = (101, 102, 103)
 HOSTILE = 104
 SIX = {"classes": list("012345"), "train": [1] * 6, "test": [1] * 6}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    forget()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -183,7 +173,7 @@ def test_a_hostile_description_is_named_and_left_out(attack, root, honest, tmp_p
 
 
 def check_reason(text: str, expected: str) -> None:
-    assert len(text) <= claims.MOST_REASON
+    assert len(text) <= limits.REASON
     assert text.isprintable()
     assert re.search(expected, text), text
 
@@ -241,7 +231,7 @@ def test_sizes_that_cannot_be_are_left_out(attack, root, honest, tmp_path):
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left["client"] == "zoe"
     assert left["reason"].isprintable()
-    assert len(left["reason"]) <= claims.MOST_REASON
+    assert len(left["reason"]) <= limits.REASON
     write_report([run.directory], tmp_path / "report.html")
     report = (tmp_path / "report.html").read_text()
     assert "Clients left out" in report
@@ -291,7 +281,7 @@ def test_a_hostile_answer_becomes_a_reason(attack, root, tmp_path):
         (missing,) = record["missing"]
         assert missing["client"] == "cid"
         assert missing["reason"].isprintable()
-        assert len(missing["reason"]) <= claims.MOST_REASON
+        assert len(missing["reason"]) <= limits.REASON
 
 
 @pytest.mark.parametrize("kind", [RecursionError, MemoryError, ValueError, KeyError, UnicodeError])

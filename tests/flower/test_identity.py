@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
@@ -17,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from network import FakeGrid, forget, nodes_of, over, wanted, write_folders
-from protofed import claims
+from network import FakeGrid, nodes_of, over, wanted, write_folders
+from protofed import claims, limits
 from protofed.errors import ConfigError
 from protofed.flower.gathering import Gathering
 from protofed.flower.grid import RECORD
@@ -38,15 +37,6 @@ def encoded(key, form: str) -> bytes:
 
 
 KEYS = {number: public_key() for number in range(101, 106)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    forget()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -219,8 +209,8 @@ def test_a_name_is_taken_or_refused_in_one_line_and_taken_names_are_safe(text):
     assert claims.client_name(name) == name
     assert Path(name).name == name
     assert "\n" not in name
-    assert 0 < len(name) <= claims.MOST_NAME
-    assert len(name.encode()) <= claims.MOST_NAME_BYTES
+    assert 0 < len(name) <= limits.CLIENT_NAME
+    assert len(name.encode()) <= limits.CLIENT_NAME_BYTES
 
 
 @pytest.mark.parametrize("name", ["Köln", "Ko\u0308ln", "north clinic", "東京", "मुंबई", "a_b-c 1", "Ω"])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from network import forget, wanted, write_folders
+from network import forget, wanted
 from protofed.errors import CheckpointError, ConfigError, PayloadError
 from protofed.experiments.workshop import Census
 from protofed.flower.admission import class_order
@@ -27,11 +27,6 @@ from protofed.flower.state import ClientFolder, locked
 from protofed.training import Parked, Trained
 from protofed.training.client import pack
 from support import ordinary
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return write_folders(tmp_path / "data", ordinary())
 
 
 def job_of(root: Path, method: str = "fedproto", **changes) -> Job:
@@ -195,9 +190,32 @@ def test_a_damaged_state_is_named(root, tmp_path):
     (tmp_path / "ann" / folder.latest.model).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="cannot be read"):
         train(node_of(root, tmp_path), replace(job, round=2))
-    (tmp_path / "ann" / "state.json").write_text(json.dumps({"run": "run", "chain": [{"round": 1}]}))
-    with pytest.raises(CheckpointError, match=r"damaged .* remove the folder and give the node fresh=true"):
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda index: {"run": "run", "chain": [{"round": 1}]},
+        lambda index: index | {"order": "7"},
+        lambda index: index | {"notes": {"bfloat16": 3}},
+        lambda index: index | {"chain": [index["chain"][0] | {"model": "../../ann/secret.model.safetensors"}]},
+        lambda index: index | {"chain": [index["chain"][0] | {"reply": "/etc/hostname"}]},
+        lambda index: index | {"chain": [index["chain"][0] | {"rest": 5}]},
+        lambda index: index | {"chain": [index["chain"][0] | {"losses": "[]"}]},
+        lambda index: index | {"chain": "none"},
+        lambda index: index | {"more": 1},
+    ],
+)
+def test_a_damaged_index_is_named(root, tmp_path, damage):
+    node, job = node_of(root, tmp_path), job_of(root)
+    train(node, job)
+    path = tmp_path / "ann" / "state.json"
+    path.write_text(json.dumps(damage(json.loads(path.read_text()))))
+    with pytest.raises(
+        CheckpointError, match=r"damaged .* remove the folder and give the node fresh=true"
+    ) as error:
         train(node_of(root, tmp_path), job)
+    assert "\n" not in str(error.value)
 
 
 def test_two_visits_of_a_client_at_a_time_wait_for_each_other(root, tmp_path):

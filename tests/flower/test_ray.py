@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tomli_w
-import torch
 from safetensors.torch import load_file
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'protofed[flower]'")
@@ -28,13 +26,6 @@ pytestmark = [
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return write_folders(tmp_path / "data", federated(*ordinary().clients, client("dan", [2, 2, 2, 0, 0, 3])))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def begun(cluster: RayCluster, chosen: Experiment, out: Path) -> subprocess.Popen[str]:

@@ -18,23 +18,9 @@ from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_fol
 from protofed.errors import FederationError, ProtofedError
 from protofed.flower.grid import RECORD
 from protofed.methods import methods
-from support import client, federated, ordinary
+from support import client, federated
 
 METHODS = sorted(methods())
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    forget()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return write_folders(tmp_path / "data", ordinary())
 
 
 def numbers(run) -> list[dict]:

@@ -244,7 +244,7 @@ def _counts(value: Any, least: int = 0, most: int = 2**53) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < most
 
 
-def _text(value: Any, most: int = limits.NAME) -> bool:
+def _text(value: Any, most: int = limits.CLASS_NAME) -> bool:
     return isinstance(value, str) and len(value) <= most and value.isprintable()
 
 

@@ -306,5 +306,5 @@ _SHOWN = 40
 
 
 def _list(names: list[str]) -> str:
-    shown = ", ".join(name[: limits.NAME] for name in names[:_SHOWN]) or "none"
+    shown = ", ".join(name[: limits.CLASS_NAME] for name in names[:_SHOWN]) or "none"
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -94,9 +94,10 @@ def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
     if len(found) > limits.CLASSES:
         raise DataError(f"{where}: has {len(found)} classes, more than {limits.CLASSES}")
     for name in found:
-        if len(name) > limits.NAME:
+        if len(name) > limits.CLASS_NAME:
             raise DataError(
-                f"{where}: class name {name[:20]!r}… of {len(name)} characters: at most {limits.NAME} are allowed"
+                f"{where}: class name {name[:20]!r}… of {len(name)} characters: "
+                f"at most {limits.CLASS_NAME} are allowed"
             )
         if not name.isprintable():
             raise DataError(f"{where}: class name {name!r} has control characters: rename the class")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from protofed import claims, methods, models
+from protofed import claims, limits, methods, models
 from protofed.errors import ConfigError
 from protofed.experiments.config import Experiment
 from protofed.experiments.workshop import (
@@ -62,7 +62,7 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
     found = Admission(list(descriptions))
     for check in (_settings, _counts, _shapes):
         found.drop(check(experiment, found.clients))
-    order, unfit = class_order(found.clients, chosen, experiment.data.classes or claims.MOST_CLASSES)
+    order, unfit = class_order(found.clients, chosen, experiment.data.classes or limits.CLASSES)
     found.classes = order
     found.drop(unfit)
     found.drop(_models(experiment, found.clients, order))
@@ -79,7 +79,7 @@ def majority(values: Iterable[T], preferred: T | None = None) -> T:
 
 
 def class_order(
-    descriptions: Sequence[Description], chosen: Sequence[str] = (), most: int = claims.MOST_CLASSES
+    descriptions: Sequence[Description], chosen: Sequence[str] = (), most: int = limits.CLASSES
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the names of all classes in their order, and the clients that do not fit it, with reasons.
 

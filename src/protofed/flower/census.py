@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofed import claims
+from protofed import claims, limits
 from protofed.errors import PayloadError
 from protofed.experiments.workshop import Architecture, Census
-from protofed.flower.messages import MOST_CLIENTS, Description, Scored
+from protofed.flower.messages import Description, Scored
 from protofed.training import ClientData, FederatedData, Samples
 
 MOST_OPTIONS = 64
@@ -59,13 +59,13 @@ class Shared:
         """
         try:
             found = claims.mapping(claims.parse(text, "census"), "census", cls.__dataclass_fields__)
-            total = float(MOST_CLIENTS) * claims.MOST_SAMPLES
+            total = float(limits.CLIENTS) * limits.CLAIMED_SAMPLES
             return cls(
                 claims.class_names(found["classes"]),
                 _architecture(found["architecture"]),
-                claims.whole(found["feature_dim"], "feature_dim", 1, claims.MOST_SIDE),
+                claims.whole(found["feature_dim"], "feature_dim", 1, limits.INPUT_SIDE),
                 claims.number(found["class_size"], "class_size", -1.0, total),
-                claims.whole(found["clients"], "clients", 0, MOST_CLIENTS),
+                claims.whole(found["clients"], "clients", 0, limits.CLIENTS),
                 _kinds(found["bfloat16"]),
             )
         except ValueError as error:
@@ -83,7 +83,7 @@ def _architecture(item: object) -> Architecture:
     if not isinstance(options, Mapping) or len(options) > MOST_OPTIONS:
         raise ValueError(f"options: expected a table of at most {MOST_OPTIONS} options")
     named = {claims.identifier(name, "option"): value for name, value in options.items()}
-    return Architecture(claims.model(found["name"]), named, claims.whole(found["d"], "d", 1, claims.MOST_SIDE))
+    return Architecture(claims.model(found["name"]), named, claims.whole(found["d"], "d", 1, limits.INPUT_SIDE))
 
 
 def _kinds(values: object) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class Elsewhere(Samples):
 
     def most(self, num_classes: int) -> Tensor:
         """Return ``(K,)`` int64: how many samples of each class there can be."""
-        return self.held.clamp(max=1) * claims.MOST_SAMPLES if self.told == "none" else self.held
+        return self.held.clamp(max=1) * limits.CLAIMED_SAMPLES if self.told == "none" else self.held
 
 
 def elsewhere(descriptions: Sequence[Description], classes: tuple[str, ...]) -> FederatedData:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from protofed import claims
+from protofed import claims, limits
 from protofed.errors import CheckpointError, ConfigError, FederationError
 from protofed.experiments.config import Experiment
 from protofed.experiments.workshop import Census
@@ -17,7 +17,7 @@ from protofed.federation.files import read_json
 from protofed.flower.admission import Admission, admit
 from protofed.flower.census import elsewhere, shared
 from protofed.flower.identity import IDENTITIES, Bindings, Identity, bound, read_roster
-from protofed.flower.messages import MOST_ORDER, MOST_ROUNDS, Description, Job, description, read_sizes, sizes
+from protofed.flower.messages import Description, Job, description, read_sizes, sizes
 from protofed.flower.nodes import QUERY, Nodes, message, reason_of, values_of
 
 PATIENCE = 300.0
@@ -98,7 +98,7 @@ class Party:
             ValueError: If something is missing, of another type, or out of range.
         """
         kept = claims.mapping(tree, "nodes", cls.__dataclass_fields__)
-        clients = [description(d) for d in claims.items(kept["clients"], "clients", claims.MOST_TEXT)]
+        clients = [description(d) for d in claims.items(kept["clients"], "clients", limits.JSON_CHARACTERS)]
         dims = {d.name: d.settings.get("d", experiment.model.d) for d in clients}
         left_out, keys, found = (_table(kept[name], name) for name in ("left_out", "keys", "sizes"))
         return cls(
@@ -109,8 +109,8 @@ class Party:
             {claims.clean(who): claims.clean(why) for who, why in left_out.items()},
             {name: "" for name in dims if keys.get(name) == ""}
             | bound({name: keys[name] for name in dims if keys.get(name)}),
-            claims.whole(kept["order"], "order", 0, MOST_ORDER >> REQUEST_BITS),
-            [_note(item) for item in claims.items(kept["anew"], "anew", claims.MOST_TEXT)],
+            claims.whole(kept["order"], "order", 0, limits.ORDER >> REQUEST_BITS),
+            [_note(item) for item in claims.items(kept["anew"], "anew", limits.JSON_CHARACTERS)],
         )
 
 
@@ -118,7 +118,7 @@ def _note(item: object) -> dict[str, Any]:
     found = claims.mapping(item, "anew", ("client", "round"))
     return {
         "client": claims.client_name(found["client"]),
-        "round": claims.whole(found["round"], "round", 0, MOST_ROUNDS),
+        "round": claims.whole(found["round"], "round", 0, limits.ROUNDS),
     }
 
 

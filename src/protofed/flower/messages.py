@@ -13,17 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from protofed import claims
+from protofed import claims, limits
 from protofed.errors import PayloadError
 from protofed.training import Evaluated, Trained
 
 Values = dict[str, Any]
 """What Flower's ``ConfigRecord`` holds: text, numbers, bytes."""
-MOST_CLIENTS = 2**20
-MOST_ROUNDS = 10**6
-MOST_ORDER = 2**62
-MOST_LOSSES = 64
-MOST_ANSWER = 2**14
 """Characters of a table of losses or scores."""
 SHARES = 100
 """A client that withholds its counts tells its scores as so many correct of a hundred."""
@@ -135,8 +130,8 @@ class Job:
         found = {name: _take(values, name, kind) for name, kind in kinds.items()}
         try:
             claims.client_name(found["client"])
-            claims.whole(found["round"], "round", 0, MOST_ROUNDS)
-            claims.whole(found["order"], "order", 0, MOST_ORDER)
+            claims.whole(found["round"], "round", 0, limits.ROUNDS)
+            claims.whole(found["order"], "order", 0, limits.ORDER)
             claims.identifier(f"run_{found['run']}", "run")
         except ValueError as error:
             raise PayloadError(str(error)) from None
@@ -186,7 +181,7 @@ def description_values(descriptions: list[Description]) -> Values:
     return {"clients": json.dumps([asdict(d) for d in descriptions])}
 
 
-def read_descriptions(values: Mapping[str, Any], most: int = MOST_CLIENTS) -> list[Description]:
+def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> list[Description]:
     """Undo :func:`description_values`.
 
     Raises:
@@ -216,7 +211,7 @@ def description(item: object) -> Description:
 def _description(name: str, found: Mapping[str, Any]) -> Description:
     classes = claims.class_names(found["classes"])
     kind = claims.one_of(found["counts"], "counts", claims.COUNTS)
-    validation = claims.whole(found["validation"], "validation", 0, claims.MOST_SAMPLES)
+    validation = claims.whole(found["validation"], "validation", 0, limits.CLAIMED_SAMPLES)
     if validation != claims.withheld(validation, kind):
         raise ValueError(f"validation: not a {kind} count")
     settings = claims.settings(found["settings"])
@@ -230,7 +225,7 @@ def _description(name: str, found: Mapping[str, Any]) -> Description:
         validation,
         claims.shape(found["input_shape"]),
         settings,
-        claims.whole(found["place"], "place", 0, MOST_CLIENTS),
+        claims.whole(found["place"], "place", 0, limits.CLIENTS),
         kind,
     )
 
@@ -251,7 +246,7 @@ def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
         PayloadError: If something is missing, of another type, or out of range.
     """
     try:
-        found = claims.parse(values.get("sizes"), "sizes", MOST_ANSWER)
+        found = claims.parse(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS)
         return sizes(found, d)
     except ValueError as error:
         raise PayloadError(claims.clean(error)) from None
@@ -265,12 +260,12 @@ def sizes(item: object, d: int) -> dict[str, Any]:
     """
     found = claims.mapping(item, "sizes", ("parameters", "extras", "d"))
     extras = found["extras"]
-    if not isinstance(extras, Mapping) or len(extras) > claims.MOST_NETWORKS:
-        raise ValueError(f"extras: expected a table of at most {claims.MOST_NETWORKS} networks")
+    if not isinstance(extras, Mapping) or len(extras) > limits.NETWORKS:
+        raise ValueError(f"extras: expected a table of at most {limits.NETWORKS} networks")
     return {
-        "parameters": claims.whole(found["parameters"], "parameters", 1, claims.MOST_PARAMETERS),
+        "parameters": claims.whole(found["parameters"], "parameters", 1, limits.PARAMETERS),
         "extras": {
-            claims.identifier(name, "network"): claims.whole(n, "parameters", 0, claims.MOST_PARAMETERS)
+            claims.identifier(name, "network"): claims.whole(n, "parameters", 0, limits.PARAMETERS)
             for name, n in extras.items()
         },
         "d": claims.whole(found["d"], "d", d, d),
@@ -330,11 +325,11 @@ def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
     """Return a table of named numbers, which may be NaN or infinite, as losses of a diverged model are."""
     text = _take(values, where, str)
     try:
-        if len(text) > MOST_ANSWER:
-            raise ValueError(f"{len(text)} characters, at most {MOST_ANSWER} are allowed")
+        if len(text) > limits.ANSWER_CHARACTERS:
+            raise ValueError(f"{len(text)} characters, at most {limits.ANSWER_CHARACTERS} are allowed")
         found = json.loads(text)
-        if not isinstance(found, dict) or len(found) > MOST_LOSSES:
-            raise ValueError(f"expected at most {MOST_LOSSES} named numbers")
+        if not isinstance(found, dict) or len(found) > limits.LOSSES:
+            raise ValueError(f"expected at most {limits.LOSSES} named numbers")
         return {claims.class_name(name): _real(value) for name, value in found.items()}
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"{where}: not a table of numbers ({claims.clean(error, 160)})") from None

@@ -13,6 +13,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from protofed import limits
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.assemble import describe_clients, found, load_data, resting_place
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
@@ -24,7 +25,6 @@ from protofed.federation.files import write_json
 from protofed.flower.census import elsewhere, scored, shared
 from protofed.flower.gathering import REQUEST_BITS, Gathering, Party, meet, recall
 from protofed.flower.grid import GridExecutor, Nodes
-from protofed.flower.messages import MOST_CLIENTS
 from protofed.flower.node import experiment_key
 from protofed.training import FederatedData, Memory
 from protofed.training.calibration import faster_in_bfloat16
@@ -85,7 +85,7 @@ def _federation(
     """Meet the clients and build the federation as the server knows it."""
     here = _as_server(experiment)
     if simulated:  # all nodes are this run's own
-        gathering = replace(gathering, identity="name", clients_per_node=MOST_CLIENTS)
+        gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
     nodes = Nodes(grid, _told(here, simulated), gathering.bindings())
     known = files.path / NODES
     party = recall(known, nodes, here, gathering) if known.is_file() else None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -24,8 +25,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from protofed.errors import CheckpointError
-from protofed.federation.files import read_json, read_tensors, write_bytes, write_json, write_tensors
+from protofed import claims, limits
+from protofed.errors import CheckpointError, writing
+from protofed.federation.files import PARTIAL, read_json, read_tensors, write_bytes, write_json, write_tensors
+from protofed.flower.messages import GENERATION
+from protofed.reading import read_bytes, reason
 from protofed.training import Parked
 from protofed.training.client import flatten, unflatten
 
@@ -70,6 +74,28 @@ class Generation:
     def place(self) -> tuple[int, bool]:
         """Where it comes in the course of a run: a round trains, then delivers."""
         return self.round, not self.trained
+
+
+def _generation(item: object) -> Generation:
+    """Return a generation from plain values.
+
+    Raises:
+        ValueError: If something is missing, of another type, or names a file that is not a generation's.
+    """
+    found = claims.mapping(item, "generation", Generation.__dataclass_fields__)
+    claims.whole(found["round"], "round", 0, limits.ROUNDS)
+    claims.flag(found["trained"], "trained")
+    for key in ("name", "request", "model", "rest", "reply", "losses"):
+        if not isinstance(found[key], str):
+            raise ValueError(f"{key}: expected text")
+    name = found["name"]
+    model = found["model"].removesuffix(f".{MODEL}")
+    own = found["rest"] == f"{name}.rest.safetensors" and found["reply"] in ("", f"{name}.reply")
+    if not own or not GENERATION.fullmatch(name) or not GENERATION.fullmatch(model):
+        raise ValueError(f"generation {claims.clean(name, 40)!r}: its files are not its own")
+    if not isinstance(json.loads(found["losses"]), dict):
+        raise ValueError("losses: expected a table")
+    return Generation(**found)
 
 
 @contextlib.contextmanager
@@ -150,11 +176,17 @@ class ClientFolder:
 
     def _load(self, index: Path, found: dict[str, Any]) -> None:
         try:
-            self.chain = [Generation(**item) for item in found["chain"]]
-            self.order, self.notes = int(found["order"]), dict(found["notes"])
-        except (KeyError, TypeError, ValueError) as error:
+            claims.mapping(found, "state", ("run", "order", "chain", "notes"))
+            self.chain = [_generation(item) for item in claims.items(found["chain"], "chain", limits.ROUNDS)]
+            self.order = claims.whole(found["order"], "order", 0, limits.ORDER)
+            notes = found["notes"]
+            if not isinstance(notes, dict) or not all(isinstance(kinds, list) for kinds in notes.values()):
+                raise ValueError("notes: expected lists by name")
+            self.notes = notes
+        except ValueError as error:
             raise CheckpointError(
-                f"{index}: damaged ({error!r}): restore it, or remove the folder and give the node fresh=true"
+                f"{index}: damaged ({claims.clean(error)}): "
+                "restore it, or remove the folder and give the node fresh=true"
             ) from None
 
     @property
@@ -194,9 +226,9 @@ class ClientFolder:
         """
         path = self.path / generation.reply
         try:
-            return path.read_bytes() if generation.reply else None
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error})") from None
+            return read_bytes(path, limits.RUN_FILE_BYTES) if generation.reply else None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
     def write(
         self,
@@ -244,19 +276,21 @@ class ClientFolder:
         self.chain, self.order = chain, order
         self._show(new.model)
         kept = {INDEX, LOCK, TURN, MODEL} | {file for g in chain for file in (g.model, g.rest, g.reply)}
-        for file in self.path.iterdir():
-            if file.name not in kept:
-                file.unlink()
+        with writing(self.path):
+            for file in self.path.iterdir():
+                if file.name not in kept:
+                    file.unlink()
 
     def _show(self, file: str) -> None:
         """Give the newest model its plain name."""
-        name = self.path / f".{MODEL}"
-        name.unlink(missing_ok=True)
-        try:
-            os.link(self.path / file, name)
-        except OSError:  # a file system without links
-            shutil.copyfile(self.path / file, name)
-        os.replace(name, self.path / MODEL)
+        name = self.path / f".{MODEL}{PARTIAL}"
+        with writing(self.path / MODEL):
+            name.unlink(missing_ok=True)
+            try:
+                os.link(self.path / file, name)
+            except OSError:  # a file system without links
+                shutil.copyfile(self.path / file, name)
+            os.replace(name, self.path / MODEL)
 
 
 def digest(round: int, message: bytes | None) -> str:

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protofed import limits
 from protofed.errors import PayloadError
 from protofed.methods.schema import Field, Payload, Schema
 from protofed.registry import Registry
 from protofed.wire.compression import compress, decompress, require
-from protofed.wire.validate import LABEL_LIMIT, check_structure, check_values
+from protofed.wire.validate import check_structure, check_values
 
 MAGIC = b"PF"
 VERSION = 1
@@ -194,8 +195,8 @@ def get_codec(name: str, compression: str = "none") -> Codec:
 
 def _free_symbols(schema: Schema) -> list[str]:
     """Return the symbols that a message's header has to state, in a fixed order."""
-    if schema.num_classes > LABEL_LIMIT:
-        raise PayloadError(f"schema: at most {LABEL_LIMIT} classes fit on the wire, not {schema.num_classes}")
+    if schema.num_classes > limits.CLASSES:
+        raise PayloadError(f"schema: at most {limits.CLASSES} classes fit on the wire, not {schema.num_classes}")
     return sorted(schema.limits)
 
 

@@ -11,7 +11,6 @@ from protofed.errors import DivergedError, PayloadError
 from protofed.methods.schema import Field, Payload, Schema
 
 COUNT_LIMIT = 2**32
-LABEL_LIMIT = 2**16
 
 
 def check_structure(payload: Payload, schema: Schema) -> dict[str, int]:
