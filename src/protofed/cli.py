@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ app = typer.Typer(
     help="Prototype-based federated learning: different models, different data, a few kilobytes a round.",
 )
 app.add_typer(deploy, name="deploy")
-console = Console()
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 errors = Console(stderr=True)
 
 Out = Annotated[Path | None, typer.Option(help="Directory to write to (default: below runs/).")]

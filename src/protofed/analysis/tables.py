@@ -83,7 +83,7 @@ def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
         show_edge=False,
     )
     for name in ("method", *others):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=True)
     for name in axes[columns]:
         table.add_column(name, justify="right", min_width=7)
     last = ""

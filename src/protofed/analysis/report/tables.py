@@ -229,15 +229,24 @@ def _interventions(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def grid(rows: Sequence[Row], axes: Axes) -> Table:
     """Return the table of a comparison along axes; losses of more than 3 points are emphasised."""
     columns, *others = axes
-    table = Table(["Method", *others, *axes[columns]], text_columns=1 + len(others))
+    table = Table([*others, *axes[columns]] if others else ["", *axes[columns]], text_columns=max(1, len(others)))
+    method = ""
     for row in rows:
+        if row.method != method:
+            method = table.sections[len(table.rows)] = row.method
         cells = [row.cells.get(name) for name in axes[columns]]
         shown = [
-            Cell(c.text, f"{-c.worst:+.1f}" if c.main_loss else "", c.worst > SERIOUS) if c else Cell("–")
+            Cell(c.text, _difference(-c.worst) if c.main_loss else "", c.worst > SERIOUS) if c else Cell("–")
             for c in cells
         ]
-        table.add(row.method, *row.values, *shown)
+        table.add(*(row.values or ("",)), *shown)
     return table
+
+
+def _difference(points: float) -> str:
+    """Return a difference with its sign; none where it rounds to zero."""
+    text = f"{points:+.1f}"
+    return "0.0" if float(text) == 0 else text.replace("-", "−")
 
 
 def environment(runs: Sequence[RunData]) -> Table | None:
