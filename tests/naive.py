@@ -13,8 +13,8 @@ from torch import Tensor
 
 from protofed.experiments.assemble import assemble
 from protofed.federation import Federation
+from protofed.samples import FederatedData
 from protofed.seeding import generator
-from protofed.training import FederatedData
 from support import client, experiment, federated
 
 D, LR, BATCH, SEED = 5, 0.1, 4, 3

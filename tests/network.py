@@ -18,7 +18,7 @@ from protofed.experiments.running import Run, run_experiment
 from protofed.flower.client_app import app
 from protofed.flower.node import _workshop
 from protofed.flower.server_app import Gathering, serve
-from protofed.training import FederatedData
+from protofed.samples import FederatedData
 from support import experiment
 
 Tamper = Callable[[int, Message, Message], Message | None]

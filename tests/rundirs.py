@@ -145,7 +145,7 @@ def _finish(directory, method, seed, lines, names, classes, rng, recipe):
     from protofed.analysis.summary import summarise
 
     summary = {
-        "protofed": "0.1.0",
+        "protofed": "0.2.0",
         "recipe": recipe,
         "method": method,
         "seed": seed,

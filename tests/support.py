@@ -8,7 +8,7 @@ import torch
 
 from protofed.experiments import Experiment, resolve
 from protofed.experiments.config import apply_overrides
-from protofed.training import ClientData, FederatedData, Samples
+from protofed.samples import ClientData, FederatedData, Samples
 
 K = 4
 FEATURES = 6

@@ -25,18 +25,19 @@ SHARED = {
     "options",
     "reading",
     "registry",
+    "samples",
     "scratch",
     "seeding",
 }
 KNOWS = {
     "prototypes": set(),
     "models": set(),
-    "methods": {"prototypes"},
-    "wire": {"methods"},
+    "wire": set(),
+    "methods": {"prototypes", "wire"},
     "training": {"methods", "wire"},
     "robust": {"methods", "wire", "training"},
     "federation": {"methods", "wire", "training", "robust"},
-    "data": {"training"},
+    "data": set(),
     "analysis": {"federation", "prototypes", "training", "methods"},
 }
 # Features of final models are not in a run's files: one file, when asked for them, builds the models again.
@@ -106,3 +107,9 @@ def test_hardly_anything_looks_at_a_clock_that_can_be_set():
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
     }
     assert found == {"ui/runs/following.py", "flower/server_app.py"}
+
+
+def test_data_come_without_executors():
+    code = "import sys, protofed.data; print([n for n in sys.modules if n.startswith('protofed.training')])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

@@ -16,7 +16,7 @@ from protofed.benchmark.ours import Rounds
 from protofed.benchmark.scaling import alike
 from protofed.benchmark.timing import Timings, Variant, take_turns
 from protofed.experiments.assemble import load_data
-from protofed.training.visit import normalise
+from protofed.training.batches import normalise
 from support import experiment
 from test_cli import inside
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from protofed.data.tables import read_parquet
 
 import protofed
 from protofed.data import DataOptions
 from protofed.data.arrow import Columns
 from protofed.data.copies import data_dirs
+from protofed.data.parquet import read_parquet
 from protofed.data.splits import choose
+from protofed.limits import Budget
 from protofed.seeding import generator
 
 OUT = Path(protofed.__file__).parent / "ui/demo/digits.npz"
@@ -33,7 +34,7 @@ def main() -> None:
     arrays: dict[str, np.ndarray] = {"source": np.array(SOURCE)}
     for split, number in PER_CLASS.items():
         files = sorted((data_dirs(DataOptions())[0] / "mnist").glob(f"{split}-*.parquet"))
-        listing = read_parquet(files, Columns("", "", "", 0, 0), "mnist")
+        listing = read_parquet(files, Columns("", "", "", 0, 0), "mnist", Budget(4.0))
         y = torch.from_numpy(np.asarray(listing.labels).astype(np.int64))
         mask = choose(y, torch.full((10,), number), generator(0, "demo digits", split))
         rows = mask.nonzero().flatten()

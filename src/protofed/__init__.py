@@ -13,7 +13,7 @@ from protofed import numerics
 
 numerics.prepare()  # before anything here, or the user's own code after this import, makes torch compute
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _EXPORTS = {
     "run": "protofed.experiments",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 
@@ -25,18 +24,45 @@ def generator(seed: int, *scope: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(derive(seed, *scope))
 
 
-@contextmanager
-def seeded(seed: int, *scope: str | int) -> Iterator[None]:
-    """Seed torch's default generators inside the block (initial weights, dropout) and restore them after."""
-    # torch.manual_seed does the same, but where CUDA was never used it records a stack trace each time.
-    generators = [torch.default_generator]
-    if torch.cuda.is_initialized():
-        generators += torch.cuda.default_generators
-    states = [g.get_state() for g in generators]
-    for g in generators:
-        g.manual_seed(derive(seed, *scope))
-    try:
-        yield
-    finally:
-        for g, state in zip(generators, states, strict=True):
+class Stream:
+    """Torch's default generators, seeded for one purpose; every ``with`` block goes on where the last one ended.
+
+    What the generators were at is restored after each block.
+
+    Args:
+        seed: The experiment's seed.
+        scope: What the numbers are for, as in :func:`derive`.
+    """
+
+    def __init__(self, seed: int, *scope: str | int) -> None:
+        self._seed = derive(seed, *scope)
+        self._states: list[torch.Tensor] = []
+        self._outer: list[torch.Tensor] = []
+
+    def __enter__(self) -> None:
+        generators = _default_generators()
+        self._outer = [g.get_state() for g in generators]
+        for number, g in enumerate(generators):
+            if number < len(self._states):
+                g.set_state(self._states[number])
+            else:
+                g.manual_seed(self._seed)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        generators = _default_generators()
+        self._states = [g.get_state() for g in generators]
+        for g, state in zip(generators, self._outer, strict=False):
             g.set_state(state)
+
+
+def seeded(seed: int, *scope: str | int) -> Stream:
+    """Seed torch's default generators inside a ``with`` block (initial weights, dropout); restore them after."""
+    return Stream(seed, *scope)
+
+
+def _default_generators() -> list[torch.Generator]:
+    # torch.manual_seed does the same, but where CUDA was never used it records a stack trace each time.
+    cuda = list(torch.cuda.default_generators) if torch.cuda.is_initialized() else []
+    return [torch.default_generator, *cuda]

@@ -51,11 +51,11 @@ def copied(spirals, tmp_path):
 @pytest.mark.parametrize("method", ["protonorm", "tinyproto", "fixed_etf"])
 def test_restored_features_and_prototypes_reproduce_the_recorded_accuracy(spirals, method):
     run = load_run(spirals / method)
-    table, present = used(run, global_prototypes(run))
-    assert bool(present.all())
+    shared = used(run, global_prototypes(run))
+    assert bool(shared.present.all())
     found = restore_features(run)
     assert [c.name for c in found] == [c["name"] for c in run.clients]
-    hits = [int((nearest(c.features, table, present) == c.labels).sum()) for c in found]
+    hits = [int((nearest(c.features, shared) == c.labels).sum()) for c in found]
     recorded = run.client_accuracies("global")
     assert [h / len(c.labels) for h, c in zip(hits, found, strict=True)] == pytest.approx(recorded)
 

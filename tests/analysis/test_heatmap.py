@@ -152,5 +152,5 @@ def test_damaged_local_prototypes(run_at):
     path = run_at()
     stored = load_file(path / "prototypes.safetensors") | {"local.client_01.prototypes": torch.zeros(2, 64)}
     save_file(stored, path / "prototypes.safetensors")
-    with pytest.raises(CheckpointError, match="expected 3 rows for client_01"):
+    with pytest.raises(CheckpointError, match=r"expected 3 rows in local\.client_01"):
         heatmap(path, which="class")

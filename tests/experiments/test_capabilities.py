@@ -22,7 +22,7 @@ def test_the_documentation_is_up_to_date():
     _, _, rest = DOCS.read_text().partition("<!-- table -->\n")
     written, end, _ = rest.partition("\n<!-- end of table -->")
     assert end
-    assert written == method_table(), "make it anew: python benchmarks/methods_table.py"
+    assert written == method_table(), "make it anew: python tools/methods_table.py"
 
 
 def test_every_method_is_there_the_least_exchange_first():

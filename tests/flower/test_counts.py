@@ -20,9 +20,9 @@ from protofed.flower.census import elsewhere, scored
 from protofed.flower.grid import RECORD
 from protofed.flower.messages import Description, Scored, evaluated_values, read_evaluated
 from protofed.methods.contract import Upload
-from protofed.methods.schema import Field, Schema
 from protofed.robust.vectors import cap_counts
 from protofed.training import Evaluated
+from protofed.wire.schema import Field, Schema
 from support import client, federated
 
 
@@ -193,3 +193,14 @@ def test_who_tells_nothing_counts_as_the_others_do_on_average():
     assert found["c"] == Scored(15, 15, 10, shares=True)
     assert scored([described("c", "none", 0, 0)])["c"] == Scored(0, 0, 0, shares=True)
     assert scored([described("c", "none", 1, 0)])["c"] == Scored(1, 1, 1, shares=True)
+
+
+@pytest.mark.parametrize("wrong", range(4))
+@pytest.mark.parametrize("bad", [21, -1, 0.5, float("nan"), float("inf")])
+def test_every_rule_is_a_count_up_to_the_samples_described(wrong, bad):
+    rules = ("head", "local", "global", "global_own")
+    values = evaluated_values(Evaluated("x", dict.fromkeys(rules, 20), 20, 0.0, ({}, 0)))
+    assert read_evaluated(values, "x", Scored(10, 20, 0), rules).correct == dict.fromkeys(rules, 20)
+    correct = {rule: bad if i == wrong else 20 for i, rule in enumerate(rules)}
+    with pytest.raises(PayloadError, match=f"correct: {rules[wrong]} must be a count from 0 to 20, not "):
+        read_evaluated({**values, "correct": json.dumps(correct)}, "x", Scored(10, 20, 0), rules)

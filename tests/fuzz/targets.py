@@ -50,9 +50,9 @@ class Target:
 @cache
 def messages() -> tuple[list[tuple[Any, bytes]], Any]:
     """Return valid messages with their codecs, and their schema."""
-    from protofed.methods.schema import Field, Schema
     from protofed.wire import codecs, get_codec
     from protofed.wire.compression import COMPRESSIONS
+    from protofed.wire.schema import Field, Schema
 
     fields = {
         "classes": Field(("k",), "label", parameter=False),

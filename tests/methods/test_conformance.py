@@ -175,7 +175,7 @@ def test_losses_are_pure_and_vectorise_over_clients(name):
 def _check_loss(update: Update, clients, models, batches) -> None:
     received = [c.received or {} for c in clients]
     states = [copy.deepcopy(c.state) for c in clients]
-    single = [update.loss(m, b, r, s) for m, b, r, s in zip(models, batches, received, states, strict=True)]
+    single = [update.terms(m, b, r, s)[0] for m, b, r, s in zip(models, batches, received, states, strict=True)]
     for client, s in zip(clients, states, strict=True):
         assert_same(client.state, s)
 
@@ -185,7 +185,7 @@ def _check_loss(update: Update, clients, models, batches) -> None:
             self.model = model
 
         def forward(self, x, y, r, s):
-            return update.loss(self.model, Batch(x, y), r, s)
+            return update.terms(self.model, Batch(x, y), r, s)[0]
 
     wrapped = [Wrapped(model) for model in models]
     parameters, buffers = stack_module_state(wrapped)

@@ -237,13 +237,12 @@ def test_an_update_that_does_not_follow_is_refused():
     federation = build("fedkd", rounds=2)
     list(federation.run())
     federation.server["version"] += 1
-    with federation.executor.clients.visit("ann", keep=False) as ann:
-        local = federation.executor.visitor.receive(ann, None, 3)
-        federation.server["client.ann"] = federation.server["version"] - 1
-        message = federation.method.broadcast(federation.server, 3, "ann")
-        local.state["version"] -= 1
-        with pytest.raises(PayloadError, match="version: the update leads to 3, but ann has 1"):
-            federation.method.receive(local, message)
+    local = federation.executor.trainer.receive(federation.executor.clients.fetch("ann"), None, 3)
+    federation.server["client.ann"] = federation.server["version"] - 1
+    message = federation.method.broadcast(federation.server, 3, "ann")
+    local.state["version"] -= 1
+    with pytest.raises(PayloadError, match="version: the update leads to 3, but ann has 1"):
+        federation.method.receive(local, message)
 
 
 def test_traffic_is_less_than_all_of_it():

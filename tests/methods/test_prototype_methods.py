@@ -7,7 +7,8 @@ import torch
 
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
-from protofed.methods.contract import Upload
+from protofed.methods._wrapped import WrappedMethod
+from protofed.methods.contract import Method, Upload
 from protofed.prototypes.alignment import align
 from protofed.prototypes.contrastive import adaptive_margin
 from protofed.prototypes.etf import spread_directions
@@ -120,14 +121,34 @@ def test_fedtgp_never_sends_a_class_that_was_never_reported(loss):
 # TinyProto
 
 
-@pytest.mark.parametrize("base", ["fedproto", "fedtgp", "protonorm"])
-def test_tinyproto_without_its_two_parts_is_its_base(base):
-    wrapped = build("tinyproto", method__base=base, method__cps=False, method__scaling=False, rounds=3)
-    alone = build(base, rounds=3)
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [
+        ("fedproto", {}),
+        ("fedproto", {"aggregation": "weighted"}),
+        ("fedproto", {"aggregation": "paper", "prototypes": "during"}),
+        ("fedtgp", {"prototypes": "during"}),
+        ("protonorm", {"patience": 2}),
+    ],
+)
+def test_tinyproto_without_its_two_parts_is_its_base(base, options):
+    bare = {"method__cps": False, "method__scaling": False, "method__base_options": options}
+    wrapped = build("tinyproto", method__base=base, rounds=3, **bare)
+    alone = build(base, rounds=3, **{f"method__{name}": value for name, value in options.items()})
     for a, b in zip(wrapped.run(), alone.run(), strict=True):
         assert a.accuracy == b.accuracy
         assert a.losses == b.losses
         assert a.bytes == b.bytes
+
+
+def test_a_wrapped_method_forwards_every_hook():
+    def hooks(kind):
+        return {n for n, v in vars(kind).items() if callable(v) or isinstance(v, (property, classmethod))}
+
+    declared = {"sums_only", "personal_broadcast"}  # may depend on the options
+    public = {n for n in hooks(Method) | declared if not n.startswith("_")}
+    assert public - {"Options"} <= hooks(WrappedMethod)
+    assert all(n in hooks(Method) | declared or n == "base_of" for n in hooks(WrappedMethod) if n[0] != "_")
 
 
 @pytest.mark.parametrize("cps", [True, False])
@@ -295,6 +316,7 @@ def test_fixed_etf_works_with_more_classes_than_dimensions():
     [
         ("tinyproto", {"method__s": 6}, r"method\.s must be at most d = 5, not 6"),
         ("tinyproto", {"method__s": 0}, "s must be at least 1"),
+        ("tinyproto", {"method__base_options": {"aggregation": "weighted"}}, "set method.scaling=false"),
         ("tinyproto", {"method__mu": -1.0}, "needs mu >= 0 and rho > 0"),
         ("tinyproto", {"method__rho": 0.0}, "needs mu >= 0 and rho > 0"),
         ("tinyproto", {"method__base": "fedavg"}, "method.base must be 'fedproto' or 'fedtgp' or 'protonorm'"),

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from protofed import methods
 from protofed.errors import ConfigError
 from protofed.methods import Field, Method, Schema, Task, Upload
-from protofed.methods.schema import prototype_schema, weight_schema
 from protofed.options import build_options
 from protofed.robust import Findings, Guard, RobustOptions
 from protofed.robust import spool as spooling
 from protofed.robust.rules import geometric_median, median, trimmed_mean
+from protofed.wire.schema import prototype_schema, weight_schema
 
 K, D = 4, 3
 

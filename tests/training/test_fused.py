@@ -14,9 +14,10 @@ from protofed.experiments.assemble import assemble
 from protofed.federation import Federation
 from protofed.methods import methods
 from protofed.options import option_rows
-from protofed.training import ClientData, FederatedData, Fused, Samples
+from protofed.samples import ClientData, FederatedData, Samples
+from protofed.training import Fused
 from protofed.training.client import flatten
-from protofed.training.fused import bytes_per_client
+from protofed.training.stacked import bytes_per_client
 from support import K, client, degenerate, experiment, federated, ordinary
 
 METHODS = sorted(methods())
@@ -157,7 +158,8 @@ def test_a_loss_that_counts_padding_is_found_out(tmp_path: Path):
             name = "plain"
 
             def loss(self, model, batch, received, state):
-                return {"cross_entropy": F.cross_entropy(model(batch.x).logits, batch.y)}
+                output = model(batch.x)
+                return {"cross_entropy": F.cross_entropy(output.logits, batch.y)}, output
         """)
     )
     assert assert_alike(f"{source}:Plain").refused

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.training import LocalPlan
-from protofed.training.visit import batch_rows, normalise
+from protofed.training.batches import batch_rows, normalise
 from support import client, experiment, federated, ordinary
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
-from protofed.methods.schema import Field, Schema, prototype_schema, weight_schema
 from protofed.options import option_rows
 from protofed.wire import Codec, check_structure, check_values, codecs, compression, get_codec
+from protofed.wire.schema import Field, Schema, prototype_schema, weight_schema
 from support import experiment, ordinary
 
 D, K = 3, 6

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from protofed.errors import PayloadError
 from protofed.methods import Task, get
-from protofed.methods.schema import Field, Schema
 from protofed.wire import Float16, check_structure, check_values, codecs, get_codec
 from protofed.wire.codec import COMPRESSED
 from protofed.wire.compression import COMPRESSIONS
+from protofed.wire.schema import Field, Schema
 
 K, D = 9, 4
 SCHEMA = Schema(

@@ -170,7 +170,8 @@ def read_record(line: bytes, where: str) -> dict[str, Any]:
     except ValueError:
         record = None
     check_record(record, where)
-    return record
+    result: dict[str, Any] = record
+    return result
 
 
 @contextmanager

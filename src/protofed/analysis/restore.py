@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from protofed.methods import Method
+    from protofed.prototypes.table import Prototypes
     from protofed.training import Client
 
-    Table = tuple[Tensor, Tensor]
     """``(K, d)`` prototypes, and ``(K,)`` bool: which classes have one."""
 
 
@@ -107,9 +107,9 @@ def _check_code(run: RunData, trusted: bool) -> None:
 def _features(client: Client, most: int | None, seed: int) -> ClientFeatures:
     import torch
 
+    from protofed.samples import Samples
     from protofed.seeding import generator
-    from protofed.training import Samples
-    from protofed.training.visit import batches
+    from protofed.training.batches import batches
 
     samples = client.test
     if most is not None and len(samples) > most:
@@ -123,7 +123,7 @@ def _features(client: Client, most: int | None, seed: int) -> ClientFeatures:
     return ClientFeatures(client.name, torch.cat(parts) if parts else empty, samples.y)
 
 
-def used(run: RunData, server: Table | None) -> Table | None:
+def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
     """Return the global prototypes as clients use them: what the method makes of the server's broadcast.
 
     They differ from the ``server``'s by ProtoNorm's γ or TinyProto's masks, and FixedETF has them without any
@@ -134,6 +134,7 @@ def used(run: RunData, server: Table | None) -> Table | None:
 
     from protofed.methods import Local
     from protofed.models import SplitModel
+    from protofed.prototypes.table import Prototypes
     from protofed.seeding import seeded
 
     method = _method(run)
@@ -148,27 +149,27 @@ def used(run: RunData, server: Table | None) -> Table | None:
     nothing = torch.zeros(0, d), torch.zeros(0, dtype=torch.int64)
     local = Local("", run.last_round + 1, model, counts, state, {}, lambda: nothing, run.seed)
     if server is not None:
-        tensors = method.server_state() | {"prototypes": server[0], "present": server[1]}
+        tensors = method.server_state() | server.tensors()
         message = method.broadcast(tensors, run.last_round + 1)
     received = method.receive(local, message)
     if "prototypes" not in received or "present" not in received or not bool(received["present"].any()):
         return server
-    return received["prototypes"], received["present"]
+    return Prototypes.of(received)
 
 
-def sent(run: RunData, own: Mapping[str, Table]) -> dict[str, Table]:
+def sent(run: RunData, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
     """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are."""
     from protofed.methods.tinyproto import TinyProto
-    from protofed.prototypes.means import scatter_rows
+    from protofed.prototypes.table import Prototypes
 
     method = _method(run)
     if not isinstance(method, TinyProto):
         return dict(own)
     found = {}
-    for name, (table, present) in own.items():
-        classes = present.nonzero().squeeze(-1)
-        payload = method.unpack(method.pack({"classes": classes, "prototypes": table[classes]}))
-        found[name] = scatter_rows(payload["prototypes"], classes, len(table))
+    for name, prototypes in own.items():
+        rows, classes = prototypes.to_send()
+        payload = method.unpack(method.pack({"classes": classes, "prototypes": rows}))
+        found[name] = Prototypes.received(payload["prototypes"], classes, len(prototypes.rows))
     return found
 
 
@@ -182,7 +183,7 @@ def _method(run: RunData) -> Method | None:
     if run.method not in methods():
         return None
     kind = methods().get(run.method)
-    if kind.exchanges not in ("nothing", "prototypes") or kind.same_architecture or kind.personal_broadcast:
+    if kind.exchanges not in ("nothing", "prototypes") or kind.same_architecture:
         return None
     per_class = [sum(column) for column in zip(*(c["train"] for c in run.clients), strict=True)]
     held = [n for n in per_class if n]
@@ -196,6 +197,7 @@ def _method(run: RunData) -> Method | None:
     )
     options = {name: value for name, value in run.config["method"].items() if name != "name"}
     try:
-        return kind(build_options(kind.Options, options, "method"), task)
+        method = kind(build_options(kind.Options, options, "method"), task)
     except ConfigError as error:
         raise DataError(f"{run.directory / 'config.toml'}: {error}") from None
+    return None if method.personal_broadcast else method

@@ -19,9 +19,10 @@ from protofed.experiments.config import Experiment
 from protofed.experiments.workshop import DTYPES, LAYOUTS, Census, build_model, device_of
 from protofed.federation import Federation
 from protofed.methods.contract import Tensors
+from protofed.samples import FederatedData, Samples
 from protofed.seeding import generator
-from protofed.training import FederatedData, LocalPlan, Samples
-from protofed.training.visit import EVALUATION_BATCH, batch_rows, normalise
+from protofed.training import LocalPlan
+from protofed.training.batches import EVALUATION_BATCH, batch_rows, normalise
 
 METHODS = ("local", "fedproto")
 

@@ -21,8 +21,8 @@ import torch
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.config import Experiment
 from protofed.experiments.workshop import device_of
-from protofed.training import FederatedData, Samples
-from protofed.training.visit import normalise
+from protofed.samples import FederatedData, Samples
+from protofed.training.batches import normalise
 
 NEEDED = ("system/main.py", "system/flcore/servers/serverproto.py", "system/flcore/trainmodel/models.py")
 ALGORITHMS = {"fedproto": "FedProto", "fedtgp": "FedTGP"}

@@ -20,7 +20,7 @@ from protofed.errors import ConfigError
 from protofed.experiments.assemble import load_data
 from protofed.experiments.config import Experiment
 from protofed.experiments.workshop import device_of
-from protofed.training import FederatedData
+from protofed.samples import FederatedData
 
 CASES = ("fedproto-light4", "fedproto-cnn2", "fedtgp-cnn2")
 PEER = "HtFLlib"

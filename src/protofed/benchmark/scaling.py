@@ -20,8 +20,9 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree, apply_overrides, resolve
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.workshop import device_of
+from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
-from protofed.training import ClientData, FederatedData, Files, Samples
+from protofed.training import Files
 from protofed.training.workers import process_context, stay_with_parent
 
 BASE: Tree = {

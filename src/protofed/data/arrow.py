@@ -280,7 +280,8 @@ def _values(column: Any, where: str, name: str, budget: Budget) -> np.ndarray:
         column = column.unify_dictionaries()
         known = _values(pa.chunked_array([column.chunk(0).dictionary]), where, name, budget)
         budget.take(16 * len(column), where)
-        return known[np.concatenate([chunk.indices.to_numpy() for chunk in column.chunks])]
+        result: np.ndarray = known[np.concatenate([chunk.indices.to_numpy() for chunk in column.chunks])]
+        return result
     text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if not (text or _is_number(column.type) or pa.types.is_dictionary(column.type)):
         kind = str(column.type)[:80]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protofed.training.samples import FederatedData
+from protofed.samples import FederatedData
 
 
 @dataclass(frozen=True)

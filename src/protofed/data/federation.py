@@ -22,8 +22,8 @@ from protofed.data.splits import apportion, hold_out, subset
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.limits import Budget
 from protofed.reading import read_toml, reason
+from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
-from protofed.training.samples import ClientData, FederatedData, Samples
 
 
 @dataclass(frozen=True)

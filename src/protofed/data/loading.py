@@ -15,8 +15,8 @@ from protofed.data.partition import Request, Share, partitions
 from protofed.data.pool import Listing, Pool, datasets
 from protofed.data.splits import hold_out, subset
 from protofed.errors import ConfigError
+from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
-from protofed.training.samples import ClientData, FederatedData, Samples
 
 
 def load(data: DataOptions, partition_name: str, partition_options: Any, seed: int) -> FederatedData:

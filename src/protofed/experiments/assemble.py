@@ -16,18 +16,8 @@ from protofed.experiments.workshop import device_count, device_of, fill, is_code
 from protofed.federation import Federation
 from protofed.options import build_options, plain
 from protofed.robust import Attackers
-from protofed.training import (
-    Executor,
-    FederatedData,
-    Files,
-    Fused,
-    Memory,
-    Roster,
-    Sequential,
-    Store,
-    Visitor,
-    Workers,
-)
+from protofed.samples import FederatedData
+from protofed.training import Executor, Files, Fused, LocalTrainer, Memory, Roster, Sequential, Store, Workers
 from protofed.training.calibration import faster_in_bfloat16
 from protofed.training.workers import shared_folder
 
@@ -72,36 +62,36 @@ def assemble(
     federated = place(experiment, federated or load_data(experiment))
     if experiment.execution.threads:
         torch.set_num_threads(experiment.execution.threads)
-    visitor, roster = open_workshop(experiment, federated, Memory(), bfloat16 or ())
+    trainer, roster = open_workshop(experiment, federated, Memory(), bfloat16 or ())
     if experiment.execution.precision == "bf16" and bfloat16 is None:
         for kind in faster_in_bfloat16(roster):
             roster.models[kind].in_bfloat16 = True
-    executor = _executor(experiment, federated, visitor, roster)
+    executor = _executor(experiment, federated, trainer, roster)
     try:
-        fill(experiment, federated, visitor.method, executor.clients)
-        federation = found(experiment, visitor, executor)
+        fill(experiment, federated, trainer.method, executor.clients)
+        federation = found(experiment, trainer, executor)
     except BaseException:
         executor.close()
         raise
     return federation, federated
 
 
-def found(experiment: Experiment, visitor: Visitor, executor: Executor) -> Federation:
+def found(experiment: Experiment, trainer: LocalTrainer, executor: Executor) -> Federation:
     """Return the federation of the clients that ``executor`` runs, before its first round."""
     return Federation(
-        visitor.method,
-        visitor.codec,
+        trainer.method,
+        trainer.codec,
         executor,
         experiment.rounds,
         experiment.seed,
         experiment.participation,
         experiment.evaluation,
         experiment.robust,
-        Attackers(experiment.attack, visitor, executor.clients) if experiment.attack.kind != "none" else None,
+        Attackers(experiment.attack, trainer, executor.clients) if experiment.attack.kind != "none" else None,
     )
 
 
-def _executor(experiment: Experiment, federated: FederatedData, visitor: Visitor, roster: Roster) -> Executor:
+def _executor(experiment: Experiment, federated: FederatedData, trainer: LocalTrainer, roster: Roster) -> Executor:
     """Return the executor asked for, with the store that suits it."""
     execution = experiment.execution
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -126,8 +116,8 @@ def _executor(experiment: Experiment, federated: FederatedData, visitor: Visitor
         )
     roster.store = resting_place(experiment, roster)
     if executor == "fused":
-        return Fused(visitor, roster, _budget(experiment, device_of(experiment)))
-    return Sequential(visitor, roster)
+        return _fused(experiment, trainer, roster, device_of(experiment))
+    return Sequential(trainer, roster)
 
 
 def resting_place(experiment: Experiment, roster: Roster) -> Store:
@@ -145,10 +135,13 @@ def _bench(
     if executor == "fused" and device.type == "cuda":
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
-    visitor, roster = open_workshop(experiment, place(experiment, federated, device), store, low, device)
-    return (
-        Fused(visitor, roster, _budget(experiment, device)) if executor == "fused" else Sequential(visitor, roster)
-    )
+    trainer, roster = open_workshop(experiment, place(experiment, federated, device), store, low, device)
+    return _fused(experiment, trainer, roster, device) if executor == "fused" else Sequential(trainer, roster)
+
+
+def _fused(experiment: Experiment, trainer: LocalTrainer, roster: Roster, device: torch.device) -> Fused:
+    """Return the executor of stacks; where nobody asked for it, its first steps are checked."""
+    return Fused(trainer, roster, _budget(experiment, device), check=experiment.execution.executor == "auto")
 
 
 def _budget(experiment: Experiment, device: torch.device) -> float:

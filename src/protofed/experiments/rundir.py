@@ -18,9 +18,10 @@ from protofed.experiments.config import Experiment, Tree
 from protofed.federation import Federation, RoundRecord, load_checkpoint, save_checkpoint
 from protofed.federation.files import read_json, remove_partial, write_json, write_tensors, write_text
 from protofed.prototypes.means import class_means, class_sums
+from protofed.prototypes.table import Prototypes
 from protofed.reading import read_toml, reason
+from protofed.training.batches import batches
 from protofed.training.client import Client
-from protofed.training.visit import batches
 
 
 class RunDirectory:
@@ -173,23 +174,22 @@ def final_prototypes(federation: Federation) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     if "prototypes" in federation.server:
-        tensors |= {f"global.{n}": federation.server[n] for n in ("prototypes", "present")}
+        tensors |= {f"global.{n}": t for n, t in Prototypes.of(federation.server).tensors().items()}
     clients = federation.executor.clients
     for name in clients.here:
         state = clients.parked(name).state
         if "prototypes" in state:
-            table, present = state["prototypes"], state["present"]
+            own = Prototypes.of(state)
         elif len(clients.members[name].train):
-            with clients.visit(name, keep=False) as client:
-                table, present = _class_means(client, federation.method.task.num_classes)
+            own = _class_means(clients.fetch(name), federation.method.task.num_classes)
         else:
             continue
-        tensors |= {f"local.{name}.prototypes": table, f"local.{name}.present": present}
+        tensors |= {f"local.{name}.{n}": t for n, t in own.tensors().items()}
     return tensors
 
 
 @torch.no_grad()
-def _class_means(client: Client, num_classes: int) -> tuple[Tensor, Tensor]:
+def _class_means(client: Client, num_classes: int) -> Prototypes:
     client.model.eval()
     parts = [
         class_sums(client.model(batch.x).features, batch.y, num_classes)

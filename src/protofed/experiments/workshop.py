@@ -16,8 +16,9 @@ from protofed import claims, methods, models
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.config import Experiment
 from protofed.methods import Method, Task
+from protofed.samples import FederatedData, Samples
 from protofed.seeding import derive, seeded
-from protofed.training import FederatedData, Member, Parked, Roster, Samples, Store, Visitor
+from protofed.training import LocalTrainer, Member, Parked, Roster, Store
 from protofed.wire import get_codec
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -134,7 +135,7 @@ def open_workshop(
     device: torch.device | None = None,
     census: Census | None = None,
     absent: Collection[str] = (),
-) -> tuple[Visitor, Roster]:
+) -> tuple[LocalTrainer, Roster]:
     """Return what takes clients through their visits, and the clients, who rest in ``store``.
 
     Args:
@@ -172,8 +173,8 @@ def open_workshop(
         splits = client.train, client.test, client.validation
         members.append(Member(client.name, *splits, plan, str(architecture), architecture.kind))
     codec = get_codec(experiment.wire.codec, experiment.wire.compression)
-    visitor = Visitor(method, codec, experiment.seed)
-    return visitor, Roster(members, working, store)
+    trainer = LocalTrainer(method, codec, experiment.seed)
+    return trainer, Roster(members, working, store)
 
 
 def fill(

@@ -128,7 +128,8 @@ class RoundRecord:
         record |= {n: value for n in ("robust", "attack") if (value := getattr(self, n))}
         rest = {n: getattr(self, n) for n in ("losses", "bytes", "parameters", "seconds")}
         rest |= {n: getattr(self, n) for n in ("refused", "missing", "attempts", "diagnostics")}
-        return _finite(record | rest)
+        result: dict[str, Any] = _finite(record | rest)
+        return result
 
 
 def _finite(value: Any) -> Any:

@@ -19,7 +19,7 @@ from protofed import claims, limits
 from protofed.errors import PayloadError
 from protofed.experiments.workshop import Architecture, Census
 from protofed.flower.messages import Description, Scored
-from protofed.training import ClientData, FederatedData, Samples
+from protofed.samples import ClientData, FederatedData, Samples
 
 MOST_OPTIONS = 64
 MOST_KINDS = 1024

@@ -25,8 +25,9 @@ from protofed.experiments.workshop import Census, group_of, open_workshop, place
 from protofed.federation.files import read_tensors
 from protofed.flower import trust
 from protofed.flower.sources import check_counts
-from protofed.training import ClientData, FederatedData, Memory, Samples
-from protofed.training.visit import batches
+from protofed.samples import ClientData, FederatedData, Samples
+from protofed.training import Memory
+from protofed.training.batches import batches
 
 T = TypeVar("T")
 

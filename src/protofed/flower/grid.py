@@ -144,7 +144,8 @@ class GridExecutor:
         if not self.clients.here:
             return sys.maxsize
         largest = max(sum(t.nbytes for t in m.state_dict().values()) for m in self.clients.models.values())
-        return max(16, UNDER_WAY // max(1, largest))
+        result: int = max(16, UNDER_WAY // max(1, largest))
+        return result
 
     def _left(self, job: Job, values: Values) -> tuple[Left, Parked | None]:
         """Return what a visit left of its client, and the client itself if it travels and has changed.

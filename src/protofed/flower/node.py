@@ -23,7 +23,8 @@ from protofed.flower.messages import Description, Job, Left
 from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import ClientFolder, locked
 from protofed.flower.visits import Carried, Kept, Place
-from protofed.training import ClientData, Evaluated, Memory, Parked, Roster, Trained, Visitor
+from protofed.samples import ClientData
+from protofed.training import Evaluated, LocalTrainer, Memory, Parked, Roster, Sequential, Trained
 from protofed.training.calibration import faster_in_bfloat16
 
 BFLOAT16 = "bfloat16"
@@ -72,13 +73,12 @@ class Node:
             ProtofedError: If the broadcast, the data or the state do not fit; CheckpointError if the node does not
                 hold the state that the visit must start from.
         """
-        with self._open(job) as (visitor, roster, place):
+        with self._open(job) as (trainer, roster, place):
             answered = place.answered()
             if answered is not None:
                 return answered
             place.enter(training=True)
-            with roster.visit(job.client) as client:
-                result = visitor.train(client, job.message, job.round)
+            (result,) = Sequential(trainer, roster).train([job.client], {job.client: job.message}, job.round)
             return result, place.trained(result)
 
     def evaluate(self, job: Job) -> tuple[Evaluated, Left]:
@@ -87,10 +87,10 @@ class Node:
         Raises:
             ProtofedError: As :meth:`train`.
         """
-        with self._open(job) as (visitor, roster, place):
+        with self._open(job) as (trainer, roster, place):
             place.enter(training=False)
-            with roster.visit(job.client, keep=job.deliver) as client:
-                result = visitor.evaluate(client, job.message, job.round, deliver=job.deliver)
+            messages = {job.client: job.message} if job.deliver else None
+            (result,) = Sequential(trainer, roster).evaluate([job.client], messages, job.round)
             return result, place.delivered() if job.deliver else place.unchanged()
 
     def _experiment(self, config: str) -> Experiment:
@@ -98,7 +98,7 @@ class Node:
         return replace(experiment, execution=replace(experiment.execution, device=self.device))
 
     @contextmanager
-    def _open(self, job: Job) -> Iterator[tuple[Visitor, Roster, Place]]:
+    def _open(self, job: Job) -> Iterator[tuple[LocalTrainer, Roster, Place]]:
         """Open what a visit needs; a node that keeps its clients never gives one away.
 
         Raises:
@@ -110,20 +110,20 @@ class Node:
             raise ConfigError("the server asks for the client itself, but this node keeps its own")
         experiment = self._experiment(job.config)
         check_counts(experiment, job.client, self.counts(job))
-        visitor, roster, initial = _workshop(self.source, experiment_key(experiment), job.census, job.client)
+        trainer, roster, initial = _workshop(self.source, experiment_key(experiment), job.census, job.client)
         keep = nullcontext() if self.state is None else locked(self.state / job.client, job.run, job.order)
         with keep, closing(roster.store):
             roster.store.write(job.client, initial)
             if self.state is None:
                 _use_bfloat16(roster, Shared.of(job.census).bfloat16)
-                yield visitor, roster, Carried(job, roster)
+                yield trainer, roster, Carried(job, roster)
                 return
             folder = ClientFolder(self.state / job.client, job.run)
             if experiment.execution.precision == "bf16":
                 if BFLOAT16 not in folder.notes:  # found out once per run
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
                 _use_bfloat16(roster, folder.notes[BFLOAT16])
-            yield visitor, roster, Kept(job, roster, folder, self.fresh)
+            yield trainer, roster, Kept(job, roster, folder, self.fresh)
 
 
 def _use_bfloat16(roster: Roster, kinds: Collection[str]) -> None:
@@ -148,14 +148,14 @@ def _resolve(config: str) -> Experiment:
 
 
 @lru_cache(maxsize=16)
-def _workshop(source: Source, config: str, census: str, name: str) -> tuple[Visitor, Roster, Parked]:
+def _workshop(source: Source, config: str, census: str, name: str) -> tuple[LocalTrainer, Roster, Parked]:
     """Return what a client's visits need, and where it begins; kept, because a process may see many of them."""
     experiment, shared = _resolve(config), Shared.of(census)
     federated = place(experiment, source.load(experiment, name, shared.classes))
     shared = replace(shared, architecture=_own(experiment, shared.architecture, federated.clients[0]))
-    visitor, roster = open_workshop(experiment, federated, Memory(), census=shared.census)
-    fill(experiment, federated, visitor.method, roster, shared.census)
-    return visitor, roster, roster.parked(name)
+    trainer, roster = open_workshop(experiment, federated, Memory(), census=shared.census)
+    fill(experiment, federated, trainer.method, roster, shared.census)
+    return trainer, roster, roster.parked(name)
 
 
 def _own(experiment: Experiment, told: Architecture, client: ClientData) -> Architecture:

@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 from flwr.app import Context, Message
+from flwr.common.constant import PARTITION_ID_KEY
 from flwr.server.superlink.fleet.vce.backend import raybackend
 from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 from ray.exceptions import RayError, RayTaskError
@@ -53,7 +54,7 @@ class LastingBackend(raybackend.RayBackend):
             FederationError: If no machine is left, or the visit lost one actor after the other.
             RayTaskError: If the app failed.
         """
-        client = str(context.node_config[raybackend.PARTITION_ID_KEY])
+        client = str(context.node_config[PARTITION_ID_KEY])
         reason = ""
         for _ in range(ATTEMPTS):
             actor = self._take()
@@ -98,7 +99,7 @@ class LastingBackend(raybackend.RayBackend):
             self.idle[:] = alive
             self.lost = time.monotonic()
             for _ in range(room - self.actors - len(self.starting)):
-                actor = self.pool.create_actor_fn()
+                actor = self.pool.create_actor_fn()  # type: ignore[no-untyped-call]
                 self.starting[actor.__ray_ready__.remote()] = actor
             self.changed.notify_all()
 

@@ -26,7 +26,8 @@ from protofed.flower.census import elsewhere, scored, shared
 from protofed.flower.gathering import REQUEST_BITS, Gathering, Party, meet, recall
 from protofed.flower.grid import GridExecutor, Nodes
 from protofed.flower.node import experiment_key
-from protofed.training import FederatedData, Memory
+from protofed.samples import FederatedData
+from protofed.training import Memory
 from protofed.training.calibration import faster_in_bfloat16
 
 log = logging.getLogger("protofed")
@@ -107,7 +108,7 @@ def _federation(
     own = [number for number, d in enumerate(party.clients) if d.name in sizes]
     census = Census.of(here, federated).without(here, own)
     low = _bfloat16(experiment, files) if simulated else ()
-    visitor, roster = open_workshop(here, federated, Memory(), low, census=census, absent=sizes)
+    trainer, roster = open_workshop(here, federated, Memory(), low, census=census, absent=sizes)
     roster.away = True
     if simulated:
         roster.store = resting_place(here, roster)
@@ -121,14 +122,14 @@ def _federation(
         roster,
         {d.name: record for d, record in zip(party.clients, told, strict=True)},
         scored(party.clients),
-        visitor.method.rules,
+        trainer.method.rules,
         experiment.participation.deadline_s,
         began_anew,
     )
     try:
         if simulated:
-            fill(here, federated, visitor.method, roster)
-        federation = found(here, visitor, executor)
+            fill(here, federated, trainer.method, roster)
+        federation = found(here, trainer, executor)
         return federation, _described(party, describe_clients(federation, federated, sizes))
     except BaseException:
         executor.close()

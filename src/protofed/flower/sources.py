@@ -14,7 +14,7 @@ from protofed.experiments.assemble import load_data
 from protofed.experiments.config import Experiment
 from protofed.experiments.workshop import check_trusted, counts_needed, is_code, recipe_names
 from protofed.flower.messages import Description
-from protofed.training import FederatedData
+from protofed.samples import FederatedData
 
 
 class Source(Protocol):

@@ -27,8 +27,8 @@ from protofed.methods.contract import (
     Update,
     Upload,
 )
-from protofed.methods.schema import Field, Payload, Schema
 from protofed.registry import Registry
+from protofed.wire.schema import Field, Payload, Schema
 
 __all__ = [
     "Aggregate",

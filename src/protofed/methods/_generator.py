@@ -22,10 +22,10 @@ from torch import Tensor
 from protofed.methods._training import linear_layer, sound
 from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions
 from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Tensors, Upload
-from protofed.methods.schema import Field, Payload, Schema
 from protofed.optimizers import eager
 from protofed.options import option
 from protofed.seeding import generator
+from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -240,7 +240,8 @@ class GeneratorMethod(GlobalModelMethod):
         """Return noise of the kind asked for, given uniform numbers."""
         if self.options.noise == "uniform":
             return numbers
-        return torch.special.ndtri(numbers.clamp(2**-25, 1 - 2**-25))
+        result: Tensor = torch.special.ndtri(numbers.clamp(2**-25, 1 - 2**-25))
+        return result
 
     def generated(self, received: Tensors, noise: Tensor, labels: Tensor) -> Tensor:
         """Return ``G(ε, y)`` ``(B, d)`` of the generator received."""

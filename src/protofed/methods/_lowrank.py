@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Tensors
-from protofed.methods.schema import Field, Payload, Schema
+from protofed.wire.schema import Field, Payload, Schema
 
 
 class Factors(NamedTuple):
@@ -116,7 +116,7 @@ class LowRank:
         factors = Factors(matrix.new_zeros(0, m), matrix.new_zeros(0), matrix.new_zeros(0, n))
         whole = matrix.unsqueeze(0)
         if energy is not None and bool(matrix.isfinite().all()):
-            with contextlib.suppress(torch.linalg.LinAlgError):
+            with contextlib.suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
                 found = factorise(matrix, energy)
                 # A singular value may be larger than all entries.
                 if len(found.values) <= self.most(name) and not bool((found.values > Field.limit).any()):

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Task, Tensors, Upload
-from protofed.methods.schema import Payload, Schema, prototype_schema
+from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Task, Tensors, Terms, Upload
 from protofed.options import option
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.inference import most_likely, nearest, squared_pull
-from protofed.prototypes.means import RunningMean, class_means, class_sums, gather_rows, scatter_rows
+from protofed.prototypes.means import RunningMean, class_means, class_sums
+from protofed.prototypes.table import Prototypes
+from protofed.wire.schema import Payload, Schema, prototype_schema
 
 if TYPE_CHECKING:
     from protofed.models import Output
@@ -70,36 +71,33 @@ class PrototypeMethod(Method):
     @property
     def statistics_from(self) -> Literal["after", "during"]:
         """Local prototypes are means over the training data."""
-        return self.options.prototypes
+        result: Literal["after", "during"] = self.options.prototypes
+        return result
 
     @property
     def gamma(self) -> float:
         """Factor on the global prototypes before they are used."""
         return float(self.options.gamma)
 
-    def no_prototypes(self) -> Tensors:
-        """Return a table in which no class has a prototype."""
-        return no_prototypes(self.task)
-
     def client_state(self, counts: torch.Tensor) -> Tensors:
         """Start without local prototypes."""
-        return self.no_prototypes()
+        return no_prototypes(self.task).tensors()
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Return the table of upscaled global prototypes ``γ·C``."""
         if message is None:
-            return self.no_prototypes()
-        table, present = scatter_rows(message["prototypes"], message["classes"], self.task.num_classes)
-        return {"prototypes": self.gamma * table, "present": present}
+            return no_prototypes(self.task).tensors()
+        table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
+        return table.scaled(self.gamma).tensors()
 
-    def loss(self, model: Any, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: Any, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``CE + λ·MSE(f(x), γ·C_y)`` (FedProto Eq. 7, ProtoNorm Eq. 15)."""
         output = model(batch.x)
-        pull = squared_pull(output.features, batch.y, received["prototypes"], received["present"])
+        pull = squared_pull(output.features, batch.y, Prototypes.of(received))
         return {
             "cross_entropy": batch.cross_entropy(output.logits),
             "prototype": self.options.lambda_ * batch.mean(pull),
-        }
+        }, output
 
     def statistics(self, output: Output, batch: Batch) -> Tensors:
         """Sums and counts per class."""
@@ -108,9 +106,9 @@ class PrototypeMethod(Method):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the prototypes of the classes present (Eq. 3) and keep them for the ``local`` rule."""
-        means, present = class_means(statistics["sums"], statistics["counts"])
-        local.state.update(prototypes=means, present=present)
-        rows, classes = gather_rows(means, present)
+        means = class_means(statistics["sums"], statistics["counts"])
+        local.state.update(means.tensors())
+        rows, classes = means.to_send()
         return {"classes": classes, "prototypes": rows}
 
     @property
@@ -122,34 +120,34 @@ class PrototypeMethod(Method):
         """Nearest prototypes; the head decides while there is none."""
         output = model(batch.x)
         head = most_likely(output.logits)
-        own, known = state["present"], received["present"]
+        own, shared = Prototypes.of(state), Prototypes.of(received)
 
-        def by(table: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-            return torch.where(allowed.any(), nearest(output.features, table, allowed), head)
+        def by(table: Prototypes) -> torch.Tensor:
+            return torch.where(table.present.any(), nearest(output.features, table), head)
 
         return {
             "head": head,
-            "local": by(state["prototypes"], own),
-            "global": by(received["prototypes"], known),
-            "global_own": by(received["prototypes"], known & own),
+            "local": by(own),
+            "global": by(shared),
+            "global_own": by(shared._replace(present=shared.present & own.present)),
         }
 
     # The server.
 
     def server_state(self) -> Tensors:
         """Start without global prototypes."""
-        return self.no_prototypes()
+        return no_prototypes(self.task).tensors()
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the global prototypes that exist; nothing in the first round."""
-        rows, classes = gather_rows(server["prototypes"], server["present"])
+        rows, classes = Prototypes.of(server).to_send()
         return {"classes": classes, "prototypes": rows} if len(classes) else None
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Update the global prototypes; add the geometry of the result to the diagnostics."""
         norms = _Norms()
         state, diagnostics = self.update(server, norms.watch(uploads), round)
-        geometry = summary(state["prototypes"], state["present"])
+        geometry = summary(*Prototypes.of(state))
         local = {"local_norm_mean": norms.mean()} if norms.rows else {}
         return Aggregate(state, {**diagnostics, **geometry, **local})
 
@@ -164,20 +162,14 @@ class PrototypeMethod(Method):
             mean.add(upload.payload["classes"], upload.payload["prototypes"], upload.payload.get("counts"))
         return mean
 
-    def merge(self, server: Tensors, new: torch.Tensor, known: torch.Tensor) -> Tensors:
-        """Return the server state with the known rows of ``new``; other classes keep theirs."""
-        new = new.to(server["prototypes"].dtype)
-        return {
-            **server,
-            "prototypes": torch.where(known.unsqueeze(-1), new, server["prototypes"]),
-            "present": server["present"] | known,
-        }
+    def merge(self, server: Tensors, new: Prototypes) -> Tensors:
+        """Return the server state with the prototypes of ``new``; other classes keep theirs."""
+        return {**server, **Prototypes.of(server).merged(new).tensors()}
 
 
-def no_prototypes(task: Task) -> Tensors:
+def no_prototypes(task: Task) -> Prototypes:
     """Return a table ``(K, d)`` in which no class has a prototype."""
-    K, d = task.num_classes, task.feature_dim
-    return {"prototypes": torch.zeros(K, d, dtype=task.dtype), "present": torch.zeros(K, dtype=torch.bool)}
+    return Prototypes.none(task.num_classes, task.feature_dim, task.dtype)
 
 
 class _Norms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from protofed.methods.contract import Tensors
-from protofed.methods.schema import Field
+from protofed.wire.schema import Field
 
 
 def sound(tensors: Tensors) -> bool:

@@ -17,9 +17,9 @@ from torch.func import functional_call
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Tensors, Upload, every_parameter
-from protofed.methods.schema import Field, Payload, Schema, weight_schema
 from protofed.options import option
 from protofed.prototypes.inference import most_likely
+from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel

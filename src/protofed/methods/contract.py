@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.methods.schema import Payload, Schema
+from protofed.errors import ConfigError
 from protofed.options import NoOptions
 from protofed.prototypes.inference import most_likely
 from protofed.seeding import generator
+from protofed.wire.schema import Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -51,8 +52,11 @@ class Batch(NamedTuple):
         return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
 
 
-Loss = Callable[["SplitModel", Batch, Tensors, Tensors], Tensors]
-"""``loss(model, batch, received, state)`` → named scalar terms; their sum is minimised. Pure."""
+Terms: TypeAlias = "tuple[Tensors, Output | None]"
+"""Named scalar terms, whose sum is minimised, and the output of the client's model for the batch; None where there
+is none, as for a loss of features alone."""
+Loss = Callable[["SplitModel", Batch, Tensors, Tensors], Terms]
+"""``loss(model, batch, received, state)``: pure."""
 
 
 def every_parameter(name: str) -> bool:
@@ -77,6 +81,18 @@ class Update:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     clip: float | None = None
 
+    def terms(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """Return the loss's terms and the model's output.
+
+        Raises:
+            ConfigError: If the loss returns anything else.
+        """
+        found = self.loss(model, batch, received, state)
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], dict):
+            return found
+        name = getattr(self.loss, "__qualname__", repr(self.loss))
+        raise ConfigError(f"{name} must return its terms and the model's output: return {{...}}, output")
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -92,6 +108,10 @@ class Phase:
     updates: tuple[Update, ...]
     epochs: int | None = None
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
+
+    def passes(self, epochs: int) -> int:
+        """Return how many passes it makes where the experiment has ``epochs``."""
+        return epochs if self.epochs is None else self.epochs
 
 
 class Build(Protocol):
@@ -314,9 +334,10 @@ class Method:
         """Return the parts of local training in ``round``."""
         return (Phase((Update(self.loss),)),)
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Return the named terms whose sum is minimised; the default is cross-entropy."""
-        return {"cross_entropy": batch.cross_entropy(model(batch.x).logits)}
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """Return the named terms whose sum is minimised, and the model's output; the default is cross-entropy."""
+        output = model(batch.x)
+        return {"cross_entropy": batch.cross_entropy(output.logits)}, output
 
     def statistics(self, output: Output, batch: Batch) -> Tensors:
         """Return sums over the batch that the engine adds up over the data (see :attr:`statistics_from`)."""

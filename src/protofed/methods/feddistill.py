@@ -17,10 +17,11 @@ from torch import Tensor
 
 from protofed.methods import register
 from protofed.methods._presets import filled
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Task, Tensors, Update, Upload
-from protofed.methods.schema import Field, Payload, Schema
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Task, Tensors, Terms, Update, Upload
 from protofed.options import option
-from protofed.prototypes.means import class_means, class_sums, gather_rows, scatter_rows
+from protofed.prototypes.means import class_means, class_sums
+from protofed.prototypes.table import Prototypes
+from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -111,7 +112,7 @@ class FedDistill(Method):
                 "targets": torch.zeros(K, K, dtype=self.task.dtype),
                 "present": torch.zeros(K, dtype=torch.bool),
             }
-        targets, present = scatter_rows(message["outputs"], message["classes"], K)
+        targets, present = Prototypes.received(message["outputs"], message["classes"], K)
         return {"targets": targets, "present": present}
 
     def phases(self, round: int) -> tuple[Phase, ...]:
@@ -125,9 +126,10 @@ class FedDistill(Method):
         """Return what is averaged and distilled."""
         return logits.softmax(-1) if self.options.target == "softmax" else logits
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``CE + γ·mean(−Σ_k F_yk log p_k)``, the mean over the samples whose class has a target."""
-        logits = model(batch.x).logits
+        output = model(batch.x)
+        logits = output.logits
         targets, has = received["targets"][batch.y], received["present"][batch.y]
         if self.options.without_target == "own":
             targets = torch.where(has.unsqueeze(-1), targets, self.outputs(logits).detach())
@@ -138,7 +140,8 @@ class FedDistill(Method):
         distilled = (torch.where(has, soft, 0.0) * weight).sum() / weight.sum().clamp(min=1)
         if self.options.without_target == "own":
             distilled = distilled * received["present"].any()  # the first round is cross-entropy alone
-        return {"cross_entropy": batch.cross_entropy(logits), "distillation": self.options.gamma * distilled}
+        terms = {"cross_entropy": batch.cross_entropy(logits), "distillation": self.options.gamma * distilled}
+        return terms, output
 
     @property
     def statistics_from(self) -> Literal["after", "during"]:
@@ -153,8 +156,7 @@ class FedDistill(Method):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``F_ij = mean over own samples of class j`` for the classes present."""
-        means, present = class_means(statistics["sums"], statistics["counts"])
-        rows, classes = gather_rows(means, present)
+        rows, classes = class_means(statistics["sums"], statistics["counts"]).to_send()
         return {"classes": classes, "outputs": rows}
 
     # The server.
@@ -191,7 +193,7 @@ class FedDistill(Method):
             sums[classes] += rows
             reporters[classes] += 1
             if self.options.leave_one_out:
-                shares[f"rows.{name}"], reported = scatter_rows(rows, classes, K)
+                shares[f"rows.{name}"], reported = Prototypes.received(rows, classes, K)
                 shares[f"reported.{name}"] = reported.to(torch.int64)
         new = reporters > 0
         state = {

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from protofed.methods import register
 from protofed.methods._weights import GlobalModelMethod, WeightOptions
-from protofed.methods.contract import Batch, Local, Phase, Tensors, Update
-from protofed.methods.schema import Payload
+from protofed.methods.contract import Batch, Local, Phase, Tensors, Terms, Update
 from protofed.options import option
 from protofed.prototypes.means import class_means, class_sums
 from protofed.seeding import generator
+from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -104,7 +104,7 @@ class FedFA(GlobalModelMethod):
         orders = {"after": (train, calibrate), "before": (calibrate, train), "none": (train,)}
         return (Phase(orders[self.options.calibration]),)
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``CE + (λ/K)·Σ_{c in the batch} mean_{b: y_b = c} ‖f(x_b) − a_c‖²``."""
         output = model(batch.x)
         K = self.task.num_classes
@@ -113,13 +113,13 @@ class FedFA(GlobalModelMethod):
         return {
             "cross_entropy": batch.cross_entropy(output.logits),
             "anchor": self.options.lambda_ / K * means.sum(),
-        }
+        }, output
 
-    def calibration(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def calibration(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``CE(g(a_c), c)`` over all K anchors."""
         anchors = received["anchors"]
         classes = torch.arange(len(anchors), device=anchors.device)
-        return {"calibration": F.cross_entropy(model.head(anchors), classes)}
+        return {"calibration": F.cross_entropy(model.head(anchors), classes)}, None
 
     @property
     def statistics_from(self) -> Literal["during"]:

@@ -30,10 +30,10 @@ from protofed.methods._generator import (
 )
 from protofed.methods._presets import filled
 from protofed.methods._weights import load_weights
-from protofed.methods.contract import Batch, Local, Phase, Task, Tensors, Update
-from protofed.methods.schema import Payload
+from protofed.methods.contract import Batch, Local, Phase, Task, Tensors, Terms, Update
 from protofed.options import option
 from protofed.prototypes.inference import most_likely
+from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -171,16 +171,16 @@ class FedGen(GeneratorMethod):
 
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
-    ) -> Tensors:
+    ) -> Terms:
         """``CE + α_t·CE(g(G(ε, y')), y') + β_t·KL(softmax g(G(ε', y)) ‖ p(x))``, the teacher held fixed."""
-        logits = model(batch.x).logits
-        terms = {"cross_entropy": batch.cross_entropy(logits)}
+        output = model(batch.x)
+        terms = {"cross_entropy": batch.cross_entropy(output.logits)}
         if alpha:
             terms["generated"] = alpha * self.pseudo_error(model, batch, received)
         if beta:
             features = self.generated(received, self.draw(model, batch, received), batch.y)
-            terms["distillation"] = beta * divergence(batch, model.classify(features).detach(), logits)
-        return terms
+            terms["distillation"] = beta * divergence(batch, model.classify(features).detach(), output.logits)
+        return terms, output
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -22,10 +22,10 @@ from protofed.methods import register
 from protofed.methods._training import linear_layer, sound
 from protofed.methods._weights import load_weights
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Tensors, Upload
-from protofed.methods.schema import Payload, Schema, prototype_schema, weight_schema
 from protofed.options import option
-from protofed.prototypes.means import class_means, class_sums, gather_rows
+from protofed.prototypes.means import class_means, class_sums
 from protofed.seeding import generator
+from protofed.wire.schema import Payload, Schema, prototype_schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -108,8 +108,7 @@ class FedGH(Method):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``p_ic``, the mean feature of each class present."""
-        means, present = class_means(statistics["sums"], statistics["counts"])
-        rows, classes = gather_rows(means, present)
+        rows, classes = class_means(statistics["sums"], statistics["counts"]).to_send()
         return {"classes": classes, "prototypes": rows}
 
     # The server.

@@ -28,9 +28,9 @@ from protofed.methods._lowrank import LowRank
 from protofed.methods._presets import filled
 from protofed.methods._training import sound
 from protofed.methods._weights import WeightedMean, load_weights
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Update, Upload
-from protofed.methods.schema import Field, Payload, Schema
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
 from protofed.options import option
+from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -157,7 +157,7 @@ class FedKD(AuxiliaryMethod):
         """Mentor, map and mentee step on the same batches."""
         return (Phase((Update(self.loss, clip=self.options.clip or None),)),)
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Adaptive mutual distillation: ``L_t + L_s``, with ``c = CE_t + CE_s`` and the features ``h``.
 
         ::
@@ -187,7 +187,7 @@ class FedKD(AuxiliaryMethod):
             "mentee_cross_entropy": ce_s,
             "distillation": scale * kl / c,
             "hidden": hidden / c,
-        }
+        }, t
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send what the round changed in the mentee, or the mentee, and ``n_i``."""

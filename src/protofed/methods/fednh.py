@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from protofed.methods import register
 from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions, load_weights
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Update, Upload
-from protofed.methods.schema import Field, Payload, Schema, weight_schema
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Terms, Update, Upload
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.means import class_means, class_sums
 from protofed.seeding import generator
+from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -133,11 +133,12 @@ class FedNH(GlobalModelMethod):
         """Return ``f/‖f‖``, or f itself without normalisation."""
         return F.normalize(features, dim=-1, eps=1e-12) if self.options.normalise else features
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy of the logits ``s·(f/‖f‖)·Wᵀ``."""
         scale: Any = model.extras["scale"].s if self.options.learn_scale else self.options.scale
-        logits = scale * self.cosines(model(batch.x).features, received["prototypes"])
-        return {"cross_entropy": batch.cross_entropy(logits)}
+        output = model(batch.x)
+        logits = scale * self.cosines(output.features, received["prototypes"])
+        return {"cross_entropy": batch.cross_entropy(logits)}, output
 
     @property
     def statistics_from(self) -> Literal["after"]:
@@ -170,7 +171,8 @@ class FedNH(GlobalModelMethod):
         g = generator(self.task.seed, "orthogonal prototypes", K, d)
         Q, R = torch.linalg.qr(torch.randn(d, K, generator=g, dtype=torch.float64))
         Q = Q * torch.where(R.diagonal() < 0, -1.0, 1.0)  # the same on any LAPACK
-        return Q.T.contiguous().to(self.task.dtype)
+        result: Tensor = Q.T.contiguous().to(self.task.dtype)
+        return result
 
     def server_state(self) -> Tensors:
         """``θ``, s and W; every class has a prototype from the start."""

@@ -26,11 +26,12 @@ from protofed.methods._generator import (
     require_positive,
 )
 from protofed.methods._prototypes import no_prototypes
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Update, Upload
-from protofed.methods.schema import Field, Payload
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Terms, Update, Upload
 from protofed.options import option
 from protofed.prototypes.inference import squared_pull
-from protofed.prototypes.means import RunningMean, class_means, class_sums, gather_rows, scatter_rows
+from protofed.prototypes.means import RunningMean, class_means, class_sums
+from protofed.prototypes.table import Prototypes
+from protofed.wire.schema import Field, Payload
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -110,10 +111,10 @@ class FedPA(GeneratorMethod):
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Keep the weights, the generator, the prior, and the table of prototypes."""
         if message is None:
-            return {**super().receive(local, None), **no_prototypes(self.task)}
+            return {**super().receive(local, None), **no_prototypes(self.task).tensors()}
         rest = {n: t for n, t in message.items() if n not in self.more_down()}
-        table, present = scatter_rows(message["prototypes"], message["classes"], self.task.num_classes)
-        return {**super().receive(local, rest), "prototypes": table, "present": present}
+        table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
+        return {**super().receive(local, rest), **table.tensors()}
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         """Cross-entropy alone in the first round."""
@@ -124,16 +125,16 @@ class FedPA(GeneratorMethod):
 
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
-    ) -> Tensors:
+    ) -> Terms:
         """``CE + α_t·CE(g(G(ε, y')), y') + β_t·MSE(f(x), P_y)``; classes without a prototype are not pulled."""
         output = model(batch.x)
         terms = {"cross_entropy": batch.cross_entropy(output.logits)}
         if alpha:
             terms["generated"] = alpha * self.pseudo_error(model, batch, received)
         if beta:
-            pull = squared_pull(output.features, batch.y, received["prototypes"], received["present"])
+            pull = squared_pull(output.features, batch.y, Prototypes.of(received))
             terms["prototype"] = beta * batch.mean(pull)
-        return terms
+        return terms, output
 
     @property
     def statistics_from(self) -> Literal["after", "during"]:
@@ -154,19 +155,18 @@ class FedPA(GeneratorMethod):
             like = payload["head.weight"]
             none = torch.zeros(0, dtype=torch.int64, device=like.device)
             return {**payload, "classes": none, "prototypes": like.new_zeros(0, d)}
-        means, present = class_means(statistics["sums"], statistics["held"])
-        rows, classes = gather_rows(means, present)
+        rows, classes = class_means(statistics["sums"], statistics["held"]).to_send()
         return {**payload, "classes": classes, "prototypes": rows}
 
     # The server.
 
     def server_state(self) -> Tensors:
         """Start without prototypes."""
-        return {**super().server_state(), **no_prototypes(self.task)}
+        return {**super().server_state(), **no_prototypes(self.task).tensors()}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
         """Send ``w^t``, ``G``, the prior, and the prototypes that exist."""
-        rows, classes = gather_rows(server["prototypes"], server["present"])
+        rows, classes = Prototypes.of(server).to_send()
         table = {"classes": classes, "prototypes": rows}
         rest = {n: server[n] for n in self.broadcast_schema.fields if n not in table}
         return {**rest, **table}
@@ -184,9 +184,7 @@ class FedPA(GeneratorMethod):
                 yield upload
 
         state, diagnostics = super().aggregate(server, watched(), round)
-        table, known = mean.mean()
-        prototypes = torch.where(known.unsqueeze(-1), table.to(self.task.dtype), server["prototypes"])
-        return Aggregate({**state, "prototypes": prototypes, "present": server["present"] | known}, diagnostics)
+        return Aggregate({**state, **Prototypes.of(server).merged(mean.mean()).tensors()}, diagnostics)
 
     def generator_loss(
         self, server: Tensors, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor, round: int
@@ -199,6 +197,7 @@ class FedPA(GeneratorMethod):
         different = labels.unsqueeze(0) != labels.unsqueeze(1)
         loss = self.alpha(round) * heads.weighted_errors(features, labels)
         if round > 1 and o.adversarial:
-            distance = squared_pull(features, labels, server["prototypes"], server["present"])
+            distance = squared_pull(features, labels, Prototypes.of(server))
             loss = loss - o.adversarial * distance.clamp(max=o.push_limit).mean()
-        return loss + o.eta * diversity(noise, features, different)
+        result: Tensor = loss + o.eta * diversity(noise, features, different)
+        return result

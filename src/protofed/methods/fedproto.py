@@ -13,8 +13,8 @@ from typing import Literal
 from protofed.methods import register
 from protofed.methods._prototypes import PrototypeMethod, PrototypeOptions
 from protofed.methods.contract import Aggregate, Local, Tensors, Upload
-from protofed.methods.schema import Field, Payload, Schema, prototype_schema
 from protofed.options import option
+from protofed.wire.schema import Field, Payload, Schema, prototype_schema
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class FedProto(PrototypeMethod):
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j``."""
         mean = self.mean_of(uploads)
-        prototypes, known = mean.mean()
+        prototypes = mean.mean()
         if self.options.aggregation == "paper":
-            prototypes = prototypes / mean.reporters.clamp(min=1).unsqueeze(-1)
-        return Aggregate(self.merge(server, prototypes, known), {})
+            divided = prototypes.rows / mean.reporters.clamp(min=1).unsqueeze(-1)
+            prototypes = prototypes._replace(rows=divided)
+        return Aggregate(self.merge(server, prototypes), {})

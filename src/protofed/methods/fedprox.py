@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from protofed.methods import register
 from protofed.methods._weights import GlobalModelMethod, WeightOptions
-from protofed.methods.contract import Batch, Tensors
+from protofed.methods.contract import Batch, Tensors, Terms
 from protofed.options import option
 
 if TYPE_CHECKING:
@@ -41,10 +41,11 @@ class FedProx(GlobalModelMethod):
     reference = "Li et al., MLSys 2020, arXiv 1812.06127"
     Options = FedProxOptions
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 2: the square is summed over all trainable weights; buffers are left out."""
         drift = sum((w - received[n]).square().sum() for n, w in model.named_parameters())
+        output = model(batch.x)
         return {
-            "cross_entropy": batch.cross_entropy(model(batch.x).logits),
+            "cross_entropy": batch.cross_entropy(output.logits),
             "proximal": self.options.mu / 2 * drift,
-        }
+        }, output

@@ -24,6 +24,7 @@ from protofed.prototypes.contrastive import (
     prototype_network,
     train_prototypes,
 )
+from protofed.prototypes.table import Prototypes
 from protofed.seeding import generator
 
 
@@ -86,7 +87,7 @@ class FedTGP(PrototypeMethod):
         if self.options.loss == "hinge":
             found = hinge_prototypes(prototypes, labels, self.task.num_classes, margin=self.options.margin)
             diagnostics = {"hinge_loss_first": found.losses[0], "hinge_loss_last": found.losses[-1]}
-            return Aggregate(self.merge(server, found.prototypes, found.present), diagnostics)
+            return Aggregate(self.merge(server, Prototypes(found.prototypes, found.present)), diagnostics)
         return self._contrast(server, prototypes, labels, round)
 
     def _contrast(self, server: Tensors, prototypes: Tensor, labels: Tensor, round: int) -> Aggregate:
@@ -108,4 +109,4 @@ class FedTGP(PrototypeMethod):
         diagnostics: dict[str, float] = {"acl_margin": margin}
         if len(trained.losses):
             diagnostics |= {"acl_loss_first": float(trained.losses[0]), "acl_loss_last": float(trained.losses[-1])}
-        return Aggregate(self.merge({**server, **network}, trained.prototypes, reported), diagnostics)
+        return Aggregate(self.merge({**server, **network}, Prototypes(trained.prototypes, reported)), diagnostics)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed.methods import register
 from protofed.methods._weights import GlobalModelMethod, WeightOptions
-from protofed.methods.contract import Batch, Tensors
+from protofed.methods.contract import Batch, Tensors, Terms
 from protofed.options import option
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class FedUV(GlobalModelMethod):
     reference = "Son et al., CVPR 2024, arXiv 2402.18372"
     Options = FedUVOptions
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy and the two regularisers; a batch of a single sample has neither."""
         output = model(batch.x)
         return {
@@ -59,7 +59,7 @@ class FedUV(GlobalModelMethod):
             "variance": self.options.variance * variance_hinge(output.logits.softmax(-1), batch.weight),
             "uniformity": self.options.uniformity
             * uniformity(_unit(output.features) if self.options.normalise else output.features, batch.weight),
-        }
+        }, output
 
 
 def variance_hinge(p: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -20,9 +20,9 @@ from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions
 from protofed.methods.contract import Aggregate, Tensors, Upload
-from protofed.methods.schema import Payload
 from protofed.options import option
 from protofed.seeding import generator
+from protofed.wire.schema import Payload
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods._prototypes import PrototypeMethod, PrototypeOptions
 from protofed.methods.contract import Aggregate, Batch, Local, Tensors, Upload
-from protofed.methods.schema import Payload
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
+from protofed.prototypes.table import Prototypes
+from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -61,8 +62,8 @@ class FixedETF(PrototypeMethod):
         directions = spread_directions(
             self.task.num_classes, local.model.feature_dim, self.task.seed, dtype=self.task.dtype
         )
-        present = torch.ones(self.task.num_classes, dtype=torch.bool)
-        return {"prototypes": self.gamma * directions, "present": present}
+        everyone = torch.ones(self.task.num_classes, dtype=torch.bool)
+        return Prototypes(directions, everyone).scaled(self.gamma).tensors()
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -71,8 +72,8 @@ class FixedETF(PrototypeMethod):
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """The head, or the nearest target."""
-        own = {"prototypes": torch.zeros_like(received["prototypes"]), "present": state["own"]}
-        predicted = super().predict(model, batch, received, own)
+        own = Prototypes(torch.zeros_like(received["prototypes"]), state["own"])
+        predicted = super().predict(model, batch, received, own.tensors())
         return {rule: predicted[rule] for rule in self.rules}
 
     def server_state(self) -> Tensors:

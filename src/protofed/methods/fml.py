@@ -20,9 +20,9 @@ from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods._distillation import divergence
 from protofed.methods._presets import filled
 from protofed.methods._weights import WeightedMean, load_weights
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Update, Upload
-from protofed.methods.schema import Field, Payload, Schema, weight_schema
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
 from protofed.options import option
+from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -97,13 +97,14 @@ class FML(AuxiliaryMethod):
         """Both networks step on the same batches."""
         return (Phase((Update(self.loss, clip=self.options.clip or None),)),)
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``α·CE_l + (1−α)·KL(p_m ‖ p_l)`` for the own model, ``β·CE_m + (1−β)·KL(p_l ‖ p_m)`` for the meme.
 
         Teachers are held fixed, so that the sum is two losses, one of each network.
         """
         o = self.options
-        own, meme = model(batch.x).logits, model.extras["meme"](batch.x).logits
+        output = model(batch.x)
+        own, meme = output.logits, model.extras["meme"](batch.x).logits
         scale = 1.0 if o.kl_reduction == "batchmean" else 1 / self.task.num_classes
         terms = {
             "cross_entropy": o.alpha * batch.cross_entropy(own),
@@ -116,7 +117,7 @@ class FML(AuxiliaryMethod):
             if weight:
                 fixed = teacher.detach() if o.detach_teacher else teacher
                 terms[name] = weight * scale * divergence(batch, fixed, student)
-        return terms
+        return terms, output
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the trained meme, and ``n_i``."""

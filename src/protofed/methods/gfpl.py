@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Update, Upload
-from protofed.methods.schema import Field, Payload, Schema
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
 from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
 from protofed.prototypes.inference import most_likely
 from protofed.prototypes.mixtures import Mixture, fit_mixtures, fuse, sample
+from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -167,15 +167,15 @@ class GFPL(Method):
             terms["dot_regression"] = self.options.lambda_ * batch.mean((cosine - 1).square() / 2)
         return terms
 
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 13 on the client's samples."""
         output = model(batch.x)
-        return self.dual_loss(model, output.features, output.logits, batch, received.get("etf"))
+        return self.dual_loss(model, output.features, output.logits, batch, received.get("etf")), output
 
-    def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 14: the same on pseudo-features, through the heads only."""
         terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received.get("etf"))
-        return {f"retrain_{name}": term for name, term in terms.items()}
+        return {f"retrain_{name}": term for name, term in terms.items()}, None
 
     def pseudo_features(self, local: Local) -> tuple[Tensor, Tensor]:
         """Draw r features per class from the global mixtures (Eq. 4), all classes alike."""

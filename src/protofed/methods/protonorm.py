@@ -58,9 +58,9 @@ class ProtoNorm(PrototypeMethod):
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 7, then Algorithm 1 over all classes that have a prototype."""
-        means, known = self.mean_of(uploads).mean()
-        state = self.merge(server, means, known)
-        if not known.any():
+        means = self.mean_of(uploads).mean()
+        state = self.merge(server, means)
+        if not means.present.any():
             return Aggregate(state, {})
         present = state["present"]
         table, diagnostics = state["prototypes"].clone(), dict[str, Any]()

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-from torch import Tensor
+from typing import Any, Literal
 
 from protofed.errors import ConfigError
 from protofed.methods import get, register
-from protofed.methods._prototypes import PrototypeMethod
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Upload
-from protofed.methods.schema import Payload, Schema, prototype_schema
+from protofed.methods._wrapped import WrappedMethod
+from protofed.methods.contract import Aggregate, Local, Method, Task, Tensors, Upload
 from protofed.options import build_options, option
 from protofed.prototypes.masks import class_masks, compress, rebuild
-from protofed.prototypes.means import RunningMean, gather_rows
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
+from protofed.prototypes.means import RunningMean
+from protofed.wire.schema import Payload, Schema, prototype_schema
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class TinyProtoOptions:
 
 
 @register
-class TinyProto(Method):
+class TinyProto(WrappedMethod):
     """Packs what its base method sends, and unpacks it on the other side."""
 
     name = "tinyproto"
@@ -66,20 +61,25 @@ class TinyProto(Method):
     def __init__(self, options: TinyProtoOptions, task: Task) -> None:
         self.s = options.s or max(1, round(task.feature_dim / 10))
         super().__init__(options, task)
-        kind = get(options.base)
-        given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
-        base = kind(build_options(kind.Options, {**given, **options.base_options}, "method.base_options"), task)
-        assert isinstance(base, PrototypeMethod)
-        self.base = base
         self.masks = class_masks(task.num_classes, task.feature_dim, self.s, task.seed) if options.cps else None
         symbol, width = ("s", self.s) if options.cps else ("d", task.feature_dim)
         self.schema = prototype_schema(task.num_classes, symbol, {symbol: width})
-        self.scaled = prototype_schema(task.num_classes, symbol, {symbol: width}, sums=options.scaling)
+        of_base = self.base.upload_schema
+        assert of_base is not None
+        more = {name: field for name, field in of_base.fields.items() if name not in self.schema.fields}
+        self.sent = prototype_schema(task.num_classes, symbol, {symbol: width}, sums=options.scaling, **more)
+
+    @classmethod
+    def base_of(cls, options: TinyProtoOptions) -> tuple[type[Method], Any]:
+        """Return the class that ``base`` names, and its options."""
+        kind = get(options.base)
+        given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
+        return kind, build_options(kind.Options, {**given, **options.base_options}, "method.base_options")
 
     @classmethod
     def needs_counts(cls, options: TinyProtoOptions) -> bool:
-        """``μ`` from ``ρ`` is worked out from the mean number of samples of a class."""
-        return options.scaling and not options.mu
+        """``μ`` from ``ρ`` is worked out from the mean number of samples of a class; or the base needs them."""
+        return (options.scaling and not options.mu) or super().needs_counts(options)
 
     @classmethod
     def sends_sums(cls, options: TinyProtoOptions) -> bool:
@@ -87,9 +87,15 @@ class TinyProto(Method):
         return options.scaling
 
     def check(self) -> None:
-        """Refuse to keep more dimensions than there are."""
+        """Refuse to keep more dimensions than there are, and to send counts that scaling is there to hide."""
         if self.options.cps and self.s > self.task.feature_dim:
             raise ConfigError(f"method.s must be at most d = {self.task.feature_dim}, not {self.s}")
+        kind, own = self.base_of(self.options)
+        if self.options.scaling and kind.needs_counts(own):
+            raise ConfigError(
+                f"method.scaling weights prototypes by n_ij without sending it, but this {kind.name} sends it too: "
+                "set method.scaling=false, or let the base take the plain mean"
+            )
 
     @property
     def mu(self) -> float:
@@ -114,36 +120,19 @@ class TinyProto(Method):
 
     @property
     def upload_schema(self) -> Schema:
-        """``k`` prototypes of ``s`` entries, multiplied by sample counts."""
-        return self.scaled
+        """``k`` prototypes of ``s`` entries, multiplied by sample counts; and what else the base sends."""
+        return self.sent
 
     @property
     def broadcast_schema(self) -> Schema:
-        """The same."""
+        """``k`` prototypes of ``s`` entries."""
         return self.schema
 
     # The client: the base's, towards zero-filled prototypes.
 
-    @property
-    def statistics_from(self) -> Literal["after", "during"]:
-        """As the base."""
-        return self.base.statistics_from
-
-    def client_state(self, counts: Tensor) -> Tensors:
-        """As the base."""
-        return self.base.client_state(counts)
-
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Rebuild the global prototypes (Definition 1); the base does the rest."""
         return self.base.receive(local, None if message is None else self.unpack(message))
-
-    def loss(self, model: Any, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """As the base."""
-        return self.base.loss(model, batch, received, state)
-
-    def statistics(self, output: Output, batch: Batch) -> Tensors:
-        """As the base."""
-        return self.base.statistics(output, batch)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``n_ij·ĉ_ij`` (Eq. 9); the client's own prototypes stay dense."""
@@ -151,22 +140,9 @@ class TinyProto(Method):
         if self.options.scaling:
             counts = statistics["counts"][payload["classes"]].unsqueeze(-1)
             payload = {**payload, "prototypes": counts * payload["prototypes"]}
-        return self.pack({name: payload[name] for name in self.schema.fields})
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """As the base."""
-        return self.base.rules
-
-    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """As the base."""
-        return self.base.predict(model, batch, received, state)
+        return self.pack(payload)
 
     # The server.
-
-    def server_state(self) -> Tensors:
-        """As the base."""
-        return self.base.server_state()
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the kept entries of the base's global prototypes."""
@@ -176,7 +152,8 @@ class TinyProto(Method):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Rebuild the uploads, scale them by μ, and let the base make global prototypes of them."""
         dense = self._rebuilt(uploads)
-        return self.base.aggregate(server, self._pooled(dense) if self.base.sums_only else dense, round)
+        summed = self.base.sums_only and self.options.scaling and self.options.reduction == "sum"
+        return self.base.aggregate(server, self._summed(dense) if summed else dense, round)
 
     def _rebuilt(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
         scale = self.mu if self.options.scaling else 1.0
@@ -184,13 +161,11 @@ class TinyProto(Method):
             payload = self.unpack(upload.payload)
             yield Upload(upload.client, {**payload, "prototypes": scale * payload["prototypes"]})
 
-    def _pooled(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
-        """Reduce the clients to one upload: Eq. 10-11, or their sum instead of their mean."""
-        mean = RunningMean(self.task.num_classes, self.task.feature_dim)
+    def _summed(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
+        """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""
+        total = RunningMean(self.task.num_classes, self.task.feature_dim)
         for upload in uploads:
-            mean.add(upload.payload["classes"], upload.payload["prototypes"])
-        summed = self.options.scaling and self.options.reduction == "sum"
-        pooled = mean.sums if summed else mean.mean()[0]
-        rows, classes = gather_rows(pooled, mean.weights > 0)
+            total.add(upload.payload["classes"], upload.payload["prototypes"])
+        rows, classes = total.sum().to_send()
         if len(classes):
             yield Upload("all clients", {"classes": classes, "prototypes": rows.to(self.task.dtype)})

@@ -100,4 +100,5 @@ def _find(path: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"model {path!r} is a {type(found).__name__}, not a callable that returns a module")
-    return found
+    result: Callable[..., Any] = found
+    return result

@@ -63,7 +63,8 @@ class SplitModel(nn.Module):
 
     def classify(self, features: Tensor) -> Tensor:
         """Return logits ``(B, K)`` of features ``(B, d)``, with the head's dropout in training mode."""
-        return self.head(self.dropout(features))
+        result: Tensor = self.head(self.dropout(features))
+        return result
 
     @property
     def head_dropout(self) -> float:

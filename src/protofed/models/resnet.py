@@ -47,7 +47,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``relu(body(x) + shortcut(x))``."""
-        return (self.body(x) + self.shortcut(x)).relu()
+        result: Tensor = (self.body(x) + self.shortcut(x)).relu()
+        return result
 
 
 @architecture("resnet8", "ResNet with one basic block in each of three stages", ResNet8Options)

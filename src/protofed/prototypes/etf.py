@@ -41,7 +41,8 @@ def simplex_etf(K: int, d: int, seed: int = 0, *, dtype: torch.dtype = torch.flo
     Q = Q * torch.where(R.diagonal() < 0, -1.0, 1.0)
     if K > 1:
         Q = (K / (K - 1)) ** 0.5 * (Q - Q.mean(1, keepdim=True))  # Eq. 10: Q·11ᵀ/K is the mean column
-    return Q.to(dtype)
+    result: Tensor = Q.to(dtype)
+    return result
 
 
 def spread_directions(K: int, d: int, seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protofed.prototypes.table import Prototypes
+
 
 def class_sums(
     features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
@@ -27,28 +29,9 @@ def class_sums(
     return members.mT @ features, members.sum(0)
 
 
-def class_means(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return local prototypes ``c_ij = mean f_i(x)`` (FedProto Eq. 3) from :func:`class_sums`.
-
-    Returns:
-        ``(K, d)`` means, zero where a class has no sample, and ``(K,)`` bool, which classes have one.
-    """
-    return sums / counts.clamp(min=1).unsqueeze(-1), counts > 0
-
-
-def scatter_rows(rows: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return ``(k, d)`` rows of the given ``(k,)`` classes as a dense ``(K, d)`` table and who is present."""
-    table = rows.new_zeros(num_classes, *rows.shape[1:])
-    present = torch.zeros(num_classes, dtype=torch.bool, device=rows.device)
-    table[classes] = rows
-    present[classes] = True
-    return table, present
-
-
-def gather_rows(table: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ``(k, d)`` rows of the classes that are present, and those ``(k,)`` classes: what is sent."""
-    classes = present.nonzero().squeeze(-1)
-    return table[classes], classes
+def class_means(sums: Tensor, counts: Tensor) -> Prototypes:
+    """Return local prototypes ``c_ij = mean f_i(x)`` (FedProto Eq. 3) from :func:`class_sums`."""
+    return Prototypes(sums / counts.clamp(min=1).unsqueeze(-1), counts > 0)
 
 
 class RunningMean:
@@ -70,7 +53,11 @@ class RunningMean:
         self.weights[classes] += w
         self.reporters[classes] += 1
 
-    def mean(self) -> tuple[Tensor, Tensor]:
-        """Return ``(K, width)`` means (zero where nothing arrived) and ``(K,)`` bool, where something did."""
+    def mean(self) -> Prototypes:
+        """Return the means of the classes of which something arrived, in float64."""
         known = self.weights > 0
-        return self.sums / self.weights.where(known, 1).unsqueeze(-1), known
+        return Prototypes(self.sums / self.weights.where(known, 1).unsqueeze(-1), known)
+
+    def sum(self) -> Prototypes:
+        """Return the weighted sums of the classes of which something arrived, in float64."""
+        return Prototypes(self.sums, self.weights > 0)

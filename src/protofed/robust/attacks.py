@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from protofed.methods.schema import Payload, Schema
 from protofed.options import option
 from protofed.robust.vectors import Part, parts_of
+from protofed.wire.schema import Payload, Schema
 from protofed.wire.validate import COUNT_LIMIT
 
 Kind = Literal["none", "sign_flip", "random", "swapped_labels", "huge", "counts", "backdoor", "free_rider"]

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods.contract import Local, Method, Tensors
-from protofed.methods.schema import Payload
+from protofed.samples import Samples
 from protofed.seeding import generator, seeded
-from protofed.training import Client, Samples, Visitor
-from protofed.training.visit import batches
+from protofed.training import Client, LocalTrainer
+from protofed.training.batches import batches
+from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -65,24 +66,24 @@ def optimise_trigger(client: Client, goal: Tensor, seed: int) -> Tensor:
 
 
 def poisoned(
-    visitor: Visitor, client: Client, message: bytes | None, round: int, target: int, scale: float
+    trainer: LocalTrainer, client: Client, message: bytes | None, round: int, target: int, scale: float
 ) -> Payload:
     """Return what a hostile client sends after its training; the client itself may be changed.
 
     Args:
-        visitor: Takes the client through the parts of its visit that follow.
+        trainer: Takes the client through the parts of its visit that follow.
         client: As training left it, a copy.
         message: The round's encoded broadcast, or None.
         round: Counted from 1.
         target: The class that inputs with the trigger are to be given.
         scale: How far prototypes are moved, in multiples of their distance from the triggered features.
     """
-    method = visitor.method
+    method = trainer.method
     with torch.no_grad():
-        local = visitor.receive(client, message, round, deliver=False)
-    trigger = optimise_trigger(client, goal_of(client, local, target), visitor.seed)
+        local = trainer.receive(client, message, round, deliver=False)
+    trigger = optimise_trigger(client, goal_of(client, local, target), trainer.seed)
     if method.statistics_from is None:
-        with seeded(visitor.seed, "backdoor", round, client.name):
+        with seeded(trainer.seed, "backdoor", round, client.name):
             _train(client, trigger, target)
     with torch.no_grad():
         return method.upload(local, _statistics(method, client, trigger, target, scale))
@@ -137,16 +138,16 @@ def _train(client: Client, trigger: Tensor, target: int) -> None:
 
 
 @torch.no_grad()
-def success(visitor: Visitor, client: Client, trigger: Tensor, target: int) -> tuple[dict[str, int], int]:
+def success(trainer: LocalTrainer, client: Client, trigger: Tensor, target: int) -> tuple[dict[str, int], int]:
     """Return, per rule, how many of a client's test samples of other classes get the target; and of how many."""
-    local = visitor.receive(client, None, 0, deliver=False)
+    local = trainer.receive(client, None, 0, deliver=False)
     model = client.model.eval()
-    hits, total = dict.fromkeys(visitor.method.rules, 0), 0
+    hits, total = dict.fromkeys(trainer.method.rules, 0), 0
     for batch in batches(client.test, model):
         others = batch.y != target
         marked = batch._replace(x=triggered(batch.x[others], trigger), y=batch.y[others])
         if len(marked.y):
-            for rule, classes in visitor.method.predict(model, marked, local.received, local.state).items():
+            for rule, classes in trainer.method.predict(model, marked, local.received, local.state).items():
                 hits[rule] += int((classes == target).sum())
             total += len(marked.y)
     return hits, total

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Upload
-from protofed.methods.schema import Payload
 from protofed.robust.findings import Findings
 from protofed.robust.options import RobustOptions
 from protofed.robust.rules import median, shorten
 from protofed.robust.spool import Spool
 from protofed.robust.vectors import Counts, Part, Vectors, collect, put_back
+from protofed.wire.schema import Payload
 
 LEAST = 3
 """Vectors from which on a median says which of them is out of proportion."""

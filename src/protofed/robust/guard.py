@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Method, Upload
-from protofed.methods.schema import Payload
 from protofed.robust.clipping import Proportions, clip, too_long
 from protofed.robust.findings import Findings
 from protofed.robust.options import POOLING, RobustOptions
 from protofed.robust.pooling import hostile, pooled, without_outliers
 from protofed.robust.vectors import Counts, cap_counts, collect, parts_of
+from protofed.wire.schema import Payload
 
 SUSPECT = 20.0
 """Multiple of the median length from which on a vector is out of proportion, whatever the rule does about it."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protofed.errors import PayloadError
 from protofed.methods.contract import Upload
-from protofed.methods.schema import Field, Payload, Schema
+from protofed.wire.schema import Field, Payload, Schema
 
 Layout = Literal["rows", "table", "tensor", "varying"]
 
@@ -90,7 +90,8 @@ class Vectors:
 
     def lengths(self) -> Tensor:
         """Return the Euclidean length ``(R,)`` of each vector."""
-        return self.values.norm(dim=1)
+        result: Tensor = self.values.norm(dim=1)
+        return result
 
     def by_class(self) -> Iterator[tuple[int, Tensor]]:
         """Yield each class with the positions ``(n,)`` of its vectors."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from protofed.training.batches import normalise
 from protofed.training.client import Member
 from protofed.training.roster import Roster
-from protofed.training.visit import normalise
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel

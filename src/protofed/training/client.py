@@ -15,7 +15,7 @@ from torch import Tensor
 from protofed import claims
 from protofed.errors import ConfigError, PayloadError, unknown_name
 from protofed.optimizers import eager
-from protofed.training.samples import Samples
+from protofed.samples import Samples
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -63,7 +63,8 @@ class LocalPlan:
     ) -> torch.optim.Optimizer:
         """Return a fresh optimiser; ``overrides`` may hold ``name`` and settings."""
         name, settings = self.chosen(overrides or {})
-        return eager(getattr(torch.optim, name))(parameters, **settings)
+        result: torch.optim.Optimizer = eager(getattr(torch.optim, name))(parameters, **settings)
+        return result
 
     def chosen(self, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return name and settings of the optimiser; overrides with a ``name`` take nothing from the plan."""
@@ -176,8 +177,8 @@ class Client:
 
     def _load_rest(self, parked: Parked) -> None:
         device = next(self.model.parameters()).device
-        self.state = {name: tensor.to(device) for name, tensor in parked.state.items()}
-        self.received = {name: tensor.to(device) for name, tensor in parked.received.items()} or None
+        self.state = {name: tensor.to(device, copy=True) for name, tensor in parked.state.items()}
+        self.received = {name: tensor.to(device, copy=True) for name, tensor in parked.received.items()} or None
 
 
 def flatten(parked: Parked) -> dict[str, Tensor]:

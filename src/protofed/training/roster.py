@@ -12,7 +12,6 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -160,7 +159,7 @@ class Roster(Mapping[str, Client]):
     """The clients by name, in their fixed order.
 
     Looking one up returns a client with a model of its own, for inspection: what is done to it does not last.
-    :meth:`visit` is for work that lasts.
+    :meth:`fetch` and the store are for work that lasts.
 
     Args:
         members: The clients.
@@ -208,16 +207,15 @@ class Roster(Mapping[str, Client]):
         client.load(parked)
         self.store.write(name, client.park())
 
-    @contextmanager
-    def visit(self, name: str, *, keep: bool = True) -> Iterator[Client]:
-        """Bring a client to the device; what is done to it is kept once the block ends without an error."""
+    def fetch(self, name: str) -> Client:
+        """Return a client on the device: the working model of its kind with its weights, and copies of the rest.
+
+        It is valid until another client of its kind is fetched; the store keeps what it has until it is written to.
+        """
         member = self.members[name]
         client = Client(member, self.models[member.kind])
         client.resume(self.parked(name))
-        versions = _versions(client.model)
-        yield client
-        if keep:
-            self.store.write(name, client.park(), model=_versions(client.model) != versions)
+        return client
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -228,6 +226,6 @@ def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def _versions(model: torch.nn.Module) -> int:
+def versions(model: torch.nn.Module) -> int:
     """Return a number that grows with every change in place to a parameter or buffer."""
     return sum(t._version for t in itertools.chain(model.parameters(), model.buffers()))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from protofed.training.samples import Samples
+from protofed.samples import Samples
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel

@@ -26,10 +26,11 @@ import torch
 
 from protofed import scratch
 from protofed.errors import ProtofedError
-from protofed.training.executor import Executor, Messages
+from protofed.samples import FederatedData
+from protofed.training.executor import Executor
+from protofed.training.packing import PackedData
 from protofed.training.roster import Address, Files, Roster
-from protofed.training.samples import FederatedData, PackedData
-from protofed.training.visit import Evaluated, Trained
+from protofed.training.visit import Evaluated, Messages, Trained
 
 Workshop = Callable[[FederatedData, Files, int], Executor]
 """Builds the executor of a process, by the number of the process; weights come from the store."""

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from protofed import limits
 from protofed.errors import PayloadError
-from protofed.methods.schema import Field, Payload, Schema
 from protofed.registry import Registry
 from protofed.wire.compression import compress, decompress, require
+from protofed.wire.schema import Field, Payload, Schema
 from protofed.wire.validate import check_structure, check_values
 
 MAGIC = b"PF"

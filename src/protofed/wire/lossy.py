@@ -1,4 +1,4 @@
-"""Codecs that round real numbers. Fields that are :attr:`~protofed.methods.schema.Field.exact` stay in float32."""
+"""Codecs that round real numbers. Fields that are :attr:`~protofed.wire.schema.Field.exact` stay in float32."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from protofed.errors import DivergedError, PayloadError
-from protofed.methods.schema import Field, Payload, Schema
+from protofed.wire.schema import Field, Payload, Schema
 
 COUNT_LIMIT = 2**32
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
-from protofed.analysis.figures.geometry import global_prototypes
-from protofed.analysis.rundata import RunData, prototypes
+from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
+from protofed.analysis.rundata import RunData
 from protofed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -60,17 +60,14 @@ def points(run: RunData, names: list[str], samples: int, seed: int, trust_code: 
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, not {samples}")
     found = restore_features(run, names, max(1, samples // max(1, len(names))), seed, trust_code)
-    tensors = prototypes(run)
     parts: list[tuple[Tensor, Tensor, int]] = [(c.features, c.labels, 0) for c in found]
     for name in names:
-        table, present = (tensors.get(f"local.{name}.{part}") for part in ("prototypes", "present"))
-        if table is not None and present is not None:
-            classes = present.nonzero().squeeze(-1)
-            parts.append((table[classes], classes, 1))
+        own = final_prototypes(run, f"local.{name}")
+        if own is not None:
+            parts.append((*own.to_send(), 1))
     together = used(run, global_prototypes(run))
     if together is not None:
-        classes = together[1].nonzero().squeeze(-1)
-        parts.append((together[0][classes], classes, 2))
+        parts.append((*together.to_send(), 2))
     widths = {rows.shape[1] for rows, _, _ in parts if len(rows)}
     if len(widths) > 1:
         raise DataError(f"{run.directory}: clients differ in d ({', '.join(map(str, sorted(widths)))})")

@@ -20,23 +20,39 @@ from protofed.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
+
+    from protofed.prototypes.table import Prototypes
 
 
-def global_prototypes(run: RunData) -> tuple[Tensor, Tensor] | None:
-    """Return the ``(K, d)`` global prototypes a run ended with, and ``(K,)`` which classes have a finite one.
+def global_prototypes(run: RunData) -> Prototypes | None:
+    """Return the global prototypes a run ended with; only finite ones count as present.
 
     Raises:
         CheckpointError: If the file is damaged or holds something else.
     """
+    return final_prototypes(run, "global")
+
+
+def final_prototypes(run: RunData, whose: str) -> Prototypes | None:
+    """Return prototypes that a run ended with; only finite ones count as present.
+
+    Args:
+        run: The run.
+        whose: ``global``, or ``local.`` and a client's name.
+
+    Raises:
+        CheckpointError: If the file is damaged or holds something else.
+    """
+    from protofed.prototypes.table import Prototypes
+
     tensors = prototypes(run)
-    if "global.prototypes" not in tensors:
+    rows, present = tensors.get(f"{whose}.prototypes"), tensors.get(f"{whose}.present")
+    if rows is None:
         return None
-    table, present = tensors["global.prototypes"], tensors.get("global.present")
-    if present is None or table.dim() != 2 or len({len(table), len(present), len(run.class_names)}) > 1:
+    if present is None or rows.dim() != 2 or len({len(rows), len(present), len(run.class_names)}) > 1:
         where = run.directory / "prototypes.safetensors"
-        raise CheckpointError(f"{where}: expected {len(run.class_names)} rows in global.prototypes and .present")
-    return table, present.bool() & table.isfinite().all(1)
+        raise CheckpointError(f"{where}: expected {len(run.class_names)} rows in {whose}.prototypes and .present")
+    return Prototypes(rows, present.bool() & rows.isfinite().all(1))
 
 
 @figure("prototype_distances")
@@ -124,7 +140,7 @@ def margins(runs: list[RunData], sort: bool = False) -> Figure:
     return fig
 
 
-def _tables(runs: Sequence[RunData]) -> dict[str, list[tuple[Tensor, Tensor]]]:
+def _tables(runs: Sequence[RunData]) -> dict[str, list[Prototypes]]:
     """Return label → the global prototypes of its runs.
 
     Raises:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.analysis.figures.base import figure, panels, shortened, titled, write_title
-from protofed.analysis.figures.geometry import global_prototypes
+from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
 from protofed.analysis.figures.options import place_of
-from protofed.analysis.rundata import RunData, prototypes
+from protofed.analysis.rundata import RunData
 from protofed.analysis.style import BLUE, FAINT
-from protofed.errors import CheckpointError, ConfigError, DataError
+from protofed.errors import ConfigError, DataError
 
 ZERO = "#F1F3F5"
 MISSING: dict[str, Any] = {"color": FAINT, "hatch": "/////", "edgecolor": "#C3CAD2", "linewidth": 0}
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from protofed.prototypes.table import Prototypes
 
     Rows = list[tuple[str, Tensor | None]]
     """Name of a row, and its vector; None where there is none."""
@@ -98,28 +100,19 @@ def _sheet(run: RunData, which: str, class_: str | int | None, client: str | int
     return _Sheet(rows + last, "Client", f"class {run.class_names[j].removeprefix('class ')}", bool(last))
 
 
-def _own(run: RunData, clients: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
+def _own(run: RunData, clients: Sequence[str]) -> dict[str, Prototypes]:
     """Return the prototypes of those clients that have any, as they send them."""
     from protofed.analysis.restore import sent
 
-    tensors = prototypes(run)
-    tables = {}
-    for name in clients:
-        table, present = (tensors.get(f"local.{name}.{part}") for part in ("prototypes", "present"))
-        if table is None or present is None:
-            continue
-        if table.dim() != 2 or len(table) != len(run.class_names) or len(present) != len(table):
-            where = run.directory / "prototypes.safetensors"
-            raise CheckpointError(f"{where}: expected {len(run.class_names)} rows for {name}")
-        tables[name] = table, present.bool() & table.isfinite().all(1)
-    return sent(run, tables)
+    found = {name: final_prototypes(run, f"local.{name}") for name in clients}
+    return sent(run, {name: own for name, own in found.items() if own is not None})
 
 
-def _row(table: tuple[Tensor, Tensor] | None, j: int) -> Tensor | None:
-    return table[0][j] if table is not None and bool(table[1][j]) else None
+def _row(table: Prototypes | None, j: int) -> Tensor | None:
+    return table.rows[j] if table is not None and bool(table.present[j]) else None
 
 
-def _rows(names: Sequence[str], table: tuple[Tensor, Tensor] | None) -> Rows:
+def _rows(names: Sequence[str], table: Prototypes | None) -> Rows:
     return [(name, _row(table, j)) for j, name in enumerate(names)]
 
 

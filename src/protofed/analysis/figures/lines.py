@@ -49,7 +49,8 @@ def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *,
         best = int(mean.argmax())
         ax.plot(rounds[best], mean[best], "o", ms=9, mfc="none", mec=line["color"], mew=1.3)
     if len(curves) == 1:
-        return mean.tolist()
+        result: list[float] = mean.tolist()
+        return result
     spread = values.std(0, ddof=1)
     ax.fill_between(rounds, mean - spread, mean + spread, color=line["color"], alpha=0.16, linewidth=0)
     return [*(mean - spread).tolist(), *(mean + spread).tolist()]

@@ -20,8 +20,10 @@ from protofed.models.grouping import Group, groups
 from protofed.options import build_options, option_rows, plain
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.means import class_means, class_sums
-from protofed.training import ClientData, FederatedData, Samples, Sequential
-from protofed.training.visit import normalise
+from protofed.prototypes.table import Prototypes
+from protofed.samples import ClientData, FederatedData, Samples
+from protofed.training import Sequential
+from protofed.training.batches import normalise
 from protofed.ui.demo import digits
 from protofed.ui.demo.setup import LETTERS, ROUNDS, SIDES, Chosen, Setup
 from protofed.ui.demo.words import KNOBS
@@ -150,7 +152,7 @@ class Contestant:
         method = type(old)(build_options(old.Options, merged, "method"), old.task)
         self.options = merged
         self.federation.method = method
-        self._executor.visitor = replace(self._executor.visitor, method=method)
+        self._executor.trainer = replace(self._executor.trainer, method=method)
 
     def knobs(self) -> dict[str, float]:
         """Return the options that :meth:`change` may change, with their values."""
@@ -165,14 +167,14 @@ class Contestant:
         features, predicted, own = [], [], []
         received: dict[str, Tensor] = {}
         for name in self.federation.names:
-            with self.federation.executor.clients.visit(name, keep=False) as client:
-                local = self._executor.visitor.receive(client, None, self.federation.round, deliver=False)
-                model = client.model.eval()
-                batch = Batch(normalise(client.test.x, torch.float32), client.test.y)
-                features.append(model(batch.x).features)
-                predicted.append(method.predict(model, batch, local.received, local.state)[rule])
-                own.append(_own_prototypes(local))
-                received = received or local.received
+            client = self.federation.executor.clients.fetch(name)
+            local = self._executor.trainer.receive(client, None, self.federation.round, deliver=False)
+            model = client.model.eval()
+            batch = Batch(normalise(client.test.x, torch.float32), client.test.y)
+            features.append(model(batch.x).features)
+            predicted.append(method.predict(model, batch, local.received, local.state)[rule])
+            own.append(_own_prototypes(local))
+            received = received or local.received
         shared, labels = _global_prototypes(received, self.federation.server)
         who, rows = torch.tensor(dots, dtype=torch.int64).T
         shown = torch.stack(features)[who, rows].double()
@@ -299,7 +301,7 @@ def _dirichlet(y: Tensor, setup: Setup) -> list[Tensor]:
 def _own_prototypes(local: Local) -> Tensor:
     """Return a client's ``(K, d)`` prototypes as it sent them, or its class means; NaN where there is none."""
     if "prototypes" in local.state:
-        means, present = local.state["prototypes"], local.state["present"]
+        means, present = Prototypes.of(local.state)
     else:
         means, present = class_means(*class_sums(*local.features(), len(local.counts)))
     return means.where(present.unsqueeze(-1), torch.nan)

@@ -11,7 +11,7 @@ from nicegui import ui
 from protofed.analysis.figures.lines import scalars
 from protofed.analysis.report import facts, tables
 from protofed.analysis.rundata import RunData, main_rule
-from protofed.analysis.style import rule_title
+from protofed.analysis.style import RULE_COLOURS, rule_title
 from protofed.errors import CheckpointError
 from protofed.ui.runs import differences, lines, rows, vectors
 from protofed.ui.runs.following import Seen
@@ -253,7 +253,7 @@ class OneRun:
             shown = [None if values[i] is None else round(100 * (values[i] or 0.0), 2) for i in order]
             look = vars(lines.rule_look(rule, own))
             groups.append({"name": rule_title(rule), "look": look, "values": shown})
-            own += rule not in lines.RULE_COLOURS
+            own += rule not in RULE_COLOURS
         self.per_client.show({"names": [str(run.clients[i]["name"]) for i in order], "groups": groups})
         self.per_client.say(f"At round {run.evaluated[-1]['round']}, sorted by {rule_title(main).lower()}.")
 

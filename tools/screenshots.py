@@ -1,4 +1,4 @@
-"""Take the pictures of pages in ``docs/figures``: ``python docs/screenshots.py [demo] [runs]``.
+"""Take the pictures of pages in ``docs/figures``: ``python tools/screenshots.py [demo] [runs]``.
 
 Needs Chromium on the path (or ``PROTOFED_CHROMIUM``) and the extras ``ui`` and ``dev``.
 """

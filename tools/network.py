@@ -1,6 +1,6 @@
 """What Flower costs: seconds per round of the local engine, a simulation on Ray and a deployment on loopback.
 
-``python benchmarks/network.py [--rounds 4]``. Needs ``protofed[flower]``; the case of real clients needs
+``python tools/network.py [--rounds 4]``. Needs ``protofed[flower]``; the case of real clients needs
 ``fed-mnist7k`` in PROTOFED_DATA or ../shared/data.
 """
 

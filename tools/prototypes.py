@@ -1,4 +1,4 @@
-"""How the server's work on prototypes grows: ``python benchmarks/prototypes.py``.
+"""How the server's work on prototypes grows: ``python tools/prototypes.py``.
 
 Wall time on this machine, the median of a few repetitions; run it while nothing else is busy.
 """

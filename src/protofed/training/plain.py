@@ -1,0 +1,171 @@
+"""One client's steps with plain autograd: the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
+from protofed.samples import Samples
+from protofed.training.batches import EVALUATION_BATCH, batches, normalise
+from protofed.training.client import LocalPlan
+from protofed.training.clipping import clip
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+NORMALISED_AT_ONCE = 2**24
+"""Numbers of a client's training data up to which they are normalised once per phase instead of batch by batch."""
+
+
+class PlainSteps:
+    """The steps of a group of one, as :class:`~protofed.training.visit.Steps` describes them."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.means = _Means()
+
+    def take(self, client: int, model: SplitModel) -> None:
+        """Begin with the weights that ``model`` has; it is worked on itself."""
+        self._model = model
+
+    @contextmanager
+    def model(self, client: int) -> Iterator[SplitModel]:
+        """Lend the model."""
+        yield self._model
+
+    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
+        """Begin a phase of training."""
+        model = self._model
+        self.local, self.phase = locals_[0], phase
+        self.during = phase.source is None and self.method.statistics_from == "during"
+        self.updates = []
+        for update in phase.updates:
+            chosen = {n: p for n, p in model.named_parameters() if update.trainable(n)}
+            self.updates.append(_Update(update, chosen, plan.build(chosen.values(), update.optimizer)))
+        self.x, self.y = data[0].x, data[0].y
+        if phase.source is None and self.x.numel() <= NORMALISED_AT_ONCE:
+            self.x = normalise(self.x, next(model.parameters()).dtype)
+
+    def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
+        """Do an epoch's steps."""
+        self._model.train()
+        dtype = next(self._model.parameters()).dtype
+        collected = _Statistics(self.method) if self.during else None
+        for chosen in rows[0]:
+            here = chosen.to(self.y.device)
+            x = self.x[here] if self.phase.source else normalise(self.x[here], dtype)
+            batch = Batch(x, self.y[here])
+            output = self._step(batch)
+            if collected is not None and output is not None:
+                collected.add(output, batch)
+        return [collected.totals() if collected else {}]
+
+    def refresh(self) -> None:
+        """Do nothing: what the method changed is used as it is."""
+
+    def losses(self) -> list[dict[str, float]]:
+        """Return the client's mean losses."""
+        return [self.means.means()]
+
+    def statistics(self, data: Sequence[Samples]) -> list[Tensors]:
+        """Return the client's statistics of its data, in eval mode."""
+        self._model.eval()
+        statistics: Tensors = {}
+        with torch.no_grad():
+            for batch in batches(data[0], self._model):
+                _add(statistics, self.method.statistics(self._model(batch.x), batch))
+        return [statistics]
+
+    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[dict[str, int]]:
+        """Return, per rule, how many of the client's samples are classified correctly."""
+        self._model.eval()
+        local = locals_[0]
+        device = data[0].y.device
+        correct = {rule: torch.zeros((), dtype=torch.int64, device=device) for rule in self.method.rules}
+        for batch in batches(data[0], self._model):
+            predicted = self.method.predict(self._model, batch, local.received, local.state)
+            for rule, classes in predicted.items():
+                correct[rule] += (classes == batch.y).sum()
+        return [{rule: int(count) for rule, count in correct.items()}]
+
+    def _step(self, batch: Batch) -> Output | None:
+        """Do one optimiser step per update; return the output that the first of them saw."""
+        first: Output | None = None
+        for update, parameters, optimizer in self.updates:
+            terms, output = update.terms(self._model, batch, self.local.received, self.local.state)
+            total = reduce(torch.add, terms.values())
+            chosen = list(parameters.values())
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(total, chosen, allow_unused=True)
+            if update.clip is not None:
+                gradients = clip(list(parameters), gradients, update.clip)
+            for parameter, gradient in zip(chosen, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            self.means.add(terms, len(batch.y))
+            first = output if first is None else first
+        return first
+
+
+class _Update(NamedTuple):
+    update: Update
+    parameters: dict[str, torch.nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+
+class _Statistics:
+    """A method's statistics of the outputs of many steps, worked out for some hundred samples at a time."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.sums: Tensors = {}
+        self.outputs: list[Output] = []
+        self.batches: list[Batch] = []
+
+    def add(self, output: Output, batch: Batch) -> None:
+        self.outputs.append(type(output)(*(part.detach() for part in output)))
+        self.batches.append(batch)
+        if self.method.statistics_by_batch or sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
+            self._work_out()
+
+    def totals(self) -> Tensors:
+        if self.batches:
+            self._work_out()
+        return self.sums
+
+    @torch.no_grad()
+    def _work_out(self) -> None:
+        output = type(self.outputs[0])(*(torch.cat(parts) for parts in zip(*self.outputs, strict=True)))
+        batch = Batch(torch.cat([b.x for b in self.batches]), torch.cat([b.y for b in self.batches]))
+        _add(self.sums, self.method.statistics(output, batch))
+        self.outputs, self.batches = [], []
+
+
+class _Means:
+    """Sample-weighted means of loss terms, without a device synchronisation per step."""
+
+    def __init__(self) -> None:
+        self.terms: dict[str, list[Tensor]] = {}
+        self.samples: dict[str, list[int]] = {}
+
+    def add(self, terms: Tensors, samples: int) -> None:
+        for name, term in terms.items():
+            self.terms.setdefault(name, []).append(term.detach())
+            self.samples.setdefault(name, []).append(samples)
+
+    def means(self) -> dict[str, float]:
+        found = {}
+        for name, terms in self.terms.items():
+            weights = torch.tensor(self.samples[name], dtype=torch.float64)
+            found[name] = float(torch.stack(terms).double().cpu() @ weights / weights.sum())
+        return found
+
+
+def _add(total: Tensors, more: Tensors) -> None:
+    for name, tensor in more.items():
+        total[name] = total[name] + tensor if name in total else tensor

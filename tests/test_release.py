@@ -1,0 +1,37 @@
+"""What a release says of itself in several places agrees, and maintainers' scripts still start."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import protofed
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(not (ROOT / "CITATION.cff").is_file(), reason="runs in a checkout")
+
+
+def test_version_changelog_and_citation_agree():
+    version, released = re.search(
+        r"^## (\S+) \((\d{4}-\d{2}-\d{2})\)$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    ).groups()
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == version
+    assert protofed.__version__ == version
+    assert f"version: {version}\n" in citation
+    assert f"date-released: {released}\n" in citation
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tools").glob("*.py")), ids=lambda p: p.stem)
+def test_scripts_find_what_they_import(path, monkeypatch):
+    pytest.importorskip("playwright" if "screenshots" in path.stem else "protofed")
+    monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
+    spec = importlib.util.spec_from_file_location(f"tools_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert vars(module)
