@@ -13,6 +13,35 @@ import protofed  # noqa: F401  before torch computes: it asks MKL for results th
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+FAST = (
+    "prototypes",
+    "wire",
+    "data/test_data_p",
+    "data/test_data_s",
+    "models/test_s",
+    "models/test_n",
+    "robust/test_rules",
+    "training/test_visit",
+    "training/test_probe",
+    "federation",
+    "experiments/test_config",
+    "test_architecture",
+)
+"""Tests of a developer's day, as beginnings of their paths: mathematics, wire, data, the visit, the round loop."""
+REPRESENTATIVE = ("[fedproto", "[fedavg", "[gfpl")
+"""Methods of three kinds, which stand for all in the conformance tests of a developer's day."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of a developer's day."""
+    for item in items:
+        path = item.path.as_posix().partition("/tests/")[2]
+        conforms = path == "methods/test_conformance.py" and any(name in item.name for name in REPRESENTATIVE)
+        command = item.name == "test_run_prints_one_table_and_where_the_report_is"
+        if (path.startswith(FAST) or conforms or command) and item.get_closest_marker("slow") is None:
+            item.add_marker("fast")
+
+
 def data_root() -> Path | None:
     """Return the folder with real data: ``PROTOFED_DATA``, or ``shared/data`` beside the repository."""
     candidates = [Path(os.environ["PROTOFED_DATA"])] if os.environ.get("PROTOFED_DATA") else []
