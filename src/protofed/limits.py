@@ -24,6 +24,8 @@ CLIENT_NAME_BYTES = 200
 """Bytes of a client's name in UTF-8: it becomes a file name, of which file systems allow 255."""
 CLIENTS = 2**20
 """Clients of a run."""
+FILE_NAME_BYTES = 255
+"""Bytes of a file's name, as file systems allow them."""
 REASON = 300
 """Characters of what another party says in words."""
 

@@ -126,6 +126,8 @@ def read_comparison(path: Path) -> ComparisonFile:
         name = run.folder
         if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
             raise CheckpointError(f"{path}: {name!r} is no folder of this comparison")
+        if len(name.encode(errors="replace")) > limits.FILE_NAME_BYTES:
+            raise CheckpointError(f"{path}: {name[:40]!r}… is longer than the name of a folder may be")
         if not _text(run.method):
             raise CheckpointError(f"{path}: {run.method!r} is no name of a method")
         along = zip(run.values, axes.values(), strict=False)
@@ -221,8 +223,9 @@ def check_record(record: Any, where: str) -> None:
     if not isinstance(attack, dict) or not _texts(attack.get("clients", [])):
         raise CheckpointError(f"{where}: attack should name its clients")
     for part in ("accuracy", "validation"):
-        rules = record.get(part) or {}
-        if not isinstance(rules, dict) or not all(_accuracy(rule) for rule in rules.values()):
+        rules = record.get(part, {})
+        empty = part == "accuracy" and part in record and not rules
+        if empty or not isinstance(rules, dict) or not all(_accuracy(rule) for rule in rules.values()):
             raise CheckpointError(
                 f"{where}: {part} should have weighted, client_mean, client_std and clients per rule"
             )

@@ -192,6 +192,9 @@ def check_run(run: RunData) -> None:
     where = run.directory / "rounds.jsonl"
     try:
         _ = run.seed, run.planned_rounds, run.facts, run.rules, run.sent()
+        for record in run.evaluated:
+            if set(record["accuracy"]) != set(run.rules):
+                raise CheckpointError(f"{where}: round {record['round']} was scored by other rules than the rest")
         for rule in run.rules:
             run.accuracy(rule)
             found = run.client_accuracies(rule)
