@@ -191,7 +191,7 @@ class LocalTrainer:
             message, failure = None, ""
             if sends:
                 with visit.stream, steps.model(index) as model:
-                    model.eval()
+                    _to_eval(model)
                     message, failure = self.compose(visit.local, statistics[index], visit.client.train)
             seconds = together + time.perf_counter() - start
             results.append(Trained(visit.client.name, message, losses, len(visit.client.train), seconds, failure))
@@ -290,15 +290,16 @@ class LocalTrainer:
         for index, name in enumerate(names):
             client = clients.fetch(name)
             before = versions(client.model)
-            client.model.eval()
+            _to_eval(client.model)
             message = messages[name] if messages else None
             with seeded(self.seed, "receive", round, name):
                 local = self.receive(client, message, round, deliver=messages is not None)
             stream = Stream(self.seed, "training", round, name)
             if training:
-                client.model.train()
-                with stream:
-                    self.method.begin(local)
+                if type(self.method).begin is not Method.begin:
+                    client.model.train()
+                    with stream:
+                        self.method.begin(local)
                 for layer, key in enumerate(client.model.noise_keys().values()):
                     key.fill_(derive(self.seed, "noise", round, name, layer))
             steps.take(index, client.model)
@@ -345,6 +346,12 @@ def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:
         visit.client.state, visit.client.received = visit.local.state, visit.local.received
         with steps.model(index) if visit.changed else nullcontext():
             clients.store.write(visit.client.name, visit.client.park(), model=visit.changed)
+
+
+def _to_eval(model: torch.nn.Module) -> None:
+    """Put a model into eval mode; walking through one that is there takes longer than a small layer's work."""
+    if model.training:
+        model.eval()
 
 
 _Pass = Callable[[], tuple[Tensor, Tensor]]
