@@ -148,6 +148,7 @@ def test_a_signal_that_a_library_turned_into_its_own_error(number, ends, tmp_pat
 
     handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setattr("protofed.experiments.run", run)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
     try:
         status, _, errors = inside(monkeypatch, capsys, tmp_path, "run", "quickstart", "--quiet")
     finally:
