@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from protofed.methods.contract import Batch
+from protofed.methods.contract import Batch, Tensors
 from protofed.samples import Samples
 from protofed.seeding import generator
 
@@ -38,6 +38,12 @@ def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BAT
     for start in range(0, len(samples), size):
         rows = slice(start, start + size)
         yield Batch(normalise(samples.x[rows], dtype), samples.y[rows])
+
+
+def add_up(total: Tensors, more: Tensors) -> None:
+    """Add the statistics of one batch to those of the batches before."""
+    for name, tensor in more.items():
+        total[name] = total[name] + tensor if name in total else tensor
 
 
 def normalise(x: Tensor, dtype: torch.dtype) -> Tensor:

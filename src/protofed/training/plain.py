@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
 from protofed.samples import Samples
-from protofed.training.batches import EVALUATION_BATCH, batches, normalise
+from protofed.training.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.training.client import LocalPlan
 from protofed.training.clipping import clip
 
@@ -79,7 +79,7 @@ class PlainSteps:
         statistics: Tensors = {}
         with torch.no_grad():
             for batch in batches(data[0], self._model):
-                _add(statistics, self.method.statistics(self._model(batch.x), batch))
+                add_up(statistics, self.method.statistics(self._model(batch.x), batch))
         return [statistics]
 
     def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[dict[str, int]]:
@@ -142,7 +142,7 @@ class _Statistics:
     def _work_out(self) -> None:
         output = type(self.outputs[0])(*(torch.cat(parts) for parts in zip(*self.outputs, strict=True)))
         batch = Batch(torch.cat([b.x for b in self.batches]), torch.cat([b.y for b in self.batches]))
-        _add(self.sums, self.method.statistics(output, batch))
+        add_up(self.sums, self.method.statistics(output, batch))
         self.outputs, self.batches = [], []
 
 
@@ -164,8 +164,3 @@ class _Means:
             weights = torch.tensor(self.samples[name], dtype=torch.float64)
             found[name] = float(torch.stack(terms).double().cpu() @ weights / weights.sum())
         return found
-
-
-def _add(total: Tensors, more: Tensors) -> None:
-    for name, tensor in more.items():
-        total[name] = total[name] + tensor if name in total else tensor

@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
 from protofed.samples import Samples
-from protofed.training.batches import EVALUATION_BATCH, normalise
+from protofed.training.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.training.client import LocalPlan
 from protofed.training.clipping import clip
 from protofed.training.roster import versions
@@ -163,9 +163,7 @@ class StackedSteps:
             for c, size in enumerate(sizes):
                 if size:
                     own = type(output)(*(part[c, :size] for part in output))
-                    part = self.method.statistics(own, Batch(batch.x[c, :size], batch.y[c, :size]))
-                    for name, value in part.items():
-                        found[c][name] = found[c][name] + value if name in found[c] else value
+                    add_up(found[c], self.method.statistics(own, Batch(batch.x[c, :size], batch.y[c, :size])))
         return found
 
     @torch.no_grad()
