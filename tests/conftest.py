@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 import protofed  # noqa: F401  before torch computes: it asks MKL for results that can be repeated
 
@@ -33,7 +32,8 @@ REPRESENTATIVE = ("[fedproto", "[fedavg", "[gfpl")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of a developer's day."""
+    """Mark the tests of a developer's day; begin with the processes that mostly wait for each other."""
+    items.sort(key=lambda item: item.path.name != "test_processes.py")
     for item in items:
         path = item.path.as_posix().partition("/tests/")[2]
         conforms = path == "methods/test_conformance.py" and any(name in item.name for name in REPRESENTATIVE)
@@ -60,4 +60,14 @@ def real_data(name: str) -> Path:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Tests run in parallel processes and use tiny models."""
+    import torch  # here, because pytest reads this file in the process that only hands out tests as well
+
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the pictures out of reports: they take ten times as long as the tiny runs reported."""
+    from protofed.analysis.report import page
+
+    monkeypatch.setattr(page.Plots, "draw", lambda *_, **__: page.Plot(None, "left out by this test"))

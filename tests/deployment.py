@@ -101,10 +101,18 @@ class Programs:
 
     def kill_server_app(self) -> None:
         """Kill -9 the process that runs the ServerApp."""
-        found = [p for p in self.descendants("link") if any("flwr-serverapp" in word for word in p.cmdline())]
-        assert found, [p.cmdline() for p in self.descendants("link")]
+        found = self.server_apps()
+        assert found, self.descendants("link")
         for process in found:
             process.send_signal(signal.SIGKILL)
+
+    def server_apps(self) -> list[psutil.Process]:
+        """Return the processes that run a ServerApp."""
+        found = []
+        for process in self.descendants("link"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process] if any("flwr-serverapp" in word for word in process.cmdline()) else []
+        return found
 
     def descendants(self, name: str) -> list[psutil.Process]:
         return psutil.Process(self.processes[name].pid).children(recursive=True)
@@ -140,10 +148,12 @@ class Programs:
 
         def finished() -> bool:
             nonlocal state
+            if self.server_apps():  # asking starts a process that imports Flower
+                return False
             state = self.newest("status")
             return state.startswith("finished")
 
-        until(finished, seconds, "end of the run", pause=5.0)  # asking starts a process that imports Flower
+        until(finished, seconds, "end of the run", pause=1.0)
         return state
 
 

@@ -15,7 +15,7 @@ from protofed.experiments.assemble import assemble
 from protofed.federation import Federation
 from protofed.samples import FederatedData
 from protofed.seeding import generator
-from support import client, experiment, federated
+from support import client, experiment, federated, visited
 
 D, LR, BATCH, SEED = 5, 0.1, 4, 3
 Net = list[Tensor]
@@ -51,7 +51,7 @@ def net(module: torch.nn.Module) -> Net:
 
 def own_net(federation: Federation, name: str) -> Net:
     """Return a copy of a client's own network."""
-    model = federation.executor.clients[name].model
+    model = visited(federation)[name].model
     return net(model.extractor) + net(model.head)
 
 

@@ -14,7 +14,7 @@ import torch
 from protofed.experiments.assemble import assemble
 from protofed.federation import Federation
 from protofed.seeding import generator
-from support import client, experiment, federated
+from support import client, experiment, federated, visited
 
 LR, BATCH, SEED, STEP = 0.1, 4, 3, 1e-6
 Weights = dict[str, np.ndarray]
@@ -39,7 +39,7 @@ def build(method: str, data=None, **overrides) -> tuple[Federation, list[Party]]
     options = {"model__options": {"hidden": [], "relu_features": True}, "training__lr": LR, "seed": SEED}
     precise = {"wire__codec": "float64", "execution__precision": "fp64"}
     federation, _ = assemble(experiment(method, **{**options, **precise, **overrides}), data)
-    return federation, [Party(c, federation.executor.clients[c.name].model) for c in data.clients]
+    return federation, [Party(c, visited(federation)[c.name].model) for c in data.clients]
 
 
 class Party:

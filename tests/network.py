@@ -16,7 +16,7 @@ from protofed.experiments import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Run, run_experiment
 from protofed.flower.client_app import app
-from protofed.flower.node import _workshop
+from protofed.flower.node import _built
 from protofed.flower.server_app import Gathering, serve
 from protofed.samples import FederatedData
 from support import experiment
@@ -76,7 +76,7 @@ class FakeGrid:
 
 def forget() -> None:
     """Lose what a process remembers, as a restart does."""
-    _workshop.cache_clear()
+    _built.cache_clear()
 
 
 def write_folders(root: Path, federated: FederatedData) -> Path:
@@ -110,7 +110,7 @@ def wanted(method: str, root: Path, **overrides: Any) -> Experiment:
 
 def locally(chosen: Experiment, out: Path) -> Run:
     """Run on the local engine."""
-    return run_experiment(chosen, out, report=False)
+    return run_experiment(chosen, out)
 
 
 def over(

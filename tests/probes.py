@@ -188,3 +188,21 @@ class CountsUp(Method):
 
     def begin(self, local: Local) -> None:
         local.state["begun"].add_(1)
+
+
+STACKED_FACTOR = 1.0
+"""What a mistaken batching rule would multiply a loss by."""
+
+
+class Late(Probe):
+    """Uses one more loss in its third round, which a stack may compute differently."""
+
+    name = "late"
+
+    def phases(self, round: int):
+        return super().phases(round) + ((Phase((Update(self.late_loss),)),) if round == 3 else ())
+
+    def late_loss(self, model, batch, received, state):
+        output = model(batch.x)
+        factor = STACKED_FACTOR if torch._C._functorch.is_batchedtensor(output.logits) else 1.0
+        return {"late": factor * batch.cross_entropy(output.logits)}, output

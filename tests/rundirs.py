@@ -142,15 +142,16 @@ def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, va
 
 
 def _finish(directory, method, seed, lines, names, classes, rng, recipe):
-    from protofed.analysis.summary import summarise
+    from protofed.runs import Outcome, RoundRecord
 
+    records = [RoundRecord.from_dict(line, "a round") for line in lines]
     summary = {
         "protofed": "0.2.0",
         "recipe": recipe,
         "method": method,
         "seed": seed,
         "clients": len(names),
-        **summarise(lines),
+        **Outcome.of(records).to_dict(),
         "peak_memory_bytes": 1_234_000_000,
         "environment": {
             "python": "3.11.9",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from protofed.experiments import Experiment, resolve
 from protofed.experiments.config import apply_overrides
+from protofed.federation import Federation
 from protofed.samples import ClientData, FederatedData, Samples
 
 K = 4
@@ -69,6 +73,18 @@ def degenerate() -> FederatedData:
     )
 
 
+def write_vectors(root: Path) -> Path:
+    """Write a folder of four clients; a process that reads it starts in half the time it takes with digits."""
+    rng = np.random.default_rng(0)
+    for client in range(4):
+        folder = root / "clients" / f"c{client}"
+        folder.mkdir(parents=True)
+        for part, n in (("train", 60), ("test", 15)):
+            y = np.arange(n) % (3 + client)
+            np.savez(folder / f"{part}.npz", x=(np.eye(64)[y] + 0.3 * rng.normal(size=(n, 64))).astype("f4"), y=y)
+    return root
+
+
 class WithBatchNorm(torch.nn.Module):
     """A user's own model, as a recipe names it: ``support:WithBatchNorm``."""
 
@@ -128,3 +144,20 @@ class Branches(DrawsItself):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.body(x)
         return self.out(x.relu() if x.sum() > 0 else x)
+
+
+def visited(federation: Federation) -> dict[str, SimpleNamespace]:
+    """Return, by name, each client's data and plan with a copy of its model, its state and what it received."""
+    clients = federation.executor.clients
+    return {
+        name: SimpleNamespace(
+            name=name,
+            train=member.train,
+            test=member.test,
+            plan=member.plan,
+            model=clients.model(name),
+            state=clients.snapshot(name).state,
+            received=clients.snapshot(name).received,
+        )
+        for name, member in clients.items()
+    }

@@ -3,22 +3,65 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import protofed
+from protofed.methods import Method, methods
 
 ROOT = Path(protofed.__file__).parent
-CORE = ("prototypes", "methods", "models", "training", "wire", "robust", "federation")
+CORE = ("runs", "prototypes", "methods", "models", "training", "wire", "robust", "federation")
 ALLOWED = {"torch", "numpy", "safetensors"}
 # One file of the core imports one package more, inside a function, for those who choose wire.compression=zstd.
 LAZY = {"wire/compression.py": {"zstandard"}}
-SHARED = {
+
+# What each module at the top may import, also inside functions. No other module is there.
+MODULES = {
+    "__init__": {"numerics"},
+    "__main__": {"cli"},
+    "api": {"analysis", "errors", "experiments", "flower"},
+    "catalogue": {"analysis", "data", "errors", "experiments", "methods", "models", "options"},
+    "claims": {"errors", "limits"},
+    "cli": {
+        "analysis",
+        "api",
+        "benchmark",
+        "catalogue",
+        "errors",
+        "experiments",
+        "flower",
+        "progress",
+        "runs",
+        "ui",
+    },
+    "errors": set(),
+    "files": {"claims", "errors", "limits", "reading"},
+    "formats": set(),
+    "limits": {"errors"},
+    "numerics": set(),
+    "optimizers": set(),
+    "options": {"errors"},
+    "progress": {"experiments", "formats", "runs"},
+    "reading": {"limits"},
+    "registry": {"errors"},
+    "samples": set(),
+    "scratch": {"errors"},
+    "seeding": set(),
+    "snapshots": {"claims", "errors", "files", "reading"},
+}
+# The modules that any package may import.
+FLOOR = {
     "claims",
     "errors",
+    "files",
+    "formats",
     "limits",
     "numerics",
     "optimizers",
@@ -28,58 +71,188 @@ SHARED = {
     "samples",
     "scratch",
     "seeding",
+    "snapshots",
 }
-KNOWS = {
+# What each package may import beside the floor, also inside functions. There is no other package.
+PACKAGES = {
+    "runs": set(),
     "prototypes": set(),
     "models": set(),
     "wire": set(),
+    "data": set(),
     "methods": {"prototypes", "wire"},
     "training": {"methods", "wire"},
-    "robust": {"methods", "wire", "training"},
-    "federation": {"methods", "wire", "training", "robust"},
-    "data": set(),
-    "analysis": {"federation", "prototypes", "training", "methods"},
+    "robust": {"runs", "methods", "wire", "training"},
+    "federation": {"runs", "methods", "wire", "training", "robust"},
+    "experiments": {
+        "runs",
+        "prototypes",
+        "models",
+        "wire",
+        "data",
+        "methods",
+        "training",
+        "robust",
+        "federation",
+    },
+    "analysis": {"runs", "prototypes", "models", "methods", "training", "federation", "experiments"},
+    "flower": {"models", "data", "methods", "training", "federation", "experiments", "analysis"},
+    "benchmark": {"models", "data", "methods", "training", "federation", "experiments"},
+    "ui": {
+        "runs",
+        "prototypes",
+        "models",
+        "data",
+        "methods",
+        "training",
+        "federation",
+        "experiments",
+        "analysis",
+    },
 }
-# Features of final models are not in a run's files: one file, when asked for them, builds the models again.
-ALSO = {"analysis/restore.py": {"experiments", "models"}}
 
 
-def imports(package: str) -> dict[str, set[str]]:
-    """Return what each file of a package imports when it runs (type-checking imports left out)."""
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / package).rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        skipped = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-            for inner in ast.walk(node)
-        }
-        names = set()
-        for node in ast.walk(tree):
-            if id(node) in skipped:
-                continue
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module)
-        found[str(path.relative_to(ROOT))] = names
-    return found
+def files() -> list[str]:
+    """Return the paths of all files below the package."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def room(path: str) -> str:
+    """Return the package or the top-level module that a file belongs to."""
+    return path.split("/")[0].removesuffix(".py")
+
+
+@cache
+def imports(path: str, *, lazy: bool = True) -> frozenset[tuple[str, str]]:
+    """Return what a file imports when it runs, as ``(module, name)``; the name is empty where a module is imported.
+
+    Args:
+        path: The file.
+        lazy: Whether imports inside functions count; those for type checkers never do.
+    """
+    left_out = (ast.FunctionDef, ast.AsyncFunctionDef) if not lazy else ()
+
+    def statements(node: ast.AST) -> Iterator[ast.stmt]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.Import, ast.ImportFrom)):
+                yield child
+            elif isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
+                for other in child.orelse:
+                    yield from statements(other)
+            elif not isinstance(child, left_out):
+                yield from statements(child)
+
+    names: set[tuple[str, str]] = set()
+    for statement in statements(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(statement, ast.Import):
+            names |= {(alias.name, "") for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom):
+            assert not statement.level, f"{path}: imports are absolute"
+            names |= {(statement.module or "", alias.name) for alias in statement.names}
+    return frozenset(names)
+
+
+def module(name: str, attribute: str) -> str:
+    """Return the file of ``from name import attribute``: the submodule of that name, or where the name is."""
+    place = Path(*name.split(".")[1:])
+    for candidate in (place / f"{attribute}.py", place / attribute / "__init__.py", place / "__init__.py"):
+        if (ROOT / candidate).is_file():
+            return candidate.as_posix()
+    return place.with_suffix(".py").as_posix()
+
+
+def targets(path: str, *, lazy: bool = True) -> set[str]:
+    """Return the files of the package that a file imports."""
+    own = {module(m, name) for m, name in imports(path, lazy=lazy) if m.split(".")[0] == "protofed"}
+    assert own <= set(files()), f"{path} imports what is not there: {own - set(files())}"
+    return own
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return the nodes of a circle; an empty list if there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 @pytest.mark.parametrize("package", CORE)
 def test_the_core_needs_little(package):
     allowed = ALLOWED | ({"torchvision"} if package == "models" else set())
-    for path, names in imports(package).items():
-        foreign = {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) - {"protofed"}
-        assert foreign <= allowed | LAZY.get(path, set()), path
+    for path in files():
+        if room(path) == package:
+            foreign = {m.split(".")[0] for m, _ in imports(path)} - set(sys.stdlib_module_names) - {"protofed"}
+            assert foreign <= allowed | LAZY.get(path, set()), path
 
 
-@pytest.mark.parametrize("package", KNOWS)
-def test_imports_point_one_way(package):
-    for path, names in imports(package).items():
-        rooms = {n.split(".")[1] for n in names if n.startswith("protofed.")} - SHARED - {package}
-        assert rooms <= KNOWS[package] | ALSO.get(path, set()), path
+def test_every_package_and_module_is_listed():
+    """Whoever adds one says here what it may import."""
+    assert {room(path) for path in files() if "/" not in path} == set(MODULES)
+    assert {room(path) for path in files() if "/" in path} == set(PACKAGES)
+    assert set(MODULES) >= FLOOR
+    for allowed in (*MODULES.values(), *PACKAGES.values()):
+        assert allowed <= set(MODULES) | set(PACKAGES)
+
+
+@pytest.mark.parametrize("name", [*MODULES, *PACKAGES])
+def test_imports_point_one_way(name):
+    # The version number stands in protofed/__init__.py.
+    allowed = MODULES[name] | {"__init__"} if name in MODULES else PACKAGES[name] | FLOOR | {"__init__"}
+    for path in files():
+        if room(path) == name:
+            rooms = {room(target) for target in targets(path)} - {name}
+            assert rooms <= allowed, f"{path} imports {rooms - allowed}"
+
+
+def test_the_tables_have_no_circle():
+    tables = MODULES | {name: allowed | FLOOR for name, allowed in PACKAGES.items()}
+    assert circle(tables) == []
+
+
+def test_no_circle_between_packages():
+    graph: dict[str, set[str]] = defaultdict(set)
+    for path in files():
+        graph[room(path)] |= {room(target) for target in targets(path)} - {room(path)}
+    assert circle(graph) == []
+
+
+def test_no_circle_between_modules():
+    """Imports that happen when modules are loaded; those inside functions may go back and forth in a package."""
+    assert circle({path: targets(path, lazy=False) - {path} for path in files()}) == []
+
+
+def test_nobody_uses_private_names_of_another_package():
+    offences = []
+    for path in files():
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        bound = set()
+        for statement in ast.walk(tree):
+            if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("protofed"):
+                for alias in statement.names:
+                    names = [*statement.module.split("."), alias.name]
+                    if room(module(statement.module, alias.name)) == room(path):
+                        continue
+                    bound.add(alias.asname or alias.name)
+                    offences += [f"{path}: {'.'.join(names)}" for name in names if _is_private(name)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
+                offences += [f"{path}: {ast.unparse(node)}"] if _is_private(node.attr) else []
+    assert offences == []
+
+
+def _is_private(name: str) -> bool:
+    """Return whether a name is private; what named tuples offer is not, in spite of its underscore."""
+    return name.startswith("_") and not name.startswith("__") and name not in ("_asdict", "_fields", "_replace")
+
+
+@pytest.mark.parametrize("name", methods())
+def test_methods_stand_close_to_their_base_and_say_who_they_are(name):
+    method = methods().get(name)
+    above = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind not in (method, Method)]
+    assert len(above) <= 1, above
+    assert {"name", "summary", "Options"} <= vars(method).keys()
+    assert "reference" in vars(method) or not method.reference
 
 
 def test_the_command_line_starts_without_heavy_imports():
@@ -107,6 +280,12 @@ def test_hardly_anything_looks_at_a_clock_that_can_be_set():
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
     }
     assert found == {"ui/runs/following.py", "flower/server_app.py"}
+
+
+def test_runs_are_read_without_heavy_imports():
+    code = "import sys, protofed.runs; print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
 
 
 def test_data_come_without_executors():

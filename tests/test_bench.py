@@ -15,7 +15,8 @@ from protofed.benchmark.bare import BareLoop
 from protofed.benchmark.ours import Rounds
 from protofed.benchmark.scaling import alike
 from protofed.benchmark.timing import Timings, Variant, take_turns
-from protofed.experiments.assemble import load_data
+from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
 from protofed.training.batches import normalise
 from support import experiment
 from test_cli import inside
@@ -49,8 +50,9 @@ DIGITS = {
 )
 def test_the_bare_loop_computes_the_same_as_a_round(method, options, reduced):
     chosen = experiment(method, **{**DIGITS, **options})
-    with closing(Rounds(chosen)) as ours:
-        loop = BareLoop(chosen, ours.federated, reduced=reduced)
+    hardware = Hardware.of(chosen.execution)
+    with closing(Rounds(chosen, hardware)) as ours:
+        loop = BareLoop(chosen, ours.federated, hardware, reduced=reduced)
         ours.run()
         loop.load(ours.federation)
         for round in (2, 3):
@@ -59,13 +61,13 @@ def test_the_bare_loop_computes_the_same_as_a_round(method, options, reduced):
             record = ours.run()
             assert (loop.table is not None) == (method == "fedproto")
             for client in loop.clients:
-                parked = ours.federation.executor.clients.parked(client.name)
-                assert parked.model.keys() == client.model.state_dict().keys()
+                kept = ours.federation.executor.clients.snapshot(client.name)
+                assert kept.model.keys() == client.model.state_dict().keys()
                 for name, tensor in client.model.state_dict().items():
-                    torch.testing.assert_close(tensor, parked.model[name], rtol=1e-9, atol=1e-11)
+                    torch.testing.assert_close(tensor, kept.model[name], rtol=1e-9, atol=1e-11)
                 if method == "fedproto":
                     own = loop.prototypes[client.name]
-                    torch.testing.assert_close(own, parked.state["prototypes"], rtol=1e-9, atol=1e-11)
+                    torch.testing.assert_close(own, kept.state["prototypes"], rtol=1e-9, atol=1e-11)
             scored = {"head"} if method == "local" else {"head", "local", "global", "global_own"}
             assert loop.correct.keys() == scored
             for rule in scored:
@@ -236,22 +238,22 @@ def test_peer(htfllib, tmp_path, monkeypatch, capsys):
         (["overheads"], "did you mean 'overhead'?"),
         (["overhead", "--cases", "fedproto-light"], "did you mean 'fedproto-light4'?"),
         (["overhead", "--cases", "fedtgp-cnn2"], "the bare loop is for local and fedproto only"),
-        (["overhead", "rounds=3"], "rounds=3: bench decides this itself, use --rounds"),
+        (["overhead", "rounds=3"], "rounds=3: bench sets this itself: use --rounds"),
         (["overhead", "execution.executor=workers"], "leave it out"),
         (["overhead", "method.lamda=3"], "did you mean 'lambda'?"),
         (["overhead", "--threads", "a"], "--threads: 'a' is not an integer"),
         (["overhead", "--threads", "0"], "--threads must be positive numbers"),
         (["scaling", "--clients", "0"], "--clients must be positive numbers"),
-        (["scaling", "--clients", ","], "names no size"),
+        (["scaling", "--clients", ","], "--clients is empty"),
         (["scaling", "--rounds", "0"], "--rounds must be at least 1"),
         (["scaling", "data.clients=3"], "use --clients"),
         (["scaling", "--json", "nowhere/found.json"], "no such folder"),
         (["peer"], "needs --peer DIR"),
-        (["peer", "--peer", "."], "no checkout of HtFLlib (system/main.py is missing)"),
-        (["all", "--cases", "fedproto-small4", "--peer", "nowhere"], "no checkout of HtFLlib"),
+        (["peer", "--peer", "."], "not a checkout of HtFLlib (system/main.py is missing)"),
+        (["all", "--cases", "fedproto-small4", "--peer", "nowhere"], "not a checkout of HtFLlib"),
         (
             ["--cases", "fedproto-small4", "data.clients=3"],
-            "data.clients=3: bench decides this itself, use --clients",
+            "data.clients=3: bench sets this itself: use --clients",
         ),
     ],
 )
@@ -269,8 +271,8 @@ def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsy
     [
         ("method.name=gfpl", "unknown method of the peer 'gfpl'"),
         ("model.name=mlp", "unknown model of the peer 'mlp'"),
-        ("training.momentum=0.9", "training.momentum=0.9: the peer has only 0.0"),
-        ("model.d=64", "model.d=64: the peer has only 512"),
+        ("training.momentum=0.9", "training.momentum=0.9: the peer supports only 0.0"),
+        ("model.d=64", "model.d=64: the peer supports only 512"),
     ],
 )
 def test_what_the_peer_cannot_do_is_said_before_anything_runs(

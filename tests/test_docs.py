@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from protofed.cli import main
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_tutorial(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("without_pictures")
+def test_tutorial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     blocks = BLOCK.findall((DOCS / "tutorial.md").read_text())
@@ -22,7 +25,8 @@ def test_tutorial(tmp_path, monkeypatch):
             exec(compile(code, "docs/tutorial.md", "exec"), names)
             continue
         for line in code.strip().splitlines():
-            command = [sys.executable, "-m", "protofed.cli", *line.removeprefix("protofed ").split()]
-            result = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
-            assert result.returncode == 0, result.stderr
+            monkeypatch.setattr(sys, "argv", line.split())
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert not ended.value.code, capsys.readouterr().err
     assert {p.name for p in tmp_path.iterdir()} == {"runs", "clinic", "slow.py", "split.png", "split.svg"}

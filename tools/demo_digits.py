@@ -1,6 +1,6 @@
-"""Write ``src/protofed/ui/demo/digits.npz``, the digits that ``protofed demo`` shows.
+"""Write ``src/protofed/ui/demo/digits.npz``, the digits of ``protofed demo``: ``python tools/demo_digits.py``.
 
-Needs a local copy of MNIST (``PROTOFED_DATA``): ``python tools/demo_digits.py``.
+This needs a local copy of MNIST (``PROTOFED_DATA``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SOURCE = (
 
 
 def main() -> None:
-    """Choose images of every digit from either split and write them as one compressed file."""
+    """Choose images of every digit from both splits and write them to one compressed file."""
     arrays: dict[str, np.ndarray] = {"source": np.array(SOURCE)}
     for split, number in PER_CLASS.items():
         files = sorted((data_dirs(DataOptions())[0] / "mnist").glob(f"{split}-*.parquet"))
@@ -38,7 +38,7 @@ def main() -> None:
         y = torch.from_numpy(np.asarray(listing.labels).astype(np.int64))
         mask = choose(y, torch.full((10,), number), generator(0, "demo digits", split))
         rows = mask.nonzero().flatten()
-        rows = rows[torch.argsort(y[rows], stable=True)]  # by digit: compresses better
+        rows = rows[torch.argsort(y[rows], stable=True)]  # sorted by digit, which compresses better
         arrays[f"{split}_x"] = listing.read(rows)[:, 0].numpy().astype(np.uint8)
         arrays[f"{split}_y"] = y[rows].numpy().astype(np.uint8)
     np.savez_compressed(OUT, **arrays)

@@ -1,4 +1,4 @@
-"""Make the table of docs/methods.md anew: ``python tools/methods_table.py``."""
+"""Regenerate the table in docs/methods.md: ``python tools/methods_table.py``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 def main() -> None:
-    """Write the table between its two marks."""
+    """Write the table between its two markers."""
     before, _, rest = DOCS.read_text().partition(BEGIN)
-    _, found, after = rest.partition(END)
-    assert found, f"{DOCS} has no place for the table"
+    _, end, after = rest.partition(END)
+    assert end, f"{DOCS} has no markers for the table"
     DOCS.write_text(before + BEGIN + method_table() + "\n" + END + after)
 
 

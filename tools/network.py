@@ -1,7 +1,7 @@
-"""What Flower costs: seconds per round of the local engine, a simulation on Ray and a deployment on loopback.
+"""Measure Flower's overhead: seconds per round of the local engine, a Ray simulation and a deployment on loopback.
 
-``python tools/network.py [--rounds 4]``. Needs ``protofed[flower]``; the case of real clients needs
-``fed-mnist7k`` in PROTOFED_DATA or ../shared/data.
+Usage: ``python tools/network.py [--rounds 4]``. This needs ``protofed[flower]``; the case of real clients also
+needs ``fed-mnist7k`` in PROTOFED_DATA or ../shared/data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "tests"))  # which start and stop the same processes
+sys.path.insert(0, str(REPOSITORY / "tests"))  # the tests start and stop the same processes
 
 from conftest import data_root  # noqa: E402
 from deployment import BIN, Deployment, rounds_of  # noqa: E402
@@ -24,13 +24,13 @@ CLIENTS = 3
 
 
 def trivial(root: Path) -> tuple[Path, str]:
-    """Three clients with a few hundred digits and a small network."""
+    """Create three clients with a few hundred digits; return their folder and the settings of a small network."""
     subprocess.run([str(BIN / "protofed"), "deploy", "example", str(root / "clients")], check=True)
     return root, '[model]\nname = "mlp"\nd = 32\n'
 
 
 def real(root: Path) -> tuple[Path, str] | None:
-    """Three clients of fed-mnist7k with cnn2."""
+    """Link three clients of fed-mnist7k; return their folder and the settings of cnn2, or None without the data."""
     data = data_root()
     if data is None or not (data / "fed-mnist7k").is_dir():
         print("real clients: left out, no fed-mnist7k in PROTOFED_DATA or ../shared/data")
@@ -42,7 +42,7 @@ def real(root: Path) -> tuple[Path, str] | None:
 
 
 def recipe(root: Path, data: Path, settings: str, rounds: int) -> Path:
-    """Write the experiment."""
+    """Write the experiment as a recipe and return its path."""
     path = root / "experiment.toml"
     path.write_text(
         f'rounds = {rounds}\n[method]\nname = "fedproto"\n[data]\nsource = "path"\npath = "{data}"\n{settings}'
@@ -51,7 +51,7 @@ def recipe(root: Path, data: Path, settings: str, rounds: int) -> Path:
 
 
 def seconds(out: Path, whole: float) -> str:
-    """Return the median round after the first, the first, and what else the run took."""
+    """Return the median round after the first, the first round, and the rest of the run's time, in seconds."""
     rounds = [record["seconds"]["total"] for record in rounds_of(out)]
     return f"{statistics.median(rounds[1:]):8.2f}  {rounds[0]:8.2f}  {whole - sum(rounds):8.1f}"
 
@@ -77,13 +77,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     rounds = parser.parse_args().rounds
-    print("Seconds: the median round after the first, the first round, and start and end of the program.")
+    print("Seconds: the median round after the first, the first round, and the rest of the program.")
     for name, make in (("trivial clients", trivial), ("real clients", real)):
         with tempfile.TemporaryDirectory() as temporary:
             root = Path(temporary)
-            found = make(root / "data")
-            if found is not None:
-                measure(name, root, *found, rounds)
+            case = make(root / "data")
+            if case is not None:
+                measure(name, root, *case, rounds)
 
 
 if __name__ == "__main__":

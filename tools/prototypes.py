@@ -1,6 +1,6 @@
-"""How the server's work on prototypes grows: ``python tools/prototypes.py``.
+"""Measure how the server's work on prototypes scales: ``python tools/prototypes.py``.
 
-Wall time on this machine, the median of a few repetitions; run it while nothing else is busy.
+Times are wall-clock medians of a few repetitions; run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def generator() -> torch.Generator:
 
 
 def median(work: Callable[[], object], repetitions: int = 5) -> float:
-    """Return the median of a few runs, in seconds."""
+    """Return the median time of a few runs in seconds."""
     times = []
     for _ in range(repetitions):
         start = time.perf_counter()
@@ -66,7 +66,7 @@ def contrastive() -> Iterator[Row]:
         p, labels = uploads(clients, K, d)
         start = prototype_network(K, d, generator=generator())
         margin = adaptive_margin(p, labels, K)
-        epochs = 100 if len(p) <= 200 else 10  # longer ones are told per 100 epochs
+        epochs = 100 if len(p) <= 200 else 10  # longer ones are extrapolated to 100 epochs
 
         def work(p=p, labels=labels, start=start, margin=margin, epochs=epochs) -> object:
             return train_prototypes(start, p, labels, margin=margin, epochs=epochs, generator=generator())
@@ -80,19 +80,19 @@ def contrastive() -> Iterator[Row]:
 
 
 def fitted(clients: int, samples: int, d: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return components as clients report them for one class: mixtures fitted to samples of shifted features."""
+    """Return components as reported by clients for one class: mixtures fitted to samples of shifted features."""
     g = generator()
     labels = torch.arange(clients).repeat_interleave(samples)
     shift = 0.3 * torch.randn(clients, d, generator=g)
     centres = 2 * torch.randn(4, d, generator=g)
     modes = torch.randint(0, 4, (len(labels),), generator=g)
     x = centres[modes] + shift[labels] + torch.randn(len(labels), d, generator=g)
-    found = fit_mixtures(x, labels, clients, generator=g)
-    return found.weights.flatten(), found.means.flatten(0, 1), found.stds.flatten(0, 1).clamp(min=1e-3).square()
+    fit = fit_mixtures(x, labels, clients, generator=g)
+    return fit.weights.flatten(), fit.means.flatten(0, 1), fit.stds.flatten(0, 1).clamp(min=1e-3).square()
 
 
 def alike(m: int, d: int, spread: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return components around four centres, whose distances within a group are about spread²·d/4."""
+    """Return components around four centres, with distances within a group of about spread²·d/4."""
     g = generator()
     means = 3 * torch.randn(4, d, generator=g).repeat(m // 4, 1) + spread * torch.randn(m, d, generator=g)
     return torch.rand(m, generator=g), means, torch.ones(m, d)
@@ -121,14 +121,14 @@ def sparsification() -> Iterator[Row]:
             masks._class_masks.cache_clear()
             return masks.class_masks(K, d, s)
 
-        found = work()
-        least, mean = masks.min_hamming(found), masks.mean_hamming(found)
+        selected = work()
+        least, mean = masks.min_hamming(selected), masks.mean_hamming(selected)
         size = f"K={K}, d={d}, s={s}: Hamming distance min {least}, mean {mean:.1f}"
         yield "TinyProto masks", size, shown(median(work)), "<= 2 s"
 
 
 def streaming() -> Iterator[Row]:
-    """FedProto's aggregation of uploads that are decoded one by one, as the round loop does it."""
+    """Measure FedProto's aggregation of uploads that are decoded one by one, as in the round loop."""
     K, d = 100, 512
     method = FedProto(FedProtoOptions(), Task(K, d, rounds=1, seed=0, class_size=1.0))
     codec = get_codec("float32")
@@ -165,7 +165,7 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"any of: {', '.join(PARTS)}; all if none")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"any of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):

@@ -7,29 +7,27 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from protofed.analysis import RunData, load_runs
-from protofed.analysis.style import mean_std, size
+from protofed.formats import mean_std, size
+from protofed.runs import Outcome, RunData, load_runs
 
 RULES = ("head", "global_model", "local", "global", "global_own", "etf")
 
 
 def row(runs: Sequence[RunData]) -> list[str]:
-    facts = [run.facts for run in runs]
-    rounds = facts[0]["rounds"]
+    outcomes = [run.outcome for run in runs]
+    rounds = outcomes[0].rounds
 
-    def mean(value: Callable[[dict], float]) -> float:
-        return statistics.fmean(value(f) for f in facts)
+    def mean(value: Callable[[Outcome], float]) -> float:
+        return statistics.fmean(value(outcome) for outcome in outcomes)
 
     def accuracy(rule: str) -> str:
-        values = [f["accuracy"][rule]["best"] for f in facts if rule in f["accuracy"]]
+        values = [o.accuracy[rule].best for o in outcomes if rule in o.accuracy]
         return mean_std(values).removesuffix("%")
 
-    traffic = [
-        f"{mean(lambda f, w=way: f['communication'][f'parameters_{w}_per_round']):,.0f}" for way in ("up", "down")
-    ]
-    sent = mean(lambda f: sum(f["communication"][f"bytes_{way}_total"] for way in ("up", "down")) / rounds)
-    # The median round of each run: on a shared machine single rounds can take several times as long.
-    seconds = statistics.fmean(statistics.median(r["seconds"]["total"] for r in run.rounds) for run in runs)
+    traffic = [f"{mean(lambda o, w=way: o.communication.parameters_per_round[w]):,.0f}" for way in ("up", "down")]
+    sent = mean(lambda o: o.communication.sent / rounds)
+    # Take the median round of each run: on a shared machine, single rounds can take several times as long.
+    seconds = statistics.fmean(statistics.median(r.seconds["total"] for r in run.rounds) for run in runs)
     return [runs[0].method, *map(accuracy, RULES), *traffic, size(sent), f"{seconds:.2f}"]
 
 

@@ -1,6 +1,6 @@
-"""Take the pictures of pages in ``docs/figures``: ``python tools/screenshots.py [demo] [runs]``.
+"""Take the screenshots in ``docs/figures``: ``python tools/screenshots.py [demo] [runs]``.
 
-Needs Chromium on the path (or ``PROTOFED_CHROMIUM``) and the extras ``ui`` and ``dev``.
+This needs Chromium on the path (or ``PROTOFED_CHROMIUM``) and the extras ``ui`` and ``dev``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from browsing import WAIT_MS, Served, chromium  # noqa: E402
 
 
 def demo(take: Callable[..., None], folder: Path) -> None:
-    """Two federations after forty rounds."""
+    """Take the demonstration after forty rounds."""
     served = Served(["demo"], folder)
 
     def run(page: Page) -> None:
@@ -45,7 +45,7 @@ PAGES = {"demo": demo, "runs": runs}
 
 
 def main() -> None:
-    """Take all pictures, or those of the pages named."""
+    """Take all screenshots, or those of the named pages."""
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
 

@@ -1,4 +1,4 @@
-"""The pictures of ``protofed ui``: a comparison on real digits, and a run that is going on meanwhile."""
+"""Screenshots of ``protofed ui``: a comparison on real digits, and a run in progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHODS = ("fedproto", "fedtgp", "protonorm", "tinyproto", "local")
 
 
 def runs(take: Callable[..., None], folder: Path) -> None:
-    """All runs, and one of them: its accuracies, and its prototypes."""
+    """Take the overview of all runs, and the accuracies and prototypes of one run."""
     import protofed
 
     study = folder / "runs"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from protofed import numerics
 
-numerics.prepare()  # before anything here, or the user's own code after this import, makes torch compute
+numerics.prepare()  # must precede any computation with torch, here and in the user's code
 
 __version__ = "0.2.0"
 
 _EXPORTS = {
-    "run": "protofed.experiments",
-    "compare": "protofed.experiments",
+    "run": "protofed.api",
+    "compare": "protofed.api",
     "Run": "protofed.experiments",
     "Comparison": "protofed.experiments",
     "Progress": "protofed.experiments",
@@ -27,12 +27,13 @@ _EXPORTS = {
 __all__ = ["Comparison", "Progress", "ProtofedError", "Run", "__version__", "compare", "run"]
 
 if TYPE_CHECKING:
+    from protofed.api import compare, run
     from protofed.errors import ProtofedError
-    from protofed.experiments import Comparison, Progress, Run, compare, run
+    from protofed.experiments import Comparison, Progress, Run
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that ``import protofed`` and the command line start fast."""
+    """Import exported names on first use, so that ``import protofed`` and the command line start quickly."""
     if name not in _EXPORTS:
         raise AttributeError(f"module 'protofed' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""``python -m protofed`` is ``protofed``."""
+"""Entry point of ``python -m protofed``, which is the same as ``protofed``."""
 
 from protofed.cli import main
 

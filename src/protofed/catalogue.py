@@ -1,4 +1,4 @@
-"""What can be named in a recipe or drawn from a run: the entries of ``protofed list``."""
+"""The entries of ``protofed list``: names for use in recipes, and figures of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protofed.options import option_rows
 
 
 class Entry(NamedTuple):
-    """One line of a list, and its options as ``(name, default, description)``."""
+    """One entry of a list, with its options as ``(name, default, description)``."""
 
     name: str
     summary: str
@@ -74,7 +74,7 @@ def entries(kind: str) -> list[Entry]:
     """Return the entries of ``methods``, ``models``, ``datasets``, ``partitions``, ``recipes`` or ``figures``.
 
     Raises:
-        ConfigError: For any other kind.
+        ConfigError: If ``kind`` is not one of these.
     """
     if kind not in KINDS:
         raise ConfigError(unknown_name("list", kind, KINDS))

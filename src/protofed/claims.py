@@ -1,8 +1,8 @@
-"""What a party may say of itself: strict readers of names, numbers and settings that come from elsewhere.
+"""Strict validation of names, numbers and settings that come from untrusted parties.
 
-A node's description and answers, a federation folder's ``client.toml``, a partition file: whoever wrote them is not
-trusted. Everything here checks type and range before anything is allocated, and raises ``ValueError`` with the
-reason alone; callers add where it stood.
+The author of a node's description and answers, a federation folder's ``client.toml`` or a partition file is not
+trusted. All functions check type and range before anything is allocated, and raise ``ValueError`` with the reason
+only; callers add the source.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from protofed import limits
 from protofed.errors import unknown_name
 
 COUNTS = ("exact", "coarse", "none")
-"""How much a client says of its numbers of samples: all, the next power of two, or which classes it has."""
+"""How a client discloses its sample counts: exactly, as the next power of two, or only which classes it has."""
 PRIVATE = "private"
-"""What stands in a description for a model that only the node can build."""
+"""Name in a description for a model that only the node can build."""
 
 _ARCHITECTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _CALLABLE = re.compile(r"(?=.{3,256}$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -29,7 +29,12 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
 def clean(text: object, most: int = limits.REASON) -> str:
-    """Return ``text`` as one line of at most ``most`` characters that can be printed anywhere."""
+    """Return a text as one printable line.
+
+    Args:
+        text: Any object; its ``str`` is used.
+        most: Maximum number of characters; longer text is truncated.
+    """
     shown = str(text)[: 4 * most]
     visible = "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in shown)
     line = " ".join(visible.split())
@@ -42,7 +47,11 @@ def clean(text: object, most: int = limits.REASON) -> str:
 def client_name(value: object) -> str:
     """Return a client's name in Unicode's composed form.
 
-    Letters of any script, digits, spaces inside, dashes and underscores: a name becomes the name of a folder.
+    A name may contain letters of any script, digits, inner spaces, dashes and underscores, because it becomes the
+    name of a folder.
+
+    Raises:
+        ValueError: If the name is not text, is too long, or contains other characters.
 
     Example:
         >>> client_name("Köln 2")
@@ -51,7 +60,7 @@ def client_name(value: object) -> str:
     text = _text(value, "a name", 4 * limits.CLIENT_NAME)
     name = unicodedata.normalize("NFC", text)
     if not name or any(not _names(c) for c in name) or name != name.strip(" ") or not _starts(name[0]):
-        raise ValueError(f"name {clean(name, 80)!r}: use letters, digits, spaces inside, '-' and '_' only")
+        raise ValueError(f"name {clean(name, 80)!r}: use letters, digits, inner spaces, '-' and '_' only")
     if len(name) > limits.CLIENT_NAME or len(name.encode()) > limits.CLIENT_NAME_BYTES:
         raise ValueError(
             f"name {clean(name, 40)!r}: {len(name)} characters of {len(name.encode())} bytes, at most "
@@ -61,12 +70,16 @@ def client_name(value: object) -> str:
 
 
 def twin(name: str) -> str:
-    """Return what two names have in common that some file systems, or readers, do not tell apart."""
+    """Return a normal form shared by names that some file systems, or readers, cannot tell apart."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 def class_name(value: object) -> str:
-    """Return a class's name: any printable text of bounded length."""
+    """Return the name of a class.
+
+    Raises:
+        ValueError: If it is not printable text of bounded length.
+    """
     name = _text(value, "a class name", limits.CLASS_NAME)
     if not name or any(unicodedata.category(c)[0] == "C" for c in name):
         raise ValueError(f"class name {clean(name, 80)!r}: expected printable text")
@@ -74,7 +87,11 @@ def class_name(value: object) -> str:
 
 
 def class_names(values: object) -> tuple[str, ...]:
-    """Return the names of classes, all different."""
+    """Return the names of classes.
+
+    Raises:
+        ValueError: If they are not a list of distinct class names of bounded length.
+    """
     names = tuple(class_name(v) for v in items(values, "classes", limits.CLASSES))
     if len(set(names)) < len(names):
         raise ValueError(f"classes: {clean(Counter(names).most_common(1)[0][0], 80)!r} occurs more than once")
@@ -82,7 +99,15 @@ def class_names(values: object) -> tuple[str, ...]:
 
 
 def identifier(value: object, what: str) -> str:
-    """Return the name of a network, a rule or a term of a loss."""
+    """Return the name of a network, a prediction rule or a term of a loss.
+
+    Args:
+        value: The name as received.
+        what: Name of the value in error messages.
+
+    Raises:
+        ValueError: If it is not a short identifier.
+    """
     if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
         raise ValueError(f"{what} {clean(value, 40)!r}: expected up to 64 letters, digits and underscores")
     return value
@@ -92,7 +117,17 @@ def identifier(value: object, what: str) -> str:
 
 
 def whole(value: object, what: str, least: int, most: int) -> int:
-    """Return an integer in ``[least, most]``; a bool, a float or text is none."""
+    """Return an integer in ``[least, most]``.
+
+    Args:
+        value: The number as received.
+        what: Name of the value in error messages.
+        least: Smallest allowed value.
+        most: Largest allowed value.
+
+    Raises:
+        ValueError: If it is out of range or not an ``int`` (a bool, a float or text is not accepted).
+    """
     if type(value) is not int:
         raise ValueError(f"{what}: expected a whole number, not {_shown(value)}")
     if not least <= value <= most:
@@ -101,7 +136,17 @@ def whole(value: object, what: str, least: int, most: int) -> int:
 
 
 def number(value: object, what: str, above: float, most: float) -> float:
-    """Return a finite number in ``(above, most]``."""
+    """Return a finite number in ``(above, most]``.
+
+    Args:
+        value: The number as received.
+        what: Name of the value in error messages.
+        above: Exclusive lower bound.
+        most: Largest allowed value.
+
+    Raises:
+        ValueError: If it is out of range or neither an ``int`` nor a ``float``.
+    """
     if type(value) not in (int, float):
         raise ValueError(f"{what}: expected a number, not {_shown(value)}")
     if not above < value <= most:  # type: ignore[operator]  # also refuses NaN
@@ -110,45 +155,79 @@ def number(value: object, what: str, above: float, most: float) -> float:
 
 
 def flag(value: object, what: str) -> bool:
-    """Return a bool; 0 and 1 are none."""
+    """Return a bool.
+
+    Args:
+        value: The value as received.
+        what: Name of the value in error messages.
+
+    Raises:
+        ValueError: If it is not a bool (0 and 1 are not accepted).
+    """
     if type(value) is not bool:
         raise ValueError(f"{what}: expected true or false, not {_shown(value)}")
     return value
 
 
 def counts(values: object, what: str, classes: int, kind: str) -> tuple[int, ...]:
-    """Return numbers of samples, one per class, as ``kind`` (of :data:`COUNTS`) lets them be."""
-    found = tuple(whole(v, what, 0, limits.CLAIMED_SAMPLES) for v in items(values, what, limits.CLASSES))
-    if len(found) != classes:
-        raise ValueError(f"{what}: {len(found)} counts do not fit {classes} classes")
-    if sum(found) > limits.CLAIMED_SAMPLES:
-        raise ValueError(f"{what}: {sum(found)} samples, at most {limits.CLAIMED_SAMPLES} are allowed")
-    if any(n != withheld(n, kind) for n in found):
+    """Return sample counts, one per class.
+
+    Args:
+        values: The counts as received.
+        what: Name of the value in error messages.
+        classes: Expected number of classes.
+        kind: How far the counts are disclosed, one of :data:`COUNTS`.
+
+    Raises:
+        ValueError: If they are not a list of ``classes`` counts of bounded sum in the form of ``kind``.
+    """
+    checked = tuple(whole(v, what, 0, limits.CLAIMED_SAMPLES) for v in items(values, what, limits.CLASSES))
+    if len(checked) != classes:
+        raise ValueError(f"{what}: {len(checked)} counts do not fit {classes} classes")
+    if sum(checked) > limits.CLAIMED_SAMPLES:
+        raise ValueError(f"{what}: {sum(checked)} samples, at most {limits.CLAIMED_SAMPLES} are allowed")
+    if any(n != withheld(n, kind) for n in checked):
         raise ValueError(f"{what}: not {kind} counts: expected {'0 or 1' if kind == 'none' else 'powers of two'}")
-    return found
+    return checked
 
 
 def withheld(count: int, kind: str) -> int:
-    """Return what is said of a number of samples: all, the power of two above it, or whether there are any."""
+    """Return what a client discloses of a sample count.
+
+    Args:
+        count: Number of samples.
+        kind: One of :data:`COUNTS`.
+
+    Returns:
+        The count itself, the next power of two, or 1 if there are any samples; 0 stays 0.
+    """
     if kind == "exact" or not count:
         return count
     return 1 if kind == "none" else 1 << (count - 1).bit_length()
 
 
 def shape(values: object) -> tuple[int, ...]:
-    """Return the shape of a sample."""
+    """Return the shape of a sample.
+
+    Raises:
+        ValueError: If it is not a list of positive integers with a bounded product.
+    """
     sides = items(values, "input_shape", limits.INPUT_DIMENSIONS)
-    found = tuple(whole(side, "input_shape", 1, limits.INPUT_SIDE) for side in sides)
-    if (size := math.prod(found)) > limits.INPUT_NUMBERS:
-        raise ValueError(f"input_shape: {size} numbers a sample, at most {limits.INPUT_NUMBERS} are allowed")
-    return found
+    checked = tuple(whole(side, "input_shape", 1, limits.INPUT_SIDE) for side in sides)
+    if (size := math.prod(checked)) > limits.INPUT_NUMBERS:
+        raise ValueError(f"input_shape: {size} numbers per sample, at most {limits.INPUT_NUMBERS} are allowed")
+    return checked
 
 
 # Settings.
 
 
 def model(value: object) -> str:
-    """Return the name of an architecture, or ``package.module:callable``, which is not imported."""
+    """Return the name of an architecture, or ``package.module:callable``, which is not imported.
+
+    Raises:
+        ValueError: If it has neither form.
+    """
     if isinstance(value, str) and (_ARCHITECTURE.fullmatch(value) or _CALLABLE.fullmatch(value)):
         return value
     raise ValueError(f"model {_shown(value)}: expected the name of an architecture, or package.module:callable")
@@ -162,17 +241,30 @@ SETTINGS: dict[str, Callable[[object], Any]] = {
     "lr": lambda v: number(v, "lr", 0.0, 10.0),
     "counts": lambda v: one_of(v, "counts", COUNTS),
 }
-"""What a client may decide for itself, in its ``client.toml``."""
+"""Settings that a client may choose in its ``client.toml``, with the functions that validate them."""
 
 
-def settings(found: object) -> dict[str, Any]:
-    """Return a client's settings."""
-    table = mapping(found, "settings", SETTINGS, complete=False)
+def settings(values: object) -> dict[str, Any]:
+    """Return a client's settings.
+
+    Raises:
+        ValueError: If a setting is unknown or invalid.
+    """
+    table = mapping(values, "settings", SETTINGS, complete=False)
     return {name: SETTINGS[name](value) for name, value in table.items()}
 
 
 def one_of(value: object, what: str, choices: Collection[str]) -> str:
-    """Return a text that is one of ``choices``."""
+    """Return a string that is one of ``choices``.
+
+    Args:
+        value: The string as received.
+        what: Name of the value in error messages.
+        choices: Allowed values.
+
+    Raises:
+        ValueError: If it is none of them.
+    """
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{what}: must be {', '.join(choices)}, not {_shown(value)}")
     return value
@@ -182,7 +274,16 @@ def one_of(value: object, what: str, choices: Collection[str]) -> str:
 
 
 def parse(text: object, what: str, most: int = limits.JSON_CHARACTERS) -> Any:
-    """Return what a JSON text of at most ``most`` characters holds; NaN and infinities are refused."""
+    """Return the value of a JSON text.
+
+    Args:
+        text: The text as received.
+        what: Name of the value in error messages.
+        most: Maximum number of characters.
+
+    Raises:
+        ValueError: If it is not text, is too long, is not JSON, or contains NaN or an infinity.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{what}: expected text, not {_shown(text)}")
     if len(text) > most:
@@ -196,7 +297,16 @@ def parse(text: object, what: str, most: int = limits.JSON_CHARACTERS) -> Any:
 
 
 def items(values: object, what: str, most: int) -> Sequence[Any]:
-    """Return a list of at most ``most`` entries."""
+    """Return a list of bounded length.
+
+    Args:
+        values: The list as received.
+        what: Name of the value in error messages.
+        most: Maximum number of entries.
+
+    Raises:
+        ValueError: If it is not a list or is too long.
+    """
     if not isinstance(values, (list, tuple)):
         raise ValueError(f"{what}: expected a list, not {_shown(values)}")
     if len(values) > most:
@@ -204,17 +314,27 @@ def items(values: object, what: str, most: int) -> Sequence[Any]:
     return values
 
 
-def mapping(found: object, what: str, keys: Iterable[str], *, complete: bool = True) -> Mapping[str, Any]:
-    """Return a table with no keys but ``keys``, and if ``complete`` with all of them."""
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{what}: expected a table, not {_shown(found)}")
-    for key in found:
+def mapping(values: object, what: str, keys: Iterable[str], *, complete: bool = True) -> Mapping[str, Any]:
+    """Return a table that has only allowed keys.
+
+    Args:
+        values: The table as received.
+        what: Name of the value in error messages.
+        keys: Allowed keys.
+        complete: Whether all keys are required.
+
+    Raises:
+        ValueError: If it is not a table, or a key is unknown or missing.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{what}: expected a table, not {_shown(values)}")
+    for key in values:
         if key not in keys:
             raise ValueError(unknown_name(what.removesuffix("s"), clean(key, 40), keys))
     for key in keys if complete else ():
-        if key not in found:
+        if key not in values:
             raise ValueError(f"{what}: {key} is missing")
-    return found
+    return values
 
 
 def _text(value: object, what: str, most: int) -> str:
@@ -223,22 +343,22 @@ def _text(value: object, what: str, most: int) -> str:
     if len(value) > most:
         raise ValueError(f"{what} has {len(value)} characters, at most {most} are allowed")
     if any("\ud800" <= c <= "\udfff" for c in value):
-        raise ValueError(f"{what} holds half a character: expected Unicode text")
+        raise ValueError(f"{what} contains an unpaired surrogate: expected Unicode text")
     return value
 
 
 def _names(character: str) -> bool:
-    """Whether a character may stand in a client's name: letters with their marks, digits, three others."""
+    """Return whether a character is allowed in client names: letters with their marks, digits and three others."""
     return character in " -_" or unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")
 
 
 def _starts(character: str) -> bool:
-    """Whether a name may begin so: a mark alone would join what stands before it."""
+    """Return whether a name may start with a character; a combining mark would join the preceding text."""
     return unicodedata.category(character)[0] != "M"
 
 
 def _shown(value: object) -> str:
-    """Return a value in words, short whatever it is."""
+    """Return a short description of any value."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, (list, tuple, dict)):
@@ -247,4 +367,4 @@ def _shown(value: object) -> str:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports happen inside commands, so that ``--help`` is quick."""
+"""The command line. Heavy imports happen inside commands, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Prototype-based federated learning: different models, different data, a few kilobytes a round.",
+    help="Prototype-based federated learning: different models, different data, a few kilobytes per round.",
 )
 app.add_typer(deploy, name="deploy")
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 errors = Console(stderr=True)
 
-Out = Annotated[Path | None, typer.Option(help="Directory to write to (default: below runs/).")]
+Out = Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder with local copies of data sets (or PROTOFED_DATA).")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder with local copies of data sets (default: PROTOFED_DATA).")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
 Overrides = Annotated[
     list[str] | None,
@@ -55,15 +57,15 @@ def run(
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
-    engine: Annotated[str, typer.Option(help="local, or flower: Flower's simulation engine.")] = "local",
+    engine: Annotated[str, typer.Option(help="local, or flower for Flower's simulation engine.")] = "local",
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
-    from protofed import experiments
+    from protofed import api
     from protofed.progress import progress_bar
 
     recipe, items = _split_recipe(arguments or [])
     with _resumable(), progress_bar(console, quiet=quiet) as progress:
-        result = experiments.run(
+        result = api.run(
             recipe, _overrides(items, device, data_dir), out=out, resume=resume, progress=progress, engine=engine
         )
     _show(result)
@@ -77,19 +79,19 @@ def compare(
         str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")
     ] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each with its share of the cores.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")] = 1,
     out: Out = None,
     resume: Resume = False,
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run several methods on the same federation: one table, one report."""
-    from protofed import experiments
+    """Run several methods on the same federation and compare them in one table and one report."""
+    from protofed import api
     from protofed.progress import progress_bar
 
     with _resumable(), progress_bar(console, quiet=quiet) as progress:
-        result = experiments.compare(
+        result = api.compare(
             recipe,
             _names(methods),
             [_integer(seed, "--seeds") for seed in _names(seeds)],
@@ -106,10 +108,11 @@ def compare(
 def list_(
     kind: Annotated[str, typer.Argument(help="methods, models, datasets, partitions, recipes or figures.")],
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Of methods: what they need and send, measured, as a table.")
+        bool,
+        typer.Option("--markdown", help="For methods: print a table of their requirements and measured traffic."),
     ] = False,
 ) -> None:
-    """List what can be named in a recipe, with options and their defaults."""
+    """List the names that can be used in a recipe, with options and their defaults."""
     from protofed.catalogue import entries
 
     if markdown:
@@ -129,11 +132,13 @@ def list_(
 def inspect(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Where to draw the heat map (PNG and SVG).")] = Path("split"),
+    out: Annotated[Path, typer.Option(help="Output path of the heat map without suffix (PNG and SVG).")] = Path(
+        "split"
+    ),
     data_dir: DataDir = None,
 ) -> None:
     """Print and draw how a recipe divides its data (client × class), without training."""
-    from protofed.experiments.inspect import inspect_split
+    from protofed.analysis.split import inspect_split
 
     table, drawn = inspect_split(recipe, _overrides(overrides or [], "auto", data_dir), out)
     console.print(table)
@@ -143,9 +148,11 @@ def inspect(
 @app.command()
 def report(
     directories: Annotated[list[Path], typer.Argument(help="Run or comparison directories.")],
-    out: Annotated[Path | None, typer.Option(help="The report's file (default: report.html in the first).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output file (default: report.html in the first directory).")
+    ] = None,
 ) -> None:
-    """Rebuild a report, of one run or of several side by side."""
+    """Rebuild the report of one run, or compare several runs side by side."""
     from protofed.analysis.report import write_report
 
     left_out: list[CheckpointError] = []
@@ -160,14 +167,14 @@ def figure(
     name: Annotated[str, typer.Argument(help="One of `protofed list figures`.")],
     directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run or comparison directories.")],
     option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the figure; may be repeated.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the figure; may be repeated.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to draw, without suffix (default: the name).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output path without suffix (default: the name).")] = None,
 ) -> None:
-    """Draw one figure of runs, as PNG and SVG."""
+    """Draw one figure of one or more runs as PNG and SVG."""
     from protofed.analysis.figures import draw_figure, figures, save_figure
-    from protofed.analysis.rundata import load_runs
     from protofed.experiments.config import parse_overrides
+    from protofed.runs import load_runs
 
     figures.get(name)
     drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
@@ -184,22 +191,25 @@ def bench(
             help="overhead, peer, scaling or all (the default), then options by dotted name.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds to measure, after one to warm up.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Number of rounds to measure, after one to warm up.")] = 3,
     cases: Annotated[str, typer.Option(help="Cases of overhead and peer, separated by commas.")] = "",
     threads: Annotated[str, typer.Option(help="Numbers of threads to try (default: 1 to all cores).")] = "",
-    processes: Annotated[int, typer.Option(help="Of the executor workers (0: one per core, 1: leave it out).")] = 0,
+    processes: Annotated[
+        int, typer.Option(help="Processes of the executor workers (0: one per core, 1: leave it out).")
+    ] = 0,
     peer: Annotated[Path | None, typer.Option(help="A clone of github.com/TsingZ0/HtFLlib.")] = None,
-    clients: Annotated[str, typer.Option(help="Sizes of the federations of scaling.")] = "20,100,500,1000",
-    per_client: Annotated[int, typer.Option(help="Samples of each client of scaling.")] = 60,
-    json: Annotated[Path | None, typer.Option(help="File for the figures and facts of the machine.")] = None,
+    clients: Annotated[str, typer.Option(help="Numbers of clients for scaling.")] = "20,100,500,1000",
+    per_client: Annotated[int, typer.Option(help="Number of samples per client for scaling.")] = 60,
+    json: Annotated[Path | None, typer.Option(help="Output file for the figures and facts of the machine.")] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure how fast this is beside other ways to do the same, as ratios.
+    """Measure the speed of this package against alternatives, as ratios.
 
-    overhead: beside a bare PyTorch loop, and executors beside each other; peer: beside a clone of HtFLlib;
-    scaling: time and memory of more clients; all (the default): each of them, peer if there is one.
+    overhead: against a bare PyTorch loop, and executors against each other; peer: against a clone of HtFLlib;
+    scaling: time and memory for growing numbers of clients; all (the default): each of them, and peer if --peer
+    is given.
     """
     from protofed import benchmark
 
@@ -214,21 +224,21 @@ def bench(
         [_integer(number, "--clients") for number in _names(clients)],
         per_client,
     )
-    found = benchmark.Report(json)
-    console.print(found.machine_line(), highlight=False, soft_wrap=True)
-    # A lively display would take time from what is measured.
+    results = benchmark.Report(json)
+    console.print(results.machine_line(), highlight=False, soft_wrap=True)
+    # A display that refreshes often would slow down the measurement.
     with nullcontext() if quiet else console.status("starting", refresh_per_second=1) as status:
-        for of, result in benchmark.measure(name, request, status.update if status else lambda text: None):
+        for measured, result in benchmark.measure(name, request, status.update if status else lambda text: None):
             console.print(result.table)
-            found.add(of, result)
+            results.add(measured, result)
 
 
 def _show(result: Any) -> None:
-    """Print the table of a run or comparison and where its files are."""
+    """Print the table of a run or comparison and the path of its report."""
     from protofed.analysis.grid import rows_of
-    from protofed.analysis.rundata import load_runs
     from protofed.analysis.tables import grid_table, results_table
     from protofed.experiments import Comparison
+    from protofed.runs import load_runs
 
     runs = result.runs if isinstance(result, Comparison) else {result.summary["method"]: [result]}
     if isinstance(result, Comparison) and result.axes:
@@ -242,7 +252,7 @@ def _show(result: Any) -> None:
 
 
 def _split_recipe(arguments: list[str], default: str = "quickstart") -> tuple[str, list[str]]:
-    """Return the recipe or benchmark, which comes first if it has no ``=``, and the overrides."""
+    """Return the recipe or benchmark (the first argument, if it has no ``=``) and the overrides."""
     if arguments and "=" not in arguments[0]:
         return arguments[0], arguments[1:]
     return default, arguments
@@ -276,22 +286,22 @@ ui.register(app)
 
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""What the system says of a disk, wherever it is met: also in a library, or while printing to a file."""
+"""Error numbers of disk problems, which may also occur inside a library or while printing to a file."""
 
 
 _signals: list[int] = []
-"""What asked this command to stop: Ctrl-C (SIGINT) or SIGTERM."""
+"""Signals that asked this command to stop: SIGINT (Ctrl-C) or SIGTERM."""
 
 
 def main() -> None:
-    """Run the command line: one-line errors, exit status 2; 130 after Ctrl-C, 143 after SIGTERM."""
+    """Run the command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM."""
     _signals.clear()
 
     def stop(number: int, frame: object) -> None:
         _signals.append(number)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)  # a run ends as after Ctrl-C, and leaves as little
+    signal.signal(signal.SIGTERM, stop)  # a run ends and cleans up as after Ctrl-C
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` and `&` ignore it
         signal.signal(signal.SIGINT, stop)
     try:
@@ -303,20 +313,20 @@ def main() -> None:
             raise
         _fail(f"{error.filename or 'a file'}: cannot be written ({error.strerror})")
     except SystemExit as end:
-        # Typer ends with 130 at a KeyboardInterrupt.
+        # Typer exits with 130 on a KeyboardInterrupt.
         sys.exit(143 if signal.SIGTERM in _signals and end.code == 130 else end.code)
 
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """Say how to go on after a run was stopped."""
+    """Print how to continue a run that was stopped."""
     try:
         yield
     except BaseException:
-        # An exception raised by a signal inside a C library may leave it as one of the library's own.
+        # A signal inside a C library may surface as one of the library's own exceptions.
         if not _signals:
             raise
-        errors.print("stopped; the same command with --resume continues", highlight=False)
+        errors.print("stopped; repeat the command with --resume to continue", highlight=False)
         raise KeyboardInterrupt from None
 
 

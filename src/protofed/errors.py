@@ -1,4 +1,4 @@
-"""Errors a user can act on: each message is one line that says what is wrong, where, and what would be right."""
+"""Errors that a user can act on. Each message is one line that says what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LONGEST = 2000
-"""Characters of a message: names and values in it may be of any length."""
+"""Maximum number of characters of a message, because names and values in it may have any length."""
 
 
 class ProtofedError(Exception):
-    """Base of every error protofed raises on purpose; the CLI prints it as a single line.
+    """Base class of all errors that protofed raises deliberately; the CLI prints them as a single line.
 
-    Names of files and clients stand in messages: what a terminal would not print as it is, is escaped.
+    Messages contain names of files and clients, so non-printable characters are escaped.
     """
 
     def __str__(self) -> str:
@@ -24,55 +24,59 @@ class ProtofedError(Exception):
 
 
 class ConfigError(ProtofedError):
-    """An option, name or recipe that does not fit."""
+    """An invalid option, name or recipe."""
+
+
+class OptionError(ConfigError, ValueError):
+    """A value outside the range of its option."""
 
 
 class DataError(ProtofedError):
-    """Data that is missing, unreadable or outside what was declared."""
+    """Data that are missing, unreadable or inconsistent with their declaration."""
 
 
 class ModelError(ProtofedError):
-    """A model that cannot be built, split or fed."""
+    """A model that cannot be built or split, or does not accept the data."""
 
 
 class PayloadError(ProtofedError):
-    """A message that does not satisfy its schema."""
+    """A message that violates its schema."""
 
 
 class DivergedError(PayloadError):
-    """A message whose numbers are not finite or too large: what a diverged model sends."""
+    """A message with numbers that are not finite or too large, as sent by a diverged model."""
 
 
 class FederationError(ProtofedError):
-    """A round that could not be completed: clients are missing, or gave nothing usable."""
+    """A round that could not be completed, because clients are missing or returned nothing usable."""
 
 
 class CheckpointError(ProtofedError):
-    """A run directory or checkpoint that cannot be continued."""
+    """A run directory or checkpoint that cannot be read or continued."""
 
 
 class OutputError(ProtofedError):
-    """Files that cannot be written: the disk is full, or the folder is read-only or gone."""
+    """A file that cannot be written, because the disk is full or the folder is read-only or missing."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name ``path`` where the system refuses to write there.
+    """Convert an OSError inside the block to an OutputError that names ``path``.
 
     Raises:
-        OutputError: In place of an OSError.
+        OutputError: If the block raises OSError.
     """
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(
-            f"{path}: cannot be written ({reason}); what was there is unchanged, and a run goes on with --resume"
+            f"{path}: cannot be written ({reason}); existing files are unchanged, and --resume continues a run"
         ) from None
 
 
 def printable(text: str) -> str:
-    r"""Return a text with everything but letters, signs and spaces escaped: line ends, control codes, directions.
+    r"""Return a text with non-printable characters (line ends, control codes, text directions) escaped.
 
     Example:
         >>> print(printable("a\nb\x1b[31m"))
@@ -84,7 +88,12 @@ def printable(text: str) -> str:
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return the message for an unknown name: the nearest valid one, or all of them.
+    """Return the error message for an unknown name, with the nearest valid name and all valid names.
+
+    Args:
+        kind: Kind of object that is named.
+        name: The unknown name.
+        valid: All valid names.
 
     Example:
         >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])

@@ -1,7 +1,8 @@
-"""How much somebody else may say, in a message or in a file: checked before anything of that size is reserved.
+"""Limits on the size of messages and files from other parties, checked before memory is allocated.
 
-All limits are here. They lie far above what honest files need; what exceeds one is refused in one line. The total
-that data may take in memory is an option, ``data.max_gb``, which a :class:`Budget` keeps.
+All limits are defined here. They are far above the needs of honest files; input that exceeds one is refused with a
+one-line error. The total memory of loaded data is limited by the option ``data.max_gb``, which a :class:`Budget`
+enforces.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ CLASSES = 2**16
 """Classes of a federation; labels are sent in two bytes."""
 CLASS_NAME = 128
 """Characters of a class's name."""
+ARCHITECTURE = 4096
+"""Characters of an architecture's name with its options, in the files of a run."""
 CLIENT_NAME = 64
 """Characters of a client's name."""
 CLIENT_NAME_BYTES = 200
-"""Bytes of a client's name in UTF-8: it becomes a file name, of which file systems allow 255."""
+"""Bytes of a client's name in UTF-8; it becomes part of a file name, which may have 255 bytes."""
 CLIENTS = 2**20
 """Clients of a run."""
 FILE_NAME_BYTES = 255
-"""Bytes of a file's name, as file systems allow them."""
+"""Bytes of a file name that file systems allow."""
 REASON = 300
-"""Characters of what another party says in words."""
+"""Characters of free text from another party."""
 
-# What a node says of itself.
+# Descriptions and answers of nodes.
 CLAIMED_SAMPLES = 2**30
 """Samples of one client in one split."""
 INPUT_DIMENSIONS = 4
 """Dimensions of one sample."""
 INPUT_SIDE = 2**16
-"""Numbers along one of them; also of a feature vector."""
+"""Size of one dimension of a sample; also of a feature vector."""
 INPUT_NUMBERS = 2**26
-"""Numbers of one sample."""
+"""Values of one sample."""
 PARAMETERS = 10**12
 """Parameters of a model."""
 NETWORKS = 16
@@ -48,17 +51,17 @@ ROUNDS = 10**6
 ORDER = 2**62
 """Number of a request."""
 JSON_CHARACTERS = 2**22
-"""Characters of a description; parsed, it may take some twenty times as many bytes."""
+"""Characters of a description; once parsed, it may take about twenty times as many bytes."""
 ANSWER_CHARACTERS = 2**14
-"""Characters of what an answer says beside its tensors."""
+"""Characters of an answer, not counting its tensors."""
 
 # Data files.
 SAMPLES = 2**28
 """Rows of one data set."""
 FEATURES = 2**26
-"""Numbers of one sample."""
+"""Values of one sample."""
 COLUMNS = 2**14
-"""Columns of a parquet file, nested ones counted singly."""
+"""Columns of a parquet file, counting nested ones individually."""
 PAGES = 2**20
 """Pages of a parquet file."""
 MEMBERS = 256
@@ -76,25 +79,28 @@ FILES = 2**22
 TOML_BYTES = 4 * MiB
 """Bytes of a recipe, ``client.toml``, ``federation.toml`` or ``config.toml``."""
 JSON_BYTES = 256 * MiB
-"""Bytes of any other JSON file, such as a file with positions."""
+"""Bytes of any other JSON file, such as a file of positions."""
 METADATA_BYTES = 16 * MiB
-"""Bytes of the metadata in a parquet file that describe its columns."""
+"""Bytes of the metadata of a parquet file."""
 DEPTH = 64
-"""Tables and lists of JSON or TOML inside each other."""
+"""Nesting depth of tables and lists in JSON or TOML."""
 
 # Run directories.
 RUN_FILE_BYTES = GiB
-"""Bytes of any file of a run that is shown."""
+"""Bytes of any file of a displayed run."""
 ROUNDS_BYTES = 512 * MiB
 """Bytes of ``rounds.jsonl``."""
 LINE_BYTES = 16 * MiB
-"""Bytes of one line of it."""
+"""Bytes of one line of ``rounds.jsonl``."""
 TENSOR_HEADER_BYTES = 16 * MiB
-"""Bytes in which a safetensors file describes its tensors."""
+"""Bytes of the header of a safetensors file."""
 
 
 class Budget:
-    """The memory that data may take, which shrinks as files claim their share.
+    """A budget of memory from which loaded files take their share.
+
+    Args:
+        gigabytes: Size of the budget in GB.
 
     Example:
         >>> budget = Budget(1.0)
@@ -102,7 +108,7 @@ class Budget:
         >>> budget.take(600_000_000, "b.npz")
         Traceback (most recent call last):
         ...
-        protofed.errors.DataError: b.npz: needs 0.6 GB of memory, and 0.4 of data.max_gb = 1 are left
+        protofed.errors.DataError: b.npz: needs 0.6 GB of memory, but only 0.4 of data.max_gb = 1 is left
     """
 
     def __init__(self, gigabytes: float) -> None:
@@ -110,18 +116,22 @@ class Budget:
         self.left = int(gigabytes * 10**9)
 
     def take(self, size: int, where: Any) -> None:
-        """Claim ``size`` bytes.
+        """Take memory from the budget.
+
+        Args:
+            size: Number of bytes.
+            where: File or data set named in the error message.
 
         Raises:
-            DataError: If fewer are left; ``where`` begins the message.
+            DataError: If less is left.
         """
         if size > self.left:
             raise DataError(
-                f"{where}: needs {size / 1e9:.3g} GB of memory, and {self.left / 1e9:.3g} of "
-                f"data.max_gb = {self._gigabytes:g} are left"
+                f"{where}: needs {size / 1e9:.3g} GB of memory, but only {self.left / 1e9:.3g} of "
+                f"data.max_gb = {self._gigabytes:g} is left"
             )
         self.left -= size
 
     def give_back(self, size: int) -> None:
-        """Return ``size`` bytes that were claimed and are free again."""
+        """Return ``size`` bytes that are free again."""
         self.left += size

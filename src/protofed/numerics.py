@@ -1,8 +1,8 @@
-"""What numerical libraries are told before torch is loaded, so that a run can be repeated bit for bit.
+"""Settings of numerical libraries, made before torch is loaded, so that a run can be repeated bit for bit.
 
-Unless told otherwise, some of MKL's kernels (those for AMD's processors, and those for processors without AVX2)
-order the sums of a product by where its operands lie in memory, which differs between two processes, and between a
-run and its repetition. MKL reads the variable at its first call, which may be as late as the first matrix product.
+By default, some of MKL's kernels (those for AMD processors and for processors without AVX2) sum products in an
+order that depends on the memory addresses of the operands, which differ between processes and between a run and its
+repetition. MKL reads its variable at its first call, which may be as late as the first matrix product.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SETTINGS = {"MKL_CBWR": "AUTO"}
-"""Variable → value: MKL's conditional numerical reproducibility, with the fastest kernels of this processor."""
+"""Environment variables: MKL's conditional numerical reproducibility with the fastest kernels of this processor."""
 
 CHOICES = (*SETTINGS, "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-"""Variables that decide which kernels compute, and so the last bits of a result."""
+"""Environment variables that select kernels and thereby affect the last bits of a result."""
 
 
 def prepare() -> None:
-    """Set what the user has not set, for this process and those it starts."""
+    """Set the variables that the user has not set, for this process and its children."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
 def facts() -> dict[str, str]:
-    """Return what decides the last bits of a result, besides processor, versions and number of threads."""
+    """Return the facts that affect the last bits of a result, besides processor, versions and number of threads."""
     import torch
 
     chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
@@ -36,7 +36,7 @@ def facts() -> dict[str, str]:
 
 
 def depends_on_addresses() -> bool:
-    """Return whether products in this process depend on where their operands lie in memory."""
+    """Return whether matrix products in this process depend on the memory addresses of their operands."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -53,10 +53,10 @@ def depends_on_addresses() -> bool:
 
 
 def warn_if_unrepeatable() -> None:
-    """Warn if a repeated run would differ in its last bits: the user has chosen so, or MKL was in use before."""
+    """Warn if a repeated run would differ in its last bits, by the user's choice or because MKL was used before."""
     if depends_on_addresses():
         warnings.warn(
-            "matrix products depend here on where their operands lie in memory, so a repeated or resumed run, or "
+            "matrix products depend on the memory addresses of their operands, so a repeated or resumed run, or "
             "one with workers, agrees only up to rounding: import protofed before computing with torch, and keep "
             f"MKL_CBWR={SETTINGS['MKL_CBWR']} (it is {os.environ.get('MKL_CBWR') or 'empty'})",
             RuntimeWarning,
@@ -65,7 +65,7 @@ def warn_if_unrepeatable() -> None:
 
 
 def _moved(x: Tensor, offset: int) -> Tensor:
-    """Return a copy of ``x`` that begins ``offset`` elements behind a multiple of 64 bytes."""
+    """Return a copy of ``x`` that begins ``offset`` elements after a multiple of 64 bytes."""
     import torch
 
     room = torch.empty(x.numel() + 32, dtype=x.dtype)

@@ -1,7 +1,7 @@
-"""Optimisers of ``torch.optim`` without torch's compiler, which they import and a training step does not need.
+"""Optimisers of ``torch.optim`` that do not import torch's compiler, which a training step does not need.
 
-``add_param_group`` and ``step`` are decorated so that ``torch.compile`` leaves them alone, and the decorators
-import ``torch._dynamo``, which takes longer than torch itself. A ClientApp is a new process for every message.
+The methods ``add_param_group`` and ``step`` are decorated so that ``torch.compile`` skips them, and the decorators
+import ``torch._dynamo``, which takes longer than importing torch. A ClientApp is a new process for every message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def eager(kind: type[Optimizer]) -> type[Any]:
     """Return a subclass of an optimiser that takes the same steps, bit for bit, and does not import the compiler.
 
     Args:
-        kind: A class of ``torch.optim``.
+        kind: Optimiser class of ``torch.optim``.
     """
     undecorated = inspect.unwrap(kind.step)
 

@@ -1,8 +1,9 @@
 """Typed options: frozen dataclasses whose fields carry their own one-line documentation.
 
-A component (method, partition, data set, model) declares its options as a frozen dataclass built from
-:func:`option`. A field whose natural name is a Python keyword ends in an underscore (``lambda_``); users
-write it without (``method.lambda=10``). :func:`build_options` turns what a user wrote into such a record.
+A component (method, partition, data set, model) declares its options as a frozen dataclass derived from
+:class:`Options`, with fields created by :func:`option`, each with its default, description and range. A field whose
+natural name is a Python keyword ends in an underscore (``lambda_``); users omit it (``method.lambda=10``).
+:func:`build_options` creates such a record from the values that a user gave.
 """
 
 from __future__ import annotations
@@ -14,20 +15,83 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from protofed.errors import ConfigError, unknown_name
+from protofed.errors import ConfigError, OptionError, unknown_name
 
 T = TypeVar("T")
 
 
-def option(default: Any, doc: str) -> Any:
-    """Return a dataclass field with a default and a one-line description (unit, equation or source)."""
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The range of a number; a bound of None does not apply.
+
+    Attributes:
+        least: Inclusive lower bound.
+        above: Exclusive lower bound.
+        most: Inclusive upper bound.
+        below: Exclusive upper bound.
+    """
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        """Return whether ``value`` is in the range; NaN never is, unless there are no bounds."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        """Return the range in words that follow "must", or "" if there are no bounds."""
+        if (self.least, self.above) != (None, None) and (self.most, self.below) != (None, None):
+            low = f"({self.above}" if self.least is None else f"[{self.least}"
+            high = f"{self.below})" if self.most is None else f"{self.most}]"
+            return f"lie in {low}, {high}"
+        words = {"at least": self.least, "greater than": self.above, "at most": self.most, "less than": self.below}
+        return "".join(f"be {word} {end}" for word, end in words.items() if end is not None)
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Return a dataclass field with a default, a description and the range of its values.
+
+    Args:
+        default: The default value; a dict is copied for every record.
+        doc: One line of description, with unit, equation or source.
+        least: Inclusive lower bound of a number, or of each number in a tuple; None passes any bound, NaN none.
+        above: Exclusive lower bound.
+        most: Inclusive upper bound.
+        below: Exclusive upper bound.
+    """
+    metadata = {"doc": doc, "range": Range(least, above, most, below)}
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata={"doc": doc})
-    return dataclasses.field(default=default, metadata={"doc": doc})
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def fixed(value: Any) -> Any:
+    """Return a dataclass field that fixes an inherited option at ``value``, so that users cannot set it."""
+    return dataclasses.field(default=value, init=False)
+
+
+def option_fields(options: type) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of an options dataclass that users can set, by the names that users write."""
+    return {option_name(f): f for f in dataclasses.fields(options) if f.init}
 
 
 def option_name(field: dataclasses.Field[Any]) -> str:
-    """Return the name users write for ``field``."""
+    """Return the name that users write for ``field``."""
     return field.name.rstrip("_")
 
 
@@ -35,40 +99,56 @@ def option_rows(options: type) -> list[tuple[str, Any, str]]:
     """Return ``(name, default, description)`` for every field of an options dataclass."""
     defaults = options()
     return [
-        (option_name(f), getattr(defaults, f.name), f.metadata.get("doc", "")) for f in dataclasses.fields(options)
+        (name, getattr(defaults, f.name), "; ".join(filter(None, (f.metadata.get("doc"), _range_words(f)))))
+        for name, f in option_fields(options).items()
     ]
 
 
 @dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """For a component without options."""
+class Options:
+    """Base class of all options, which rejects values outside the ranges that its fields declare.
+
+    A subclass with further conditions overrides ``__post_init__``, calls that of this class first, and raises
+    ValueError.
+    """
+
+    def __post_init__(self) -> None:
+        for name, field in option_fields(type(self)).items():
+            _check_range(name, field, getattr(self, field.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions(Options):
+    """Options of a component without options."""
 
 
 def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Return an instance of the options dataclass ``cls`` from what a user wrote.
+    """Return an instance of the options dataclass ``cls`` from the values that a user gave.
 
     Args:
-        cls: A dataclass of plain types, ``Literal``, tuples, dicts and unions of them. Lists become tuples, and
-            ``a,b`` as written on a command line does too; integers become floats where the field says so.
-        values: Names as users write them, to values from TOML or the command line.
+        cls: A dataclass of plain types, ``Literal``, tuples, dicts and unions of them. Lists become tuples, as does
+            ``a,b`` from a command line; integers become floats for a field of that type.
+        values: Values from TOML or the command line, by the names that users write.
         where: Dotted prefix for messages, e.g. ``"method"``.
 
     Raises:
-        ConfigError: For an unknown name (with the nearest valid one), a value of the wrong type, or one that
-            the dataclass itself refuses (its ``ValueError`` becomes the message).
+        ConfigError: If a name is unknown (the message suggests the nearest valid one), or a value has the wrong
+            type, is outside its range, or is rejected by the dataclass (the message is that of its ``ValueError``).
     """
-    fields = {option_name(f): f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = option_fields(cls)
     for name in values:
         if name not in fields:
             raise ConfigError(unknown_name(f"option of {where}", name, fields))
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for name, value in values.items():
-        field = fields[name].name
+        field = fields[name]
+        kind = hints[field.name]
         try:
-            arguments[field] = _convert(value, hints[field])
+            arguments[field.name] = _convert(value, kind)
         except TypeError:
-            raise ConfigError(f"{where}.{name} must be {_words(hints[field])}, not {value!r}") from None
+            raise ConfigError(f"{where}.{name} must be {_words(kind)}, not {value!r}") from None
+        _check_range(f"{where}.{name}", field, arguments[field.name])
     try:
         return cls(**arguments)
     except ValueError as error:
@@ -76,12 +156,25 @@ def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def plain(options: Any) -> dict[str, Any]:
-    """Return an options record as a dict of plain values under the names users write."""
-    return {option_name(f): getattr(options, f.name) for f in dataclasses.fields(options)}
+    """Return an options record as a dict of plain values, by the names that users write."""
+    return {name: getattr(options, f.name) for name, f in option_fields(type(options)).items()}
+
+
+def _check_range(name: str, field: dataclasses.Field[Any], value: Any) -> None:
+    """Raise OptionError if a number of ``value`` is outside the field's range."""
+    allowed = field.metadata.get("range", Range())
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, (int, float)) and number not in allowed:
+            raise OptionError(f"{name} must {allowed}, not {number:g}")
+
+
+def _range_words(field: dataclasses.Field[Any]) -> str:
+    """Return a field's range in the form used in a list of options."""
+    return str(field.metadata.get("range", "")).removeprefix("be ").removeprefix("lie ")
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """Return ``value`` as ``kind`` without loss; raise TypeError where it does not fit."""
+    """Return ``value`` as ``kind`` without loss; raise TypeError if that is impossible."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         for choice in inner:
@@ -108,7 +201,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _split(value: Any) -> list[Any]:
-    """Return the items of ``a,b,c`` as written on a command line; a single value is a list of one."""
+    """Return the items of ``a,b,c`` from a command line; a single value becomes a list of one."""
     if not isinstance(value, str):
         return [value]
     return [_number(item.strip()) for item in value.split(",") if item.strip()]

@@ -11,13 +11,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from protofed.analysis.rundata import main_rule
-from protofed.analysis.style import percent, size
 from protofed.experiments import Progress, Run
+from protofed.formats import percent, size
+from protofed.runs import main_rule
 
 
 class BarProgress(Progress):
-    """One bar per run, with the last round's accuracy and traffic."""
+    """Progress display with one bar per run, which shows the accuracy and traffic of the last round.
+
+    Args:
+        bars: The display of the bars.
+    """
 
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
@@ -25,21 +29,21 @@ class BarProgress(Progress):
         self.notes: dict[str, str] = {}
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
-        """Show a bar."""
+        """Add a bar for a run."""
         self.tasks[label] = self.bars.add_task(label, total=rounds, completed=done, note=f"in {directory}")
         self.notes[label] = "not evaluated"
 
     def round(self, label: str, record: Mapping[str, Any]) -> None:
-        """Advance it."""
+        """Advance the bar of a run."""
         sent = size(record["bytes"]["up"] + record["bytes"]["down"])
         accuracy = record.get("accuracy")
         if accuracy:
             rule = main_rule(list(accuracy))
             self.notes[label] = f"{rule} {percent(accuracy[rule]['weighted'])}"
-        self.bars.update(self.tasks[label], advance=1, note=f"{self.notes[label]}, {sent} a round")
+        self.bars.update(self.tasks[label], advance=1, note=f"{self.notes[label]}, {sent} per round")
 
     def finished(self, label: str, run: Run) -> None:
-        """Show a full bar for a run that went on elsewhere, or was there already."""
+        """Show a full bar for a run that was carried out in another process or already existed."""
         if label not in self.tasks:
             rounds = run.summary["rounds"]
             self.started(label, rounds, rounds, run.directory)
@@ -47,7 +51,12 @@ class BarProgress(Progress):
 
 @contextmanager
 def progress_bar(console: Console, *, quiet: bool) -> Iterator[Progress]:
-    """Yield a live display, or a silent one."""
+    """Yield a live progress display.
+
+    Args:
+        console: Console to draw on.
+        quiet: Whether to yield a receiver that shows nothing instead.
+    """
     if quiet:
         yield Progress()
         return

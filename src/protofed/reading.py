@@ -1,7 +1,7 @@
-"""Files that somebody else has written: opened only if they are ordinary, and read only up to a limit.
+"""Reading of untrusted files, which are opened only if they are ordinary files and read only up to a limit.
 
-All functions raise ``OSError`` for what the system refuses and ``ValueError`` for what the content is; callers turn
-either into an error of one line with :func:`reason`.
+All functions raise ``OSError`` if the system refuses access and ``ValueError`` if the content is invalid; callers
+turn either into a one-line error with :func:`reason`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:
 
     Args:
         path: The file.
-        most: Largest size in bytes.
+        most: Maximum size in bytes, or None.
 
     Raises:
         OSError: If it cannot be opened.
-        ValueError: If it is no ordinary file, or is larger than ``most``.
+        ValueError: If it is not an ordinary file, or is larger than ``most``.
     """
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
     try:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("is no ordinary file")
-        if most is not None and found.st_size > most:
-            raise ValueError(f"has {found.st_size} bytes, more than {most}")
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("is not an ordinary file")
+        if most is not None and status.st_size > most:
+            raise ValueError(f"has {status.st_size} bytes, more than {most}")
     except BaseException:
         file.close()
         raise
@@ -43,25 +43,33 @@ def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of an ordinary file of at most ``most`` bytes.
+    """Return the content of an ordinary file.
+
+    Args:
+        path: The file.
+        most: Maximum size in bytes.
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is no ordinary file, or is larger.
+        ValueError: If it is not an ordinary file, or is larger than ``most``.
     """
     with open_ordinary(path, most) as file:
         content = file.read(most + 1)
-    if len(content) > most:  # it has grown meanwhile
+    if len(content) > most:  # the file has grown since it was opened
         raise ValueError(f"has more than {most} bytes")
     return content
 
 
 def read_text(path: Path, most: int) -> str:
-    """Return the text of an ordinary file of at most ``most`` bytes in UTF-8.
+    """Return the text of an ordinary file in UTF-8.
+
+    Args:
+        path: The file.
+        most: Maximum size in bytes.
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is no ordinary file, is larger, or is not UTF-8.
+        ValueError: If it is not an ordinary file, is larger than ``most``, or is not UTF-8.
     """
     return read_bytes(path, most).decode("utf-8")
 
@@ -71,7 +79,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is no ordinary file, or is too large, too deep or no TOML.
+        ValueError: If it is not an ordinary file, is too large or nested too deeply, or is not TOML.
     """
     text = read_text(path, limits.TOML_BYTES).replace("\r\n", "\n")
     try:
@@ -89,11 +97,11 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
     Args:
         text: The text.
-        pairs: Turns the names and values of an object into something else than a dict.
+        pairs: Function from the names and values of an object to the result; by default ``dict``.
 
     Raises:
-        ValueError: If it is none, is nested too deeply, or holds NaN, an infinity, a number beyond 64 bits, or half
-            of a surrogate pair.
+        ValueError: If it is not JSON, is nested too deeply, or contains NaN, an infinity, a number beyond 64 bits,
+            or an unpaired surrogate.
     """
     try:
         value = json.loads(
@@ -110,10 +118,14 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 
 def lines(file: BinaryIO, most: int) -> Iterator[bytes]:
-    """Yield the lines of a file with their ends; the last may lack it.
+    """Yield the lines of a file, including line ends.
+
+    Args:
+        file: The open file.
+        most: Maximum number of bytes per line.
 
     Raises:
-        ValueError: For a line of more than ``most`` bytes.
+        ValueError: If a line is longer.
     """
     while line := file.readline(most + 1):
         if len(line) > most:
@@ -122,7 +134,7 @@ def lines(file: BinaryIO, most: int) -> Iterator[bytes]:
 
 
 def reason(error: Exception) -> str:
-    """Return what is wrong, in words without the path."""
+    """Return the reason of an error, without the path."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
@@ -136,7 +148,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _not_json(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _number(text: str) -> float:

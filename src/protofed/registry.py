@@ -1,4 +1,4 @@
-"""Names to objects, with an error that names the nearest valid entry."""
+"""Registries of named objects, with an error that suggests the nearest valid name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Registry(Generic[T]):
     """A named collection that refuses duplicates.
 
     Args:
-        kind: What an entry is called in messages, e.g. ``"method"``.
+        kind: Kind of entry named in error messages, e.g. ``"method"``.
     """
 
     def __init__(self, kind: str) -> None:
@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         """Return the entry called ``name``.
 
         Raises:
-            ConfigError: If there is none; the message names the nearest one.
+            ConfigError: If there is none; the message suggests the nearest name.
         """
         try:
             return self._entries[name]
@@ -54,5 +54,5 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def items(self) -> list[tuple[str, T]]:
-        """Return ``(name, entry)`` pairs in order of registration."""
+        """Return pairs ``(name, entry)`` in the order of registration."""
         return list(self._entries.items())

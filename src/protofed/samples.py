@@ -1,4 +1,4 @@
-"""The data a client trains on: plain tensors, resident in memory."""
+"""The data of clients, as tensors in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Samples:
     """Labelled samples.
 
     Attributes:
-        x: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else as a floating type.
+        x: ``(n, *shape)`` features; images as uint8 ``(n, C, H, W)``, anything else as a floating-point type.
         y: ``(n,)`` int64 class labels.
     """
 
@@ -26,29 +26,29 @@ class Samples:
         return len(self.y)
 
     def counts(self, num_classes: int) -> Tensor:
-        """Return ``(K,)`` int64: how many samples of each class there are."""
+        """Return the number of samples of each class, ``(K,)`` int64."""
         return torch.bincount(self.y, minlength=num_classes)
 
     @property
     def exact(self) -> bool:
-        """Whether :meth:`counts` are the numbers of samples, not what a client that withholds them says."""
+        """Whether :meth:`counts` are exact, rather than the rounded counts that a client disclosed."""
         return True
 
     def most(self, num_classes: int) -> Tensor:
-        """Return ``(K,)`` int64: how many samples of each class there can be."""
+        """Return the largest possible number of samples of each class, ``(K,)`` int64."""
         return self.counts(num_classes)
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's share of the federation.
+    """The data and settings of one client.
 
     Attributes:
-        name: Unique, used in file names (see :func:`protofed.claims.client_name`).
+        name: Unique name, used in file names (see :func:`protofed.claims.client_name`).
         train: Training samples; may be empty.
         test: Test samples; may be empty.
-        validation: Held out from training for model selection, or None.
-        settings: What the client decides for itself: any of ``model``, ``d``, ``epochs``, ``batch_size``,
+        validation: Samples held out from training for model selection, or None.
+        settings: Settings that the client chooses itself: any of ``model``, ``d``, ``epochs``, ``batch_size``,
             ``lr``, ``counts`` (from its ``client.toml``).
     """
 
@@ -61,11 +61,11 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """All clients' data and what they have in common.
+    """The data of all clients.
 
     Attributes:
-        clients: In a fixed order.
-        num_classes: ``K``, over all clients.
+        clients: Clients in a fixed order.
+        num_classes: Number of classes ``K`` over all clients.
         class_names: ``K`` names.
         input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
     """
@@ -76,12 +76,12 @@ class FederatedData:
     input_shape: tuple[int, ...]
 
     def class_counts(self) -> Tensor:
-        """Return ``(M, K)`` int64: training and test samples per client and class."""
+        """Return the number of training and test samples per client and class, ``(M, K)`` int64."""
         rows = [c.train.counts(self.num_classes) + c.test.counts(self.num_classes) for c in self.clients]
         return torch.stack(rows) if rows else torch.zeros(0, self.num_classes, dtype=torch.int64)
 
     def map(self, function: Callable[[Samples], Samples]) -> FederatedData:
-        """Return the same federation with ``function`` of every split."""
+        """Return the same federation with ``function`` applied to every split."""
         clients = tuple(
             replace(
                 c,

@@ -1,8 +1,9 @@
-"""This process's folder for temporary files, which goes with it, however it ends.
+"""A folder for the temporary files of this process, which is removed however the process ends.
 
-A process that is killed cannot tidy up, so the next one does: each holds a lock on its folder, which the system
-releases when the process is gone, and a folder that nobody holds is removed by whoever makes one next. What
-Python's ``multiprocessing`` leaves behind (a socket, named semaphores) is put where it is found again.
+A process that is killed cannot clean up, so the next one does. Each process holds a lock on its folder, which the
+system releases when the process ends, and folders without a lock are removed by the next process that creates one.
+Files that Python's ``multiprocessing`` may leave behind (a socket, named semaphores) are placed so that they are
+removed as well.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from protofed.errors import writing
 
 try:
     import fcntl
-except ImportError:  # Windows: folders go at a normal end only
+except ImportError:  # Windows: folders are removed only if the process ends normally
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "protofed-"
 MARK = ".scratch"
-"""An empty file that tells a folder of ours from one that only has such a name."""
+"""An empty file that distinguishes our folders from others with a similar name."""
 SEMAPHORES = Path("/dev/shm")
-"""Where Linux shows named semaphores, as ``sem.NAME``."""
+"""Folder in which Linux lists named semaphores, as ``sem.NAME``."""
 
 LONGEST = 80
-"""Bytes of a path to which a socket's name can be added: systems allow 104 or 108 in all."""
+"""Maximum bytes of a folder's path for sockets; systems allow 104 or 108 including the socket's name."""
 
 _short: list[int] = []
-"""Descriptors that hold the locks of folders for sockets."""
+"""File descriptors that hold the locks on folders for sockets."""
 _mine: tuple[int, Path, int] | None = None
-"""The process that made it, the folder, and the descriptor that holds the lock."""
+"""The id of the process that created the folder, the folder, and the file descriptor that holds its lock."""
 
 
 def folder() -> Path:
-    """Return this process's folder in the system's place for temporary files (``TMPDIR``).
+    """Return this process's folder, below the system's folder for temporary files (``TMPDIR``).
 
     Raises:
-        OutputError: If none can be made.
+        OutputError: If it cannot be created.
     """
     global _mine
     if _mine is None or _mine[0] != os.getpid() or not _mine[1].is_dir():
@@ -51,17 +52,17 @@ def folder() -> Path:
             remove_dead(base)
             path, lock = _claim(base)
         if _mine is not None and _mine[0] == os.getpid():
-            os.close(_mine[2])  # of a folder that somebody removed
+            os.close(_mine[2])  # the folder was removed by someone else
         _mine = (os.getpid(), path, lock)
-        util.Finalize(None, _remove, (path,), exitpriority=-100)  # after all processes of multiprocessing
+        util.Finalize(None, _remove, (path,), exitpriority=-100)  # after all processes of multiprocessing end
     return _mine[1]
 
 
 def subfolder(name: str) -> Path:
-    """Return a new folder in this process's own.
+    """Create and return a folder inside this process's folder.
 
     Raises:
-        OutputError: If none can be made.
+        OutputError: If it cannot be created.
     """
     above = folder()
     with writing(above):
@@ -69,9 +70,9 @@ def subfolder(name: str) -> Path:
 
 
 def hold_multiprocessing() -> None:
-    """Let ``multiprocessing`` keep its socket in this process's folder, and name its semaphores after it.
+    """Make ``multiprocessing`` keep its socket in this process's folder and name its semaphores after it.
 
-    A process that it has started has this from its parent.
+    Child processes inherit these settings.
     """
     settings = process.current_process()._config  # type: ignore[attr-defined]
     if not Path(settings.get("tempdir") or MARK).is_dir():
@@ -81,10 +82,10 @@ def hold_multiprocessing() -> None:
 
 
 def _for_sockets() -> Path:
-    """Return a folder whose path leaves room for a socket: this process's own, or one like it in ``/tmp``."""
-    own = folder()
-    if len(os.fsencode(own)) <= LONGEST or not Path("/tmp").is_dir():
-        return own
+    """Return a folder with a path short enough for sockets: this process's folder, or a similar one in ``/tmp``."""
+    path = folder()
+    if len(os.fsencode(path)) <= LONGEST or not Path("/tmp").is_dir():
+        return path
     with writing(Path("the folder for sockets")):
         remove_dead(Path("/tmp"))
         path, lock = _claim(Path("/tmp"))
@@ -94,13 +95,13 @@ def _for_sockets() -> Path:
 
 
 def remove_dead(base: Path) -> None:
-    """Remove what this user's processes have left in ``base``, if they have ended."""
+    """Remove the folders in ``base`` that ended processes of this user have left behind."""
     if fcntl is None:
         return
-    found: list[Path] = []
-    with suppress(OSError):  # a folder that may be written to, but not listed
-        found = [path for path in base.iterdir() if re.fullmatch(PREFIX + "[0-9a-f]{8}", path.name)]
-    for path in found:
+    folders: list[Path] = []
+    with suppress(OSError):  # a folder may be writable but not listable
+        folders = [path for path in base.iterdir() if re.fullmatch(PREFIX + "[0-9a-f]{8}", path.name)]
+    for path in folders:
         with suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -113,14 +114,14 @@ def remove_dead(base: Path) -> None:
 
 
 def _claim(base: Path) -> tuple[Path, int]:
-    """Make a folder and lock it; another process may take it for a dead one's in between."""
+    """Create and lock a folder; retry if another process removes it in between."""
     while True:
         path = base / f"{PREFIX}{secrets.token_hex(4)}"
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY) if fcntl else os.open(os.devnull, os.O_RDONLY)
             if fcntl:
-                with suppress(OSError):  # a file system without locks, where nobody else gets one either
+                with suppress(OSError):  # a file system without locks, where no other process gets one either
                     fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 (path / MARK).touch()

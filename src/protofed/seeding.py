@@ -1,4 +1,4 @@
-"""Randomness that depends on what it is for, never on global state or on the order of arrival."""
+"""Random numbers that depend on their purpose, never on global state or the order of events."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import torch
 
 
 def derive(seed: int, *scope: str | int) -> int:
-    """Return a 63-bit seed for ``scope``, e.g. ``derive(0, "shuffle", round, client)``.
+    """Return a 63-bit seed for one purpose, e.g. ``derive(0, "shuffle", round, client)``.
 
     The same arguments give the same number in every process and on every platform; different scopes give
     independent streams.
+
+    Args:
+        seed: Seed of the experiment.
+        scope: Strings and numbers that identify the purpose.
     """
     text = "\x1f".join([str(seed), *(f"{type(s).__name__}:{s}" for s in scope)])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -20,18 +24,23 @@ def derive(seed: int, *scope: str | int) -> int:
 
 
 def generator(seed: int, *scope: str | int) -> torch.Generator:
-    """Return a fresh CPU generator seeded with :func:`derive`."""
+    """Return a new CPU generator seeded with :func:`derive`.
+
+    Args:
+        seed: Seed of the experiment.
+        scope: Purpose of the numbers, as in :func:`derive`.
+    """
     return torch.Generator().manual_seed(derive(seed, *scope))
 
 
 class Stream:
-    """Torch's default generators, seeded for one purpose; every ``with`` block goes on where the last one ended.
+    """Seeding of torch's default generators inside ``with`` blocks; each block continues where the last one ended.
 
-    What the generators were at is restored after each block.
+    The previous state of the generators is restored after each block.
 
     Args:
-        seed: The experiment's seed.
-        scope: What the numbers are for, as in :func:`derive`.
+        seed: Seed of the experiment.
+        scope: Purpose of the numbers, as in :func:`derive`.
     """
 
     def __init__(self, seed: int, *scope: str | int) -> None:
@@ -58,11 +67,16 @@ class Stream:
 
 
 def seeded(seed: int, *scope: str | int) -> Stream:
-    """Seed torch's default generators inside a ``with`` block (initial weights, dropout); restore them after."""
+    """Seed torch's default generators inside a ``with`` block (initial weights, dropout) and restore them after.
+
+    Args:
+        seed: Seed of the experiment.
+        scope: Purpose of the numbers, as in :func:`derive`.
+    """
     return Stream(seed, *scope)
 
 
 def _default_generators() -> list[torch.Generator]:
-    # torch.manual_seed does the same, but where CUDA was never used it records a stack trace each time.
+    # torch.manual_seed does the same, but records a stack trace each time if CUDA was never used.
     cuda = list(torch.cuda.default_generators) if torch.cuda.is_initialized() else []
     return [torch.default_generator, *cuda]

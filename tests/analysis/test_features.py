@@ -38,7 +38,7 @@ def spirals(tmp_path_factory):
         "fedavg": {},
     }.items():
         tree = apply_overrides(load_recipe("spiral"), {**SPIRAL, "method.name": name, **options})
-        run_experiment(resolve(tree), folder / name, report=False)
+        run_experiment(resolve(tree), folder / name)
     return folder
 
 
@@ -54,7 +54,7 @@ def test_restored_features_and_prototypes_reproduce_the_recorded_accuracy(spiral
     shared = used(run, global_prototypes(run))
     assert bool(shared.present.all())
     found = restore_features(run)
-    assert [c.name for c in found] == [c["name"] for c in run.clients]
+    assert [c.name for c in found] == [c.name for c in run.clients]
     hits = [int((nearest(c.features, shared) == c.labels).sum()) for c in found]
     recorded = run.client_accuracies("global")
     assert [h / len(c.labels) for h, c in zip(hits, found, strict=True)] == pytest.approx(recorded)
@@ -62,7 +62,7 @@ def test_restored_features_and_prototypes_reproduce_the_recorded_accuracy(spiral
 
 def test_some_samples_of_some_clients(spirals):
     run = load_run(spirals / "protonorm")
-    name = max(run.clients, key=lambda c: sum(c["test"]))["name"]
+    name = max(run.clients, key=lambda c: sum(c.test)).name
     every = restore_features(run, [name])[0]
     few = restore_features(run, [name], most=5)[0]
     assert few.features.shape == (5, 2)
@@ -101,8 +101,8 @@ def test_tsne_is_repeatable(spirals, tmp_path):
 
 def test_one_client_in_the_plane(spirals):
     runs = load_runs([spirals / "protonorm"])
-    by_name, by_number = (draw_figure("plane", runs, {"client": c}) for c in (runs[0].clients[1]["name"], 1))
-    assert by_name.axes[0].get_title() == by_number.axes[0].get_title() == runs[0].clients[1]["name"]
+    by_name, by_number = (draw_figure("plane", runs, {"client": c}) for c in (runs[0].clients[1].name, 1))
+    assert by_name.axes[0].get_title() == by_number.axes[0].get_title() == runs[0].clients[1].name
     without = draw_figure("plane", runs, {"client": 1, "local": False})
     assert len(without.axes[0].collections) < len(by_name.axes[0].collections)
     with pytest.raises(ConfigError, match="unknown client 'arm'"):
@@ -142,7 +142,7 @@ def test_what_cannot_be_restored_is_told(copied):
     with pytest.raises(CheckpointError, match="cannot be read"):
         restore_features(load_run(copied))
     run = load_run(copied)
-    run.federation["clients"][0]["test"][0] += 1
+    run.clients[0].test[0] += 1
     with pytest.raises(DataError, match="client-00 has other test samples now"):
         restore_features(run)
     shutil.rmtree(copied / "clients")

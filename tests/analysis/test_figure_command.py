@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import pytest
@@ -53,12 +52,15 @@ def test_mistakes_are_told(run_at, tmp_path, monkeypatch, arguments, error, mess
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_on_the_command_line_a_mistake_is_one_line(tmp_path):
-    command = [sys.executable, "-m", "protofed.cli", "figure", "tsne", "nowhere"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
+def test_on_the_command_line_a_mistake_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["protofed", "figure", "tsne", "nowhere"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
 
 
 def test_figures_are_listed_with_their_options(capsys):

@@ -14,11 +14,20 @@ from rich.console import Console
 import protofed
 import support
 from protofed.analysis.grid import SERIOUS, Figures, as_csv, rows_of
-from protofed.analysis.rundata import RunData, axes_of, load_runs
 from protofed.analysis.tables import grid_table
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.comparing import Cell
 from protofed.experiments.config import CompareOptions
+from protofed.runs import (
+    Accuracy,
+    Attack,
+    ClientDescription,
+    FederationDescription,
+    RoundRecord,
+    RunData,
+    axes_of,
+    load_runs,
+)
 
 AXES = {"attack": ["none", "one"], "rule": ["mean", "median"]}
 
@@ -26,11 +35,12 @@ AXES = {"attack": ["none", "one"], "rule": ["mean", "median"]}
 def run(
     values: tuple[str, ...], accuracies: list[float], *, seed: int = 0, attackers: tuple[str, ...] = ()
 ) -> RunData:
-    clients = [{"name": f"c{i}", "test": [10 * (i + 1)]} for i in range(len(accuracies))]
-    scored = {rule: {"weighted": 0.0, "clients": accuracies} for rule in ("head", "global")}
-    record = {"round": 1, "accuracy": scored, "attack": {"clients": list(attackers)}}
+    clients = [ClientDescription(f"c{i}", "", 0, 0, [0], [10 * (i + 1)]) for i in range(len(accuracies))]
+    rules = ("head", "global")
+    scored = Accuracy(dict.fromkeys(rules, 0.0), dict.fromkeys(rules, accuracies), dict.fromkeys(rules, (0.0, 0.0)))
+    record = RoundRecord(1, [c.name for c in clients], scored, attack=Attack(list(attackers)))
     config = {"method": {"name": "fedproto"}, "seed": seed}
-    return RunData(Path("x"), config, {"clients": clients}, [record], {}, "fedproto", values)
+    return RunData(Path("x"), config, FederationDescription(["0"], clients), [record], None, "fedproto", values)
 
 
 def test_only_honest_clients_count_on_both_sides_of_a_loss():
@@ -52,7 +62,7 @@ def test_only_honest_clients_count_on_both_sides_of_a_loss():
 
 def test_a_method_whose_main_rule_is_its_head_is_counted_once():
     only = run(("none", "mean"), [0.5])
-    del only.rounds[0]["accuracy"]["global"]
+    del only.rounds[0].accuracy.weighted["global"]
     (row,) = rows_of([only], AXES)
     assert row.cells["none"].text == "50"
 

@@ -95,8 +95,8 @@ def test_of_one_run(page, run_at):
     ):
         assert words in parsed.text, words
     run = load_runs([run_at("again", "protonorm", rounds=6, validation=True)])[0]
-    best = run.facts["accuracy"]["global"]
-    assert f"{100 * best['best']:.1f}% round {best['best_round']}, chosen on test data" in parsed.text
+    best = run.outcome.accuracy["global"]
+    assert f"{100 * best.best:.1f}% round {best.best_round}, chosen on test data" in parsed.text
     clients = [row for row in parsed.rows if row and row[0].startswith("client_")]
     assert [row[:2] for row in clients[:4]] == [
         ["client_00", "resnet8"],

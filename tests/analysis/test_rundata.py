@@ -3,9 +3,8 @@ import json
 import pytest
 
 from protofed.analysis import load_run, load_runs, main_rule, prototypes
-from protofed.analysis._labels import tell_apart
-from protofed.analysis.rundata import by_label, settled
 from protofed.errors import CheckpointError
+from protofed.runs import by_label, settled, tell_apart
 
 
 def test_a_run_is_read_back(run_at):
@@ -22,7 +21,7 @@ def test_a_run_is_read_back(run_at):
 
 def test_bytes_add_up_over_rounds_and_directions(run_at):
     run = load_run(run_at(rounds=3))
-    totals = [sum(r["bytes"].values()) for r in run.rounds]
+    totals = [sum(r.bytes.values()) for r in run.rounds]
     assert run.sent() == {1: totals[0], 2: totals[0] + totals[1], 3: sum(totals)}
 
 
@@ -37,7 +36,7 @@ def test_an_unfinished_run(run_at):
     run = load_run(run_at(rounds=5, planned=9, finished=False))
     assert not run.finished
     assert (run.last_round, run.planned_rounds) == (5, 9)
-    assert run.facts["rounds"] == 5
+    assert run.outcome.rounds == 5
 
 
 def test_a_line_being_written_is_left_out(run_at):

@@ -48,7 +48,7 @@ def test_mean_and_deviation_over_seeds(sweep):
     accuracy, traffic = fig.axes
     best, final = (line for line in accuracy.lines if len(line.get_xdata()) == 3 and line.get_marker() == "D")
     runs = [r for r in load_runs([path]) if r.config["method"]["gamma"] == 10]
-    values = {n: [100 * r.facts["accuracy"]["global"][n] for r in runs] for n in ("best", "final")}
+    values = {n: [100 * getattr(r.outcome.accuracy["global"], n) for r in runs] for n in ("best", "final")}
     assert list(final.get_xdata()) == [1, 10, 100]
     assert final.get_ydata()[1] == pytest.approx(statistics.fmean(values["final"]))
     assert best.get_ydata()[1] == pytest.approx(statistics.fmean(values["best"]))

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from protofed.analysis.style import duration, mean_std, method_styles, number, percent, rule_title, size
+from protofed.analysis.style import method_styles, rule_title
+from protofed.formats import duration, mean_std, number, percent, size
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_missing_split(federation):
 
 def test_two_forms_of_a_split(federation):
     write_npz(north(federation, "train.npz"), np.zeros((1, 4, 4), np.uint8), [0])
-    refused(federation, "north/train.parquet", "train.npz is there too")
+    refused(federation, "north/train.parquet", "train.npz exists too")
 
 
 @pytest.mark.parametrize("label", [-1, 3])
@@ -254,14 +254,14 @@ def test_bad_columns(federation):
     refused(federation, "north/train.parquet", r"\['image', 'scan'\]: set data.image_column")
     assert fed(federation, image_column="image").num_classes == 3
     write_parquet(path, [0], [png()], target=[1])
-    refused(federation, "north/train.parquet", "cannot tell the label column among image, target, label")
+    refused(federation, "north/train.parquet", "cannot identify the label column among image, target, label")
     refused(federation, "north/train.parquet", "did you mean 'label'", label_column="lable")
     write_parquet(path, [0], text=["word"])
-    refused(federation, "north/train.parquet", "column 'text' .string. is neither images nor")
+    refused(federation, "north/train.parquet", "column 'text' .string. holds neither images nor")
     write_parquet(path, [0, None], [png(), png()])
     refused(federation, "north/train.parquet", "column 'label' has no value in row 1")
     write_parquet(path, [0, 1], v=[[1.0], [1.0, 2.0]])
-    refused(federation, "north/train.parquet", "equally many numbers per row")
+    refused(federation, "north/train.parquet", "equally many numbers in each row")
     write_parquet(path, ["zero"], [png()])
     refused(federation, "numbered labels", "class names: use one kind")
 
@@ -316,5 +316,5 @@ def test_a_path_that_holds_nothing_useful(tmp_path):
 
 
 def test_a_federation_is_not_a_pool(federation):
-    with pytest.raises(ConfigError, match="not one pool"):
+    with pytest.raises(ConfigError, match="cannot be loaded as one pool"):
         load_pool(DataOptions(source="path", path=str(federation)), 0)

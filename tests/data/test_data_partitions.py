@@ -96,7 +96,7 @@ def test_pathological_covers_many_classes_with_few_clients():
     [
         ("dirichlet", {"alpha": 0.001, "min_size": 30}, 12, "raise partition.alpha"),
         ("dirichlet", {"min_size": 101}, 4, "lower partition.min_size"),
-        ("dirichlet", {"alpha": 0.0}, 4, "must be above 0"),
+        ("dirichlet", {"alpha": 0.0}, 4, "must be greater than 0"),
         ("dirichlet", {"alpha": "much"}, 4, "partition.alpha must be a number"),
         ("dirichlet", {"aplha": 0.1}, 4, "did you mean 'alpha'"),
         ("iid", {"alpha": 0.1}, 4, "Valid: none"),
@@ -109,7 +109,7 @@ def test_pathological_covers_many_classes_with_few_clients():
         ("pathological", {"assignment": "fair"}, 4, "balanced"),
         ("nway_kshot", {"n": 11}, 4, "1..10"),
         ("nway_kshot", {"k": 0}, 4, "at least 1"),
-        ("nway_kshot", {"k_std": -1}, 4, "0 or more"),
+        ("nway_kshot", {"k_std": -1}, 4, "at least 0"),
         ("nway_kshot", {"k": 39}, 4, "lower partition.k"),
         ("natural", {}, 4, "no natural ids"),
         ("file", {}, 4, "partition.path is not set"),

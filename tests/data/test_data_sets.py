@@ -120,20 +120,32 @@ def test_spiral_depends_on_the_seed():
     [
         (options("digts"), "did you mean 'digits'"),
         (options("spiral", options={"pionts": 3}), "did you mean 'points'"),
-        (options("spiral", options={"points": 0}), "points >= 1"),
+        (options("spiral", options={"points": 0}), "data.options.points must be at least 1, not 0"),
         (options("spiral", options={"points": 1.5}), "points must be an integer, not 1.5"),
         (options("spiral", options={"winding": "left"}), "'equal' or 'printed'"),
         (options("spiral", options=3), "expected a mapping"),
-        (options("digits", clients=-1), "data.clients = -1"),
-        (options("digits", test_fraction=1.0), "below 1"),
         (options("path"), "data.path is not set"),
-        (options("digits", samples=100), "whose positions count"),
+        (options("digits", samples=100), "whose positions refer"),
     ],
 )
 def test_bad_options_are_told_in_one_line(data, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         load(data, "file", None, 0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"clients": -1}, "clients must be at least 0, not -1"),
+        ({"samples": -1}, "samples must be at least 0, not -1"),
+        ({"test_fraction": 1.0}, r"test_fraction must lie in \[0, 1\), not 1"),
+        ({"validation_fraction": float("nan")}, r"validation_fraction must lie in \[0, 1\), not nan"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_at_once(values, expected):
+    with pytest.raises(ConfigError, match=expected):
+        options("digits", **values)
 
 
 def test_classes_beyond_the_data_get_numbers_for_names():

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from protofed.analysis.rundata import EXCHANGES
+from protofed.analysis.exchange import EXCHANGES
 from protofed.cli import app
 from protofed.errors import ConfigError
 from protofed.experiments.capabilities import method_table

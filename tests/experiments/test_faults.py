@@ -12,25 +12,38 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
 
 import protofed
+from protofed import snapshots
 from protofed.errors import OutputError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.federation import load_checkpoint, save_checkpoint
-from protofed.federation.files import remove_partial, write_bytes
-from support import experiment, ordinary
+from protofed.files import remove_partial, write_bytes
+from support import experiment, ordinary, write_vectors
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 SMALL = {
-    "data.samples": 300,
-    "data.clients": 4,
-    "partition.alpha": 1.0,
+    "data.source": "path",
+    "model.name": "mlp",
     "model.d": 8,
     "method.name": "fedproto",
     "rounds": 4,
     "execution.executor": "sequential",
     "execution.threads": 1,
 }
-COMMAND = [sys.executable, "-m", "protofed.cli", "run", "quickstart", *(f"{k}={v}" for k, v in SMALL.items())]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _data(tmp_path_factory) -> None:
+    SMALL["data.path"] = str(write_vectors(tmp_path_factory.mktemp("data")))
+
+
+def command() -> list[str]:
+    return [sys.executable, "-m", "protofed.cli", "run", "quickstart", *(f"{k}={v}" for k, v in SMALL.items())]
 
 
 def tensors(run: Path) -> dict[str, bytes]:
@@ -82,14 +95,21 @@ class Full:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return write(path, data)
 
+        def saved(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+            try:
+                path.write_bytes(safetensors.torch.save(tensors, metadata))
+            except OSError as error:  # as safetensors tells it
+                raise SafetensorError(f"Error while serializing: I/O error: {error.strerror}") from None
+
         monkeypatch.setattr(Path, "write_bytes", limited)
+        monkeypatch.setattr(snapshots, "save_file", saved)
 
 
 @pytest.mark.parametrize(
     "word",
     [
         "server.safetensors",
-        "client-03.safetensors",
+        "c3.safetensors",
         "state.json",
         "model.safetensors",
         "summary.json",
@@ -111,14 +131,16 @@ def test_a_full_disk_while_this_is_written(tmp_path, monkeypatch, undisturbed, w
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypatch):
     federation, _ = assemble(experiment(rounds=3), ordinary())
     next(federation.run())
-    save_checkpoint(tmp_path, 1, federation.server, federation.executor.clients)
+    save_checkpoint(tmp_path, federation.state, federation.executor.clients)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()}
     with monkeypatch.context() as patch:
         Full(patch, "bob")
+        federation.state.round = 2
         with pytest.raises(OutputError, match="No space left"):
-            save_checkpoint(tmp_path, 2, federation.server, federation.executor.clients)
+            save_checkpoint(tmp_path, federation.state, federation.executor.clients)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()} == before
-    assert load_checkpoint(tmp_path, federation.executor.clients)[0] == 1
+    assert load_checkpoint(tmp_path, federation.state, federation.executor.clients)
+    assert federation.round == 1
 
 
 def test_half_a_line_of_rounds_is_written_again(tmp_path, undisturbed):
@@ -145,7 +167,7 @@ def test_a_folder_that_vanishes(tmp_path):
 @pytest.mark.parametrize("round", [2, 4])
 def test_a_folder_that_is_moved_is_continued_where_it_is(tmp_path, undisturbed, round):
     out, other = tmp_path / "run", tmp_path / "other"
-    with pytest.raises(OutputError, match=r"moved, the same command with --resume and --out continues there"):
+    with pytest.raises(OutputError, match=r"moved, continue with the same command, --resume and its new --out"):
         protofed.run("quickstart", SMALL, out=out, progress=At(round, lambda: out.rename(other)))
     assert not out.exists()
     assert finish(other) == undisturbed
@@ -202,7 +224,7 @@ def limited(kilobytes: int) -> list[str]:
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
         "sys.argv = sys.argv[2:]; from protofed.cli import main; main()"
     )
-    return [sys.executable, "-c", code, str(1024 * kilobytes), *COMMAND[2:]]
+    return [sys.executable, "-c", code, str(1024 * kilobytes), *command()[2:]]
 
 
 @pytest.mark.parametrize("executor", ["sequential", "workers"])
@@ -243,8 +265,8 @@ def mounts(tmp_path) -> Path:
     ids=["full", "read-only"],
 )
 def test_a_disk_that_takes_nothing_is_one_line(mounts, mount, reason):
-    command = f'{mount.format(mounts)} && exec "$@"'
-    arguments = [*MOUNTS, command, "sh", *COMMAND, "--out", str(mounts / "run"), "--quiet"]
+    script = f'{mount.format(mounts)} && exec "$@"'
+    arguments = [*MOUNTS, script, "sh", *command(), "--out", str(mounts / "run"), "--quiet"]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"error: {mounts / 'run'}")
@@ -256,11 +278,11 @@ def test_a_disk_that_takes_nothing_is_one_line(mounts, mount, reason):
 @pytest.mark.parametrize("place", ["TMPDIR", "/dev/shm"])
 def test_workers_without_room(mounts, place):
     there = mounts if place == "TMPDIR" else place
-    command = f'mount -t tmpfs -o size=100k none {there} && exec "$@"'
+    script = f'mount -t tmpfs -o size=50k none {there} && exec "$@"'
     out = mounts.parent / "run"
-    chosen = [*COMMAND, "execution.executor=workers", "data.samples=1500", "--out", str(out), "--quiet"]
+    chosen = [*command(), "execution.executor=workers", "--out", str(out), "--quiet"]
     done = subprocess.run(
-        [*MOUNTS, command, "sh", *chosen],
+        [*MOUNTS, script, "sh", *chosen],
         capture_output=True,
         text=True,
         timeout=300,
@@ -275,7 +297,7 @@ def test_workers_without_room(mounts, place):
 def test_sigterm_is_as_ctrl_c(tmp_path, undisturbed, executor):
     out, temporary = tmp_path / "run", tmp_path / "t"
     temporary.mkdir()
-    long = [*COMMAND, "rounds=4", f"execution.executor={executor}", "--out", str(out), "--quiet"]
+    long = [*command(), "rounds=4", f"execution.executor={executor}", "--out", str(out), "--quiet"]
     with subprocess.Popen(
         long, env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -287,7 +309,7 @@ def test_sigterm_is_as_ctrl_c(tmp_path, undisturbed, executor):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 143, said
-    assert said == "stopped; the same command with --resume continues\n"
+    assert said == "stopped; repeat the command with --resume to continue\n"
     assert not [p for p in temporary.iterdir() if not p.name.startswith("torchinductor_")]
     assert not (out / "summary.json").exists()
     assert finish(out) == undisturbed
@@ -302,6 +324,6 @@ def test_a_job_of_a_comparison_that_dies_is_one_line(tmp_path):
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     chosen = {name: value for name, value in SMALL.items() if name != "method.name"}
-    with pytest.raises(ProtofedError, match="a process died, one of --jobs 2") as caught:
+    with pytest.raises(ProtofedError, match=r"one of 2 processes \(--jobs\) died") as caught:
         protofed.compare("quickstart", [f"{source}:Dies", "local"], overrides=chosen, jobs=2, out=tmp_path / "c")
     assert "\n" not in str(caught.value)

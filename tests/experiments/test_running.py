@@ -13,6 +13,8 @@ import protofed
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments import Progress
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SMALL = {
     "data.samples": 300,
     "data.clients": 4,

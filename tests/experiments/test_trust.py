@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from protofed.analysis import write_report
 from protofed.data import DataOptions, load, resolve_options
 from protofed.errors import ConfigError
 from protofed.experiments import Progress
@@ -46,13 +47,13 @@ def trap(tmp_path, monkeypatch):
 def test_a_clients_code_is_not_imported(trap, tmp_path):
     root = write(tmp_path / "data", client("ann", [0, 1]), client("bob", [0, 1], model="trap:make"))
     with pytest.raises(ConfigError, match=r"^bob: its client\.toml names code, .*'trap:make': .*trust_code=true"):
-        run_experiment(wanted(root), tmp_path / "run", report=False)
+        run_experiment(wanted(root), tmp_path / "run")
     assert not trap.exists()
 
 
 def test_code_of_a_trusted_folder_runs_and_the_run_says_so(trap, tmp_path):
     root = write(tmp_path / "data", client("ann", [0, 1]), client("bob", [0, 1], model="trap:make"))
-    run_experiment(wanted(root, data__trust_code=True), tmp_path / "run", report=False)
+    run_experiment(wanted(root, data__trust_code=True), tmp_path / "run")
     assert trap.exists()
     notes = json.loads((tmp_path / "run" / "federation.json").read_text())["notes"]
     assert "Code named by client.toml was imported for the models of bob." in notes
@@ -60,7 +61,7 @@ def test_code_of_a_trusted_folder_runs_and_the_run_says_so(trap, tmp_path):
 
 def test_code_that_the_recipe_names_is_the_recipes(trap, tmp_path):
     root = write(tmp_path / "data", client("ann", [0, 1]), client("bob", [0, 1], model="trap:make"))
-    run_experiment(wanted(root, model__name="trap:make", model__options={}), tmp_path / "run", report=False)
+    run_experiment(wanted(root, model__name="trap:make", model__options={}), tmp_path / "run")
     assert trap.exists()
 
 
@@ -75,7 +76,7 @@ def test_names_in_any_script_from_folder_to_checkpoint_and_report(tmp_path):
     chosen = experiment("fedproto", data__source="path", data__path=str(root), rounds=2)
     with pytest.raises(KeyboardInterrupt):
         run_experiment(chosen, tmp_path / "run", progress=AfterOne())
-    run = run_experiment(chosen, tmp_path / "run", resume=True)
+    run = run_experiment(chosen, tmp_path / "run", resume=True, report=write_report)
     assert [r["participants"] for r in run.rounds] == [sorted(names)] * 2
     assert sorted(p.name for p in (tmp_path / "run" / "clients").iterdir()) == sorted(names)
     report = run.report.read_text(encoding="utf-8")

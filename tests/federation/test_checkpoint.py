@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from protofed.errors import CheckpointError
+from protofed.errors import CheckpointError, DivergedError, PayloadError
 from protofed.experiments.assemble import assemble
-from protofed.federation import load_checkpoint, save_checkpoint
-from protofed.federation.files import read_json, write_bytes
+from protofed.federation import RoundRecord, ServerState, load_checkpoint, save_checkpoint
+from protofed.files import read_json, write_bytes
+from protofed.training import Roster
 from support import experiment, ordinary
 
 
@@ -19,24 +22,31 @@ def federation():
 
 
 def save(federation, folder, round):
-    save_checkpoint(folder, round, federation.server, federation.executor.clients)
+    federation.state.round = round
+    save_checkpoint(folder, federation.state, federation.executor.clients)
+
+
+def load(folder, federation):
+    """Return the restored server state, or None."""
+    state = ServerState()
+    return state if load_checkpoint(folder, state, federation.executor.clients) else None
 
 
 def test_only_the_newest_is_kept(federation, tmp_path):
     for round in (1, 2, 3):
         save(federation, tmp_path, round)
     assert [p.name for p in tmp_path.iterdir()] == ["round-000003"]
-    assert load_checkpoint(tmp_path, federation.executor.clients)[0] == 3
+    assert load(tmp_path, federation).round == 3
 
 
 def test_a_half_written_one_is_ignored(federation, tmp_path):
     save(federation, tmp_path, 1)
     (tmp_path / ".round-000002.partial").mkdir()
-    assert load_checkpoint(tmp_path, federation.executor.clients)[0] == 1
+    assert load(tmp_path, federation).round == 1
 
 
 def test_none_yet(federation, tmp_path):
-    assert load_checkpoint(tmp_path / "absent", federation.executor.clients) is None
+    assert load(tmp_path / "absent", federation) is None
 
 
 @pytest.mark.parametrize("file", ["server.safetensors", "state.json", "clients/bob.safetensors"])
@@ -45,7 +55,7 @@ def test_a_truncated_file_is_named(federation, tmp_path, file):
     path = tmp_path / "round-000001" / file
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(CheckpointError, match=rf"{file}: cannot be read") as caught:
-        load_checkpoint(tmp_path, federation.executor.clients)
+        load(tmp_path, federation)
     assert "\n" not in str(caught.value)
 
 
@@ -53,10 +63,55 @@ def test_another_model_or_other_clients_are_named(federation, tmp_path):
     save(federation, tmp_path, 1)
     other, _ = assemble(experiment(model__d=9), ordinary())
     with pytest.raises(CheckpointError, match="does not fit the model of ann"):
-        load_checkpoint(tmp_path, other.executor.clients)
-    fewer = dict(list(federation.executor.clients.items())[:2])
+        load(tmp_path, other)
+    clients = federation.executor.clients
+    fewer = Roster(list(clients.values())[:2], clients.models, clients.store)
     with pytest.raises(CheckpointError, match="written for other clients"):
-        load_checkpoint(tmp_path, fewer)
+        load_checkpoint(tmp_path, ServerState(), fewer)
+
+
+@pytest.mark.parametrize("version", [1, 3, "later"])
+def test_another_format_is_named(federation, tmp_path, version):
+    save(federation, tmp_path, 1)
+    index = tmp_path / "round-000001" / "state.json"
+    record = json.loads(index.read_text())
+    index.write_text(json.dumps({**record, "version": version}))
+    with pytest.raises(CheckpointError, match=f"round-000001: written in format {version} by another version"):
+        load(tmp_path, federation)
+
+
+def test_refusals_are_part_of_the_state(federation, tmp_path):
+    record = RoundRecord(1, ["ann", "bob", "cid"])
+    record.refuse("ann", PayloadError("classes: negative"))
+    record.refuse("bob", DivergedError("prototypes: not finite"))
+    federation.state.standing.note(record, federation.names)
+    save(federation, tmp_path, 1)
+    names, before, after = federation.names, federation.state.standing, load(tmp_path, federation).standing
+    assert after.to_dict() == before.to_dict()
+    assert after.able(names, 2, 1) == before.able(names, 2, 1) == ["cid"]
+
+
+@pytest.mark.parametrize(
+    "refusals",
+    [
+        None,
+        [],
+        {"damaged": {}},
+        {"damaged": {"eve": 1}, "diverged": {}, "last": {}, "misled": []},
+        {"damaged": {"ann": -1}, "diverged": {}, "last": {}, "misled": []},
+        {"damaged": {"ann": True}, "diverged": {}, "last": {}, "misled": []},
+        {"damaged": {}, "diverged": {}, "last": {}, "misled": ["eve"]},
+        {"damaged": {}, "diverged": {}, "last": {}, "misled": [["ann"]]},
+        {"damaged": {}, "diverged": {"ann": 1}, "last": {}, "misled": []},
+    ],
+)
+def test_damaged_refusals_are_named(federation, tmp_path, refusals):
+    save(federation, tmp_path, 1)
+    index = tmp_path / "round-000001" / "state.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "refusals": refusals}))
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged \(") as caught:
+        load(tmp_path, federation)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

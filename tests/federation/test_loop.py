@@ -9,6 +9,7 @@ from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.federation import Accuracy
 from protofed.methods.fedproto import FedProto
+from protofed.runs import Refusal
 from support import client, degenerate, experiment, federated, ordinary
 
 
@@ -24,7 +25,7 @@ def test_a_refused_upload_is_named_and_the_round_goes_on_without_it(monkeypatch)
 
     monkeypatch.setattr(FedProto, "upload", sabotage)
     first, second = federation.run()
-    assert first.refused == [{"client": "bob", "field": "prototypes", "reason": "contains NaN", "diverged": True}]
+    assert first.refused == [Refusal("bob", "prototypes", "contains NaN", diverged=True)]
     assert first.bytes["up"] > 0
     assert second.participants == ["ann", "bob", "cid"]
     assert federation.server["prototypes"].isfinite().all()
@@ -90,7 +91,7 @@ def test_accuracy_is_weighted_by_samples_and_spread_over_clients():
     accuracy = Accuracy.of([({"head": 9}, 10), ({"head": 0}, 1), ({"head": 0}, 0)], ["head"])
     assert accuracy.weighted["head"] == pytest.approx(9 / 11)
     assert accuracy.clients["head"] == [0.9, 0.0, None]
-    assert accuracy.spread("head") == pytest.approx((0.45, 0.45))
+    assert accuracy.spreads["head"] == pytest.approx((0.45, 0.45))
 
 
 def test_diverged_models_count_as_wrong():

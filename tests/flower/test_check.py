@@ -22,7 +22,7 @@ import torch
 
 from data.files import write_images, write_npz
 from protofed import cli, models
-from protofed.federation.files import write_tensors
+from protofed.files import write_tensors
 
 pytest.importorskip("cryptography", reason="needs cryptography: install protofed[flower]")
 
@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from protofed.flower import keys, trust
 from protofed.flower.check import Finding, Request, check_node
 from protofed.flower.state import ClientFolder
-from protofed.training import Parked
+from protofed.snapshots import Snapshot
 
 SMALL = ("model.name=mlp", "model.d=8", "execution.device=cpu")
 
@@ -158,7 +158,7 @@ def test_a_model_that_raises_is_a_problem_of_the_model(north, monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise KeyError("weights")
 
-    monkeypatch.setattr("protofed.flower.check.open_workshop", broken)
+    monkeypatch.setattr("protofed.flower.check.Builder", broken)
     text = problem("model", client_dir=north, recipe="quickstart", overrides=("method.name=fedproto", *SMALL))
     assert text == "cannot be built or fed: KeyError: 'weights'"
 
@@ -181,11 +181,11 @@ def test_the_state_folder(north, tmp_path):
     state = tmp_path / "state"
     request = {"state_dir": state, "client_dir": north, "recipe": "quickstart"}
     request["overrides"] = ("method.name=fedproto", *SMALL)
-    assert findings(**request)["state-dir"].text == f"{state}: not there yet, can be made"
+    assert findings(**request)["state-dir"].text == f"{state}: does not exist yet, can be created"
     state.mkdir()
     assert findings(**request)["state-dir"].text.endswith("writable, no saved model yet")
     client = ClientFolder(state / "north", "some run")  # as a node writes it
-    written = client.write(Parked(model(), {"prototypes": torch.zeros(2, 8)}, {}), 1)
+    written = client.write(Snapshot(model(), {"prototypes": torch.zeros(2, 8)}, {}), 1)
     client.commit(written, None, 1, set())
     assert (state / "north" / "model.safetensors").is_file()
     assert findings(**request)["state-dir"].text.endswith("writable, its saved model fits")
@@ -196,7 +196,7 @@ def test_the_state_folder(north, tmp_path):
     write_tensors(state / "north" / "model.safetensors", {n: t for n, t in model().items() if n != "head.bias"})
     assert "has no head.bias, which the model has" in problem("state-dir", **request)
     write_tensors(state / "north" / "model.safetensors", {**model(), "extras.p": torch.zeros(1)})
-    assert "has extras.p, which the model has not" in problem("state-dir", **request)
+    assert "has extras.p, which the model does not have" in problem("state-dir", **request)
     (state / "north" / "model.safetensors").write_bytes(b"torn")
     assert "model.safetensors: cannot be read" in problem("state-dir", **request)
     write_tensors(state / "north" / "model.safetensors", model())
@@ -326,12 +326,12 @@ def test_nobody_there_and_no_tls(made, monkeypatch):
     with server(made) as port:
         pass
     found = findings(superlink=f"127.0.0.1:{port}", root_certificates=made / "ca.crt")
-    assert "connection refused, nothing listens there" in found["superlink"].text
+    assert "connection refused, no server is listening" in found["superlink"].text
     assert found["tls"].state == "skipped"
     with server(None) as port:
         text = problem("tls", superlink=f"127.0.0.1:{port}", root_certificates=made / "ca.crt")
         assert "no TLS there" in text
-    assert "no machine of the name" in problem("superlink", superlink="nowhere.invalid:8443")
+    assert "the name nowhere.invalid cannot be resolved" in problem("superlink", superlink="nowhere.invalid:8443")
 
     def late(*_: object, **__: object) -> None:
         raise TimeoutError("timed out")
@@ -421,7 +421,7 @@ def test_a_key_that_others_may_read_or_whose_public_key_is_not_its_own(tmp_path)
     key = tmp_path / "keys" / "node1"
     for mode in (0o640, 0o604, 0o644):
         key.chmod(mode)
-        assert f"node1: others may read or change it (mode {mode:04o}): `chmod 600" in problem("key", key=key)
+        assert f"node1: other users may read or change it (mode {mode:04o}): `chmod 600" in problem("key", key=key)
     key.chmod(0o600)
     (tmp_path / "keys" / "node2.pub").rename(tmp_path / "keys" / "node1.pub")
     assert "node1.pub: belongs to another private key" in problem("key", key=key)

@@ -16,9 +16,9 @@ from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_fol
 from protofed import claims
 from protofed.analysis.report import write_report
 from protofed.errors import PayloadError
-from protofed.flower.census import elsewhere, scored
 from protofed.flower.grid import RECORD
 from protofed.flower.messages import Description, Scored, evaluated_values, read_evaluated
+from protofed.flower.summary import described_federation, scored
 from protofed.methods.contract import Upload
 from protofed.robust.vectors import cap_counts
 from protofed.training import Evaluated
@@ -144,7 +144,7 @@ def test_no_cap_lies_below_what_a_client_has(held, kind):
     K = len(held)
     told = tuple(claims.withheld(n, kind) for n in held)
     d = Description("x", tuple(map(str, range(K))), False, told, told, 0, (6,), counts=kind)
-    samples = elsewhere([d], d.classes).clients[0].train
+    samples = described_federation([d], d.classes).clients[0].train
     assert samples.exact == (kind == "exact")
     schema = Schema(
         {

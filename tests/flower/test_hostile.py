@@ -90,14 +90,14 @@ DESCRIPTIONS = {
     "a dot": (says(name=".."), "use letters"),
     "a space in front": (says(name=" ann"), "use letters"),
     "a space behind": (says(name="ann "), "use letters"),
-    "half a character": (answers('[{"name": "\\ud800"}]'), "half a character|missing"),
+    "half a character": (answers('[{"name": "\\ud800"}]'), "unpaired surrogate|missing"),
     "a mark alone": (says(name="\u0301ann"), "use letters"),
     "markup": (says(name="<script>alert(1)</script>"), "use letters"),
     "a long name": (says(name="z" * 65), "at most 64"),
     "many bytes": (says(name="𠀀" * 60), "at most 64 of 200"),
     "a name of a megabyte": (says(name="z" * 10**6), "at most 256"),
     "a name that is a number": (says(name=5), "expected a name"),
-    "another's name": (says(name="ann"), "says it is ann, who is at node 101 already"),
+    "another's name": (says(name="ann"), "says it is ann, which is already at node 101"),
     "another's name in capitals": (says(name="ANN"), "which reads as ann"),
     "another's name in wide letters": (says(name="ａｎｎ"), "which reads as ann"),
     # Classes and counts.
@@ -127,20 +127,20 @@ DESCRIPTIONS = {
     "another shape": (says(input_shape=[7]), r"samples are \(7,\), but those of most clients are \(6,\)"),
     "five dimensions": (says(input_shape=[1] * 5), "5 entries, at most 4"),
     "a side of 10^9": (says(input_shape=[10**9]), "input_shape: must be from 1"),
-    "a sample of 2^48 numbers": (says(input_shape=[2**16] * 3), "numbers a sample, at most"),
+    "a sample of 2^48 numbers": (says(input_shape=[2**16] * 3), "numbers per sample, at most"),
     "a side of none": (says(input_shape=[0]), "input_shape: must be from 1"),
     "a negative side": (says(input_shape=[-6]), "input_shape: must be from 1"),
     # Settings.
-    "code": (says(settings={"model": "os:abort"}), "code is taken from the recipe alone"),
-    "other code": (says(settings={"model": "signal:pause"}), "code is taken from the recipe alone"),
-    "a module of its own": (says(settings={"model": "evil.models:make"}), "code is taken from the recipe alone"),
+    "code": (says(settings={"model": "os:abort"}), "only the recipe may name code"),
+    "other code": (says(settings={"model": "signal:pause"}), "only the recipe may name code"),
+    "a module of its own": (says(settings={"model": "evil.models:make"}), "only the recipe may name code"),
     "an unknown architecture": (says(settings={"model": "cnn99"}), "unknown model 'cnn99'"),
     "a model that is a list": (says(settings={"model": ["mlp"]}), "expected the name of an architecture"),
     "a d of 10^9": (says(settings={"d": 10**9}), "d: must be from 1 to 65536"),
     "another d": (says(settings={"d": 9}), "has d=9, most clients have d=5, but the method exchanges features"),
     "epochs without end": (says(settings={"epochs": 10**9}), "epochs: must be from 1 to 1000"),
     "a batch of nothing": (says(settings={"batch_size": 0}), "batch_size: must be from 1"),
-    "a learning rate of NaN": (says(settings={"lr": float("nan")}), "NaN is no JSON number"),
+    "a learning rate of NaN": (says(settings={"lr": float("nan")}), "NaN is not a JSON number"),
     "a negative learning rate": (says(settings={"lr": -1}), "lr: must be above 0"),
     "an unknown setting": (says(settings={"optimizer": "os"}), "unknown setting 'optimizer'"),
     "settings that are none": (says(settings=[1]), "settings: expected a table"),
@@ -181,7 +181,7 @@ def check_reason(text: str, expected: str) -> None:
 SAME_ARCHITECTURE = {
     "a model of its own": (
         says(settings={"model": claims.PRIVATE}),
-        "has a model of its own, but the method",
+        "has its own model, but the method",
     ),
     "another architecture": (says(settings={"model": "cnn2"}), "has cnn2, most clients have mlp"),
     "another d": (says(settings={"d": 4}), "has d=4, most clients have d=5, but the method shares weights"),
@@ -215,6 +215,7 @@ SIZES = {
 }
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("attack", SIZES)
 def test_sizes_that_cannot_be_are_left_out(attack, root, honest, tmp_path):
     def tamper(node, message, reply):

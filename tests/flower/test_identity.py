@@ -131,7 +131,7 @@ def test_with_a_roster_an_impostor_that_comes_first_is_refused(root, tmp_path):
     assert left["reason"].startswith(f"says it is bob, whose key is {fingerprint(KEYS[102])}, not")
     nodes[104]["client"] = "zoe"
     run = over(FakeGrid(nodes, keys=KEYS), wanted("fedproto", root), tmp_path / "run2", roster=str(roster))
-    assert left_out(run) == [{"client": "node 104", "reason": "says it is zoe, whom the roster does not name"}]
+    assert left_out(run) == [{"client": "node 104", "reason": "says it is zoe, which the roster does not list"}]
 
 
 def test_one_client_per_key_unless_allowed():

@@ -125,7 +125,7 @@ def test_the_command_says_what_is_what(tmp_path, monkeypatch, capsys):
         "365 days",
         "node1 … node3",
         "ca.key",
-        "For a trial",
+        "For trials only",
     ):
         assert part in printed
     assert (tmp_path / "k" / "node3.pub").is_file()

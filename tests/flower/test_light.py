@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
+from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import apply_overrides, load_recipe, resolve
-from protofed.experiments.workshop import Census
 from protofed.flower.admission import class_order
-from protofed.flower.census import elsewhere, shared
 from protofed.flower.example import create_example
 from protofed.flower.messages import Job
 from protofed.flower.node import Node, experiment_key
 from protofed.flower.sources import source_of
+from protofed.flower.summary import client_summaries, described_federation
 
 HEAVY = (
     *("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "triton", "torchvision", "PIL"),
@@ -56,8 +56,8 @@ def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
     config = experiment_key(experiment)
     descriptions = Node(source_of(node), tmp_path / "state").describe(config)
     classes, _ = class_order(descriptions)
-    (told,) = shared(Census.of(experiment, elsewhere(descriptions, classes)), classes)
-    job = Job("run", "north", 1, config, told.to_json(), deliver=False).to_values()
+    (summary,) = client_summaries(FederationSummary.of(experiment, described_federation(descriptions, classes)))
+    job = Job("run", "north", 1, config, summary, deliver=False).to_values()
     found = loaded([("query", node, {"config": config}), ("train", node, job), ("evaluate", node, job)])
     assert {"torch", "protofed.models.convolution"} <= found
     assert not found & set(HEAVY)

@@ -17,23 +17,22 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from network import forget, wanted
 from protofed.errors import CheckpointError, ConfigError, PayloadError
-from protofed.experiments.workshop import Census
+from protofed.experiments.architectures import FederationSummary
 from protofed.flower.admission import class_order
-from protofed.flower.census import Shared, elsewhere, shared
-from protofed.flower.messages import Description, Job, Left, description_values, read_descriptions
+from protofed.flower.messages import Description, Job, VisitOutcome, description_values, read_descriptions
 from protofed.flower.node import Node, experiment_key
 from protofed.flower.sources import Folder, Share, source_of
 from protofed.flower.state import ClientFolder, locked
-from protofed.training import Parked, Trained
-from protofed.training.client import pack
+from protofed.flower.summary import client_summaries, described_federation, read_summary
+from protofed.snapshots import Snapshot, pack
+from protofed.training import Trained
 from support import ordinary
 
 
 def job_of(root: Path, method: str = "fedproto", **changes) -> Job:
     chosen = wanted(method, root)
-    census = Census.of(chosen, ordinary())
-    own = shared(census, tuple("abcd"))[0]
-    return replace(Job("run", "ann", 1, experiment_key(chosen), own.to_json()), **changes)
+    summary = client_summaries(FederationSummary.of(chosen, ordinary()))[0]
+    return replace(Job("run", "ann", 1, experiment_key(chosen), summary), **changes)
 
 
 def node_of(root: Path, state: Path | None) -> Node:
@@ -98,7 +97,7 @@ def test_a_node_without_the_state_refuses_and_starts_nothing(root, tmp_path):
     later = replace(job, round=2, message=broadcast(result.message), after=left.generation)
     other = node_of(root, tmp_path / "b")
     for visit in (other.train, other.evaluate):
-        with pytest.raises(CheckpointError, match=rf"ann: .* {left.generation}.*it holds none of this run.*fresh"):
+        with pytest.raises(CheckpointError, match=rf"ann: .* {left.generation}.*it has none of this run.*fresh"):
             visit(later)
     assert [f.name for f in (tmp_path / "b" / "ann").iterdir()] == [".lock"]
     other.train(job)  # now it has a state, but not that one
@@ -118,14 +117,14 @@ def test_a_node_may_let_its_client_begin_anew(root, tmp_path):
 
 
 def test_what_a_node_keeps_it_does_not_give_away(root, tmp_path):
-    job = replace(job_of(root), state=pack(Parked({}, {}, {})))
-    with pytest.raises(ConfigError, match="this node keeps its own"):
+    job = replace(job_of(root), state=pack(Snapshot({}, {}, {})))
+    with pytest.raises(ConfigError, match="this node stores its clients itself"):
         node_of(root, tmp_path).train(job)
-    with pytest.raises(ConfigError, match="no place for its model"):
+    with pytest.raises(ConfigError, match="no folder for its model"):
         node_of(root, None).train(job_of(root))
 
 
-@pytest.mark.parametrize("state", [b"", b"nothing", pack(Parked({}, {}, {})), save({"else.x": torch.zeros(1)})])
+@pytest.mark.parametrize("state", [b"", b"nothing", pack(Snapshot({}, {}, {})), save({"else.x": torch.zeros(1)})])
 def test_a_travelling_client_that_is_none_is_refused(state, root):
     with pytest.raises(PayloadError, match=r"^state: "):
         node_of(root, None).train(replace(job_of(root), state=state))
@@ -138,7 +137,7 @@ def test_a_server_that_lost_its_checkpoints_begins_again_and_old_requests_are_re
         train(node, replace(job, round=round, order=round))
     again = train(node, replace(job, order=4))  # round 1 once more
     assert again.message == first.message
-    with pytest.raises(CheckpointError, match="a later request of the server came before this one"):
+    with pytest.raises(CheckpointError, match="a later request of the server has been carried out already"):
         node.train(replace(job, round=3, order=3))
     left = node.train(replace(job, round=2, order=5))[1]
     with pytest.raises(CheckpointError, match="is newer than round 1"):
@@ -195,7 +194,7 @@ def test_a_damaged_state_is_named(root, tmp_path):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda index: {"run": "run", "chain": [{"round": 1}]},
+        lambda index: {"version": 2, "run": "run", "chain": [{"round": 1}]},
         lambda index: index | {"order": "7"},
         lambda index: index | {"notes": {"bfloat16": 3}},
         lambda index: index | {"chain": [index["chain"][0] | {"model": "../../ann/secret.model.safetensors"}]},
@@ -212,10 +211,19 @@ def test_a_damaged_index_is_named(root, tmp_path, damage):
     path = tmp_path / "ann" / "state.json"
     path.write_text(json.dumps(damage(json.loads(path.read_text()))))
     with pytest.raises(
-        CheckpointError, match=r"damaged .* remove the folder and give the node fresh=true"
+        CheckpointError, match=r"damaged .* remove the folder and add fresh=true to --node-config"
     ) as error:
         train(node_of(root, tmp_path), job)
     assert "\n" not in str(error.value)
+
+
+def test_an_index_of_another_version_is_named(root, tmp_path):
+    node, job = node_of(root, tmp_path), job_of(root)
+    train(node, job)
+    path = tmp_path / "ann" / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 3}))
+    with pytest.raises(CheckpointError, match=r"state\.json: written in format 3 by another version of protofed"):
+        train(node_of(root, tmp_path), job)
 
 
 def test_two_visits_of_a_client_at_a_time_wait_for_each_other(root, tmp_path):
@@ -236,7 +244,7 @@ def test_only_the_newest_request_waits_for_the_visit_under_way(root, tmp_path):
             first = pool.submit(node.train, replace(job, order=6))
             until(turn.is_file, 20)
             second = pool.submit(node.train, replace(job, order=8))
-            with pytest.raises(CheckpointError, match="a later request of the server came before"):
+            with pytest.raises(CheckpointError, match="a later request of the server replaced this one"):
                 first.result(20)
             with pytest.raises(CheckpointError, match="a later request of the server waits"):
                 node.train(replace(job, order=7))
@@ -265,15 +273,15 @@ def test_jobs_and_descriptions_survive_the_way(root):
     assert Job.of(replace(job, message=None).to_values()).message is None
     with pytest.raises(PayloadError, match="round: must be int, not str"):
         Job.of({**job.to_values(), "round": "1"})
-    for left in (Left(), Left("000012-0123456789abcdef", True), Left(state=b"c")):
-        assert Left.of(left.to_values()) == left
+    for left in (VisitOutcome(), VisitOutcome("000012-0123456789abcdef", True), VisitOutcome(state=b"c")):
+        assert VisitOutcome.of(left.to_values()) == left
     bad = {"after": "../x", "saved": "000012", "order": -1, "round": True, "state": "text", "run": "a/b"}
     for name, value in bad.items():
         with pytest.raises(PayloadError, match=f"^{name}"):
             Job.of({**job.to_values(), name: value})
     for name, value in {"generation": "../../state", "anew": 1, "state": "text"}.items():
         with pytest.raises(PayloadError, match=f"^{name}: "):
-            Left.of({**Left().to_values(), name: value})
+            VisitOutcome.of({**VisitOutcome().to_values(), name: value})
     found = Folder(root / "clients" / "ann", "ann").describe(wanted("fedproto", root))
     assert read_descriptions(description_values(found)) == found
     for bad in (
@@ -313,17 +321,19 @@ def test_the_order_of_classes():
 
 
 def test_the_server_knows_numbers_only():
-    data = elsewhere([described("x", "ca"), described("y", "b")], tuple("abc"))
+    data = described_federation([described("x", "ca"), described("y", "b")], tuple("abc"))
     assert [c.train.counts(3).tolist() for c in data.clients] == [[2, 0, 1], [0, 1, 0]]
     assert len(data.clients[0].train) == 3
     assert data.clients[0].train.x.numel() == 0
-    large = elsewhere([replace(described("x", "a"), train=(2**30,), test=(2**30,))], ("a",))
+    large = described_federation([replace(described("x", "a"), train=(2**30,), test=(2**30,))], ("a",))
     assert len(large.clients[0].train) == 2**30, "nothing is allocated for what is not here"
 
 
-def test_shared_knowledge_survives_the_way(root):
-    own = shared(Census.of(wanted("fedproto", root), ordinary()), tuple("abcd"))[0]
-    assert Shared.of(own.to_json()) == own
+def test_the_summary_survives_the_way(root):
+    summary = FederationSummary.of(wanted("fedproto", root), ordinary())
+    assert [read_summary(text) for text in client_summaries(summary)] == [
+        summary.of_client(number) for number in range(3)
+    ]
 
 
 def test_what_a_node_is_started_with():

@@ -18,18 +18,20 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from deployment import BIN, Deployment, rounds_of, until
 from network import write_folders
+from protofed import run
 from protofed.flower.identity import fingerprint
 from protofed.flower.keys import certificate_authority, create_keys
 from protofed.methods import methods
 from support import client, federated, ordinary
 
+PROBE = f"{Path(__file__).parents[1] / 'probes.py'}:Probe"
 DEPLOYED = ("fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl", "fedavg")
 
 
 def folders(root: Path, clients: int = 3) -> Path:
-    """Write a federation folder of three clients or four."""
-    extra = [client("dan", [2, 2, 2, 0, 0, 3])] if clients == 4 else []
-    return write_folders(root, federated(*ordinary().clients, *extra))
+    """Write a federation folder of at most four clients."""
+    everybody = [*ordinary().clients, client("dan", [2, 2, 2, 0, 0, 3])]
+    return write_folders(root, federated(*everybody[:clients]))
 
 
 def recipe(data: Path, method: str, rounds: int = 3, more: str = "") -> Path:
@@ -106,10 +108,11 @@ def begun(root: Path, method: str, rounds: int, until_round: int) -> Iterator[tu
 
 
 def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(tmp_path):
-    """The short version for every day: two rounds of ProtoNorm over TLS with authenticated nodes."""
-    data = folders(tmp_path / "data")
+    """The short version for every day: two rounds of ProtoNorm over TLS with two authenticated nodes."""
+    data = folders(tmp_path / "data", 2)
     chosen = recipe(data, "protonorm", 2)
-    local = here(chosen, tmp_path / "local")
+    local = tmp_path / "local"
+    run(chosen, out=local)
     create_keys(tmp_path / "others", 1)
     with Deployment(tmp_path, clients_of(data)) as d:
         d.up()
@@ -120,13 +123,13 @@ def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(t
         assert d.ended("stranger") != 0
         assert d.ended("misled") != 0
         d.finish()
-        assert all(model_of(d, n).is_file() for n in range(3))
+        assert all(model_of(d, n).is_file() for n in range(2))
     same(local, tmp_path / "remote")
     assert (tmp_path / "remote" / "report.html").is_file()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(methods()))
+@pytest.mark.parametrize("method", [*sorted(methods()), PROBE], ids=lambda name: name.rpartition(":")[2])
 def test_a_simulation_on_ray_gives_the_numbers_of_the_local_engine(method, tmp_path):
     chosen = recipe(folders(tmp_path / "data", 4), method)
     same(here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower"))

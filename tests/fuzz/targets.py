@@ -207,8 +207,8 @@ def run_file(name: str) -> Callable[[random.Random, Path], None]:
 def shown(folder: Path) -> None:
     """Follow a run as pages do, then read it as a report does, and compute what either shows."""
     from protofed.analysis import load_run
-    from protofed.analysis.border import Border
     from protofed.analysis.report import facts, tables
+    from protofed.runs import Border
     from protofed.ui.runs import differences, lines, rows
     from protofed.ui.runs.following import Follower, State
 
@@ -238,7 +238,7 @@ def comparison(rng: random.Random, folder: Path) -> None:
 
 def tensors(rng: random.Random, folder: Path) -> None:
     """A safetensors file."""
-    from protofed.federation.files import read_tensors
+    from protofed.files import read_tensors
     from protofed.ui.runs import vectors
 
     path = folder / "file.safetensors"
@@ -264,12 +264,12 @@ def flower() -> list[tuple[str, Callable[[Any], object], dict[str, Any]]]:
     trained = Trained("ann", b"PF\x01\x00", {"total": 1.5, "cross_entropy": 1.5}, 3, 0.1)
     evaluated = Evaluated("ann", {"head": 1, "global": 3}, 3, 0.1, ({"head": 2, "global": 0}, 2))
     rules, scored = ("head", "global"), m.Scored(3, 3, 2)
-    left = m.Left("0" * 8, False, b"PF")
+    left = m.VisitOutcome("0" * 8, False, b"PF")
     return [
         ("descriptions", m.read_descriptions, m.description_values([ann, bob])),
         ("trained", lambda values: m.read_trained(values, "ann", scored), m.trained_values(trained)),
         ("evaluated", lambda values: m.read_evaluated(values, "ann", scored, rules), m.evaluated_values(evaluated)),
-        ("left", m.Left.of, left.to_values()),
+        ("left", m.VisitOutcome.of, left.to_values()),
         ("job", m.Job.of, m.Job("run", "ann", 1, "{}", "{}", b"PF", True, "").to_values()),
     ]
 

@@ -19,8 +19,8 @@ from protofed.analysis import load_run, load_runs, write_report
 from protofed.analysis.restore import restore_features
 from protofed.cli import app
 from protofed.errors import CheckpointError, DataError
-from protofed.federation.checkpoint import load_checkpoint
-from protofed.federation.files import read_tensors
+from protofed.federation import ServerState, load_checkpoint
+from protofed.files import read_tensors
 from protofed.ui.runs import vectors
 from protofed.ui.runs.following import State
 from protofed.ui.runs.library import Library
@@ -251,19 +251,29 @@ def test_tensors_that_are_no_file(tmp_path):
 
 
 class Clients(dict[str, Any]):
-    here = ("ann",)
+    rests_here = True
 
-    def replace(self, name: str, parked: object) -> None:
-        self[name] = parked
+    def replace(self, name: str, snapshot: object) -> None:
+        self[name] = snapshot
 
 
+STATE = {
+    "version": 2,
+    "round": 3,
+    "clients": ["ann"],
+    "refusals": {"damaged": {}, "diverged": {}, "last": {}, "misled": []},
+    "generations": {},
+}
 STATES: dict[str, tuple[object, str]] = {
-    "upwards": ({"round": 3, "clients": ["../../ann"]}, "written for other clients"),
-    "a list": ([], "holds no object"),
-    "round of another kind": ({"round": "3", "clients": ["ann"]}, "its round is '3'"),
-    "another round": ({"round": 2**62, "clients": ["ann"]}, "its round is"),
-    "true": ({"round": True, "clients": ["ann"]}, "its round is True"),
-    "no clients": ({"round": 3}, "written for other clients"),
+    "upwards": ({**STATE, "clients": ["../../ann"]}, "written for other clients"),
+    "a list": ([], "not a JSON object"),
+    "round of another kind": ({**STATE, "round": "3"}, "its round is '3'"),
+    "another round": ({**STATE, "round": 2**62}, "its round is"),
+    "true": ({**STATE, "round": True}, "its round is True"),
+    "no clients": ({**STATE, "clients": None}, "written for other clients"),
+    "no version": ({"round": 3, "clients": ["ann"]}, "written in format 1"),
+    "no refusals": ({**STATE, "refusals": None}, "refusals: expected a table"),
+    "generations of others": ({**STATE, "generations": {"eve": "x"}}, "which states its clients had"),
 }
 
 
@@ -277,11 +287,15 @@ def test_prepared_checkpoints(tmp_path, name):
     save_file({"a": torch.ones(1)}, folder / "server.safetensors")
     save_file({"elsewhere.a": torch.ones(1)}, folder / "clients" / "ann.safetensors")
     (folder / "state.json").write_text(json.dumps(content))
-    message = refused(lambda: load_checkpoint(tmp_path / "checkpoint", Clients(ann=None)), CheckpointError)
+    message = refused(
+        lambda: load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None)), CheckpointError
+    )
     assert said in message
-    (folder / "state.json").write_text(json.dumps({"round": 3, "clients": ["ann"]}))
-    message = refused(lambda: load_checkpoint(tmp_path / "checkpoint", Clients(ann=None)), CheckpointError)
-    assert "does not fit the model of ann" in message
+    (folder / "state.json").write_text(json.dumps(STATE))
+    message = refused(
+        lambda: load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None)), CheckpointError
+    )
+    assert "ann.safetensors: damaged" in message
 
 
 def test_links_are_no_checkpoints(tmp_path):
@@ -290,7 +304,7 @@ def test_links_are_no_checkpoints(tmp_path):
     (tmp_path / "checkpoint" / "round-000009").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "checkpoint" / "round-x").mkdir()
     os.mkfifo(tmp_path / "checkpoint" / "round-000010")
-    assert load_checkpoint(tmp_path / "checkpoint", Clients(ann=None)) is None
+    assert not load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.config import every_method
 from protofed.methods import get
 from protofed.training import Missing
-from support import K, client, experiment, federated
+from support import K, client, experiment, federated, visited
 
 WIDTH = {"float32": 4, "float64": 8}
 
@@ -48,7 +48,7 @@ def second_round(method: str, codec: str = "float32"):
 
 def sizes(federation) -> dict[str, float]:
     """Return what the symbols of the formulas stand for."""
-    model = federation.executor.clients["ann"].model
+    model = visited(federation)["ann"].model
     count = {
         part: sum(p.numel() for n, p in model.named_parameters() if n.startswith(part))
         for part in ("extractor.", "head.", "extras.")

@@ -9,7 +9,7 @@ import torch
 
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
-from support import client, experiment, federated, ordinary
+from support import client, experiment, federated, ordinary, visited
 
 
 def one_round(**overrides):
@@ -24,7 +24,7 @@ def test_the_server_holds_the_weighted_mean_of_the_clients(weighting):
     federation, data, start, _ = one_round(method__weighting=weighting)
     sizes = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
     for name, mean in federation.server.items():
-        weights = [c.model.state_dict()[name].double() for c in federation.executor.clients.values()]
+        weights = [c.model.state_dict()[name].double() for c in visited(federation).values()]
         expected = sum(n * w for n, w in zip(sizes, weights, strict=True)) / sum(sizes)
         torch.testing.assert_close(mean, expected.float(), rtol=1e-6, atol=1e-7)
         assert not torch.equal(mean, start[name])
@@ -39,7 +39,7 @@ def test_both_models_are_scored(at):
     opening = {n: w.clone() for n, w in federation.server.items()}
     record = next(run)
     assert list(record.accuracy.weighted) == ["global_model", "head"]
-    for place, (own, c) in enumerate(zip(data.clients, federation.executor.clients.values(), strict=True)):
+    for place, (own, c) in enumerate(zip(data.clients, visited(federation).values(), strict=True)):
         scored = federation.server if at == "broadcast" else opening
         for rule, weights in (("global_model", scored), ("head", c.model.state_dict())):
             model = copy.deepcopy(c.model).eval()
@@ -52,9 +52,9 @@ def test_both_models_are_scored(at):
 def test_a_client_that_never_trained_keeps_its_initial_model():
     data = federated(client("ann", [0, 1, 2, 3] * 3), client("bob", [], [0, 1, 2, 3]))
     federation, _ = assemble(experiment("fedavg", rounds=1), data)
-    before = federation.executor.clients["bob"].model.state_dict()
+    before = visited(federation)["bob"].model.state_dict()
     next(federation.run())
-    bob = federation.executor.clients["bob"]
+    bob = visited(federation)["bob"]
     assert all(torch.equal(w, before[n]) for n, w in bob.model.state_dict().items())
     assert all(torch.equal(w, federation.server[n]) for n, w in bob.received.items())
 

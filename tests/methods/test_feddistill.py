@@ -9,7 +9,7 @@ import naive
 from naive import build, same, uneven
 from protofed.errors import ConfigError
 from protofed.methods.contract import Upload
-from support import K, client, degenerate, federated
+from support import K, client, degenerate, federated, visited
 
 GAMMA = 0.7
 
@@ -87,7 +87,7 @@ def test_three_rounds(options):
         for c in data.clients:
             naive.same_nets(naive.own_net(federation, c.name), reference.nets[c.name])
             expected = reference.targets(c.name)
-            received = federation.executor.clients[c.name].received
+            received = visited(federation)[c.name].received
             assert received["present"].tolist() == [j in expected for j in range(K)]
             for j, row in expected.items():
                 same(received["targets"][j], row)
@@ -124,8 +124,8 @@ def test_classes_of_one_client_or_of_nobody_stay_finite(preset, others):
         assert not record.refused
         assert all(torch.isfinite(torch.tensor(v)) for v in record.losses.values())
     for name in federation.names:
-        assert all(p.isfinite().all() for p in federation.executor.clients[name].model.parameters())
-    present = {n: federation.executor.clients[n].received["present"].tolist() for n in federation.names}
+        assert all(p.isfinite().all() for p in visited(federation)[name].model.parameters())
+    present = {n: visited(federation)[n].received["present"].tolist() for n in federation.names}
     assert present["ann"] == [True, False, True, True]
     assert present["bob"] == [True, False, True, not others]
     assert present["cid"] == [True, False, not others, True]

@@ -117,7 +117,13 @@ def test_a_head_without_bias_is_refused():
         build("fedgh", model__name="support:NoBias", model__options={})
 
 
-@pytest.mark.parametrize("option", ["server_lr", "server_batch_size"])
-def test_bad_options(option):
-    with pytest.raises(ConfigError, match="server_lr > 0 and server_batch_size >= 1"):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("server_lr", "method.server_lr must be greater than 0, not 0"),
+        ("server_batch_size", "method.server_batch_size must be at least 1, not 0"),
+    ],
+)
+def test_bad_options(option, message):
+    with pytest.raises(ConfigError, match=message):
         build("fedgh", **{f"method__{option}": 0})

@@ -13,14 +13,14 @@ from naive import build, same, same_nets, uneven
 from protofed.errors import ConfigError, ModelError, PayloadError
 from protofed.methods._lowrank import LowRank, factorise
 from protofed.methods.contract import Upload
-from support import K, client, degenerate, federated
+from support import K, client, degenerate, federated, visited
 
 MENTEE = {"method__auxiliary": "mlp", "method__auxiliary_options": {"hidden": [], "relu_features": True}}
 START, END = 0.6, 0.9
 
 
 def extras(federation, name):
-    return federation.executor.clients[name].model.extras
+    return visited(federation)[name].model.extras
 
 
 # Compression.
@@ -237,7 +237,8 @@ def test_an_update_that_does_not_follow_is_refused():
     federation = build("fedkd", rounds=2)
     list(federation.run())
     federation.server["version"] += 1
-    local = federation.executor.trainer.receive(federation.executor.clients.fetch("ann"), None, 3)
+    local = federation.executor.trainer.open(federation.executor.clients, "ann", 3)
+    federation.executor.trainer.receive(local, None)
     federation.server["client.ann"] = federation.server["version"] - 1
     message = federation.method.broadcast(federation.server, 3, "ann")
     local.state["version"] -= 1
@@ -278,7 +279,7 @@ def test_any_models_any_widths_and_odd_clients():
         )
         list(federation.run())
         for name in federation.names:
-            state = federation.executor.clients[name].model.state_dict()
+            state = visited(federation)[name].model.state_dict()
             assert all(t.isfinite().all() for t in state.values())
             assert all((t >= 0).all() for n, t in state.items() if n.endswith("running_var"))
 
@@ -311,8 +312,8 @@ def test_extreme_uploads_do_not_end_the_run(compress):
     ("options", "error", "message"),
     [
         ({"auxiliary": "cnn2"}, ModelError, "method.auxiliary, the mentee of fedkd: cnn2 takes images"),
-        ({"energy_start": 0.0}, ConfigError, r"energy_start and energy_end must lie in \(0, 1\]"),
-        ({"energy_end": 1.1}, ConfigError, r"energy_start and energy_end must lie in \(0, 1\]"),
+        ({"energy_start": 0.0}, ConfigError, r"energy_start must lie in \(0, 1\], not 0"),
+        ({"energy_end": 1.1}, ConfigError, r"energy_end must lie in \(0, 1\], not 1.1"),
         ({"clip": -1.0}, ConfigError, "clip must be at least 0"),
         ({"compress": "svd"}, ConfigError, "compress must be 'updates' or 'parameters' or 'none'"),
     ],

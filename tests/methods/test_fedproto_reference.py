@@ -13,7 +13,7 @@ import torch
 
 from protofed.experiments.assemble import assemble
 from protofed.seeding import generator
-from support import FEATURES, K, client, experiment, federated
+from support import FEATURES, K, client, experiment, federated, visited
 
 D, LR, BATCH, LAMBDA, SEED = 5, 0.1, 4, 1.5, 3
 
@@ -147,7 +147,7 @@ def test_two_clients_two_rounds(aggregation, when):
     )
     naive = []
     for own in data.clients:
-        weights = [w.detach().numpy().copy() for w in federation.executor.clients[own.name].model.parameters()]
+        weights = [w.detach().numpy().copy() for w in visited(federation)[own.name].model.parameters()]
         rows = [
             [(x.double().tolist(), int(y)) for x, y in zip(s.x, s.y, strict=True)] for s in (own.train, own.test)
         ]

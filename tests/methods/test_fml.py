@@ -9,14 +9,14 @@ import naive
 from naive import build, same_nets, uneven
 from protofed.errors import ConfigError, ModelError
 from protofed.methods.contract import Upload
-from support import K, client, degenerate, federated
+from support import K, client, degenerate, federated, visited
 
 ALPHA, BETA, CLIP = 0.3, 0.6, 0.4
 MEME = {"method__auxiliary": "mlp", "method__auxiliary_options": {"hidden": [], "relu_features": True}}
 
 
 def memes(federation, name):
-    return naive.net(federation.executor.clients[name].model.extras["meme"])
+    return naive.net(visited(federation)[name].model.extras["meme"])
 
 
 def losses(own, meme, batch, scale):
@@ -100,7 +100,7 @@ def test_alone_with_full_weights_it_is_local_training_and_fedavg_of_the_meme():
     """α = β = 1 is cross-entropy for each: nothing is distilled (1 − α of the loss would be)."""
     mutual = build("fml", method__alpha=1.0, method__beta=1.0)
     alone, averaged = build("local"), build("fedavg", method__weighting="uniform")
-    averaged.server = {n: t.clone() for n, t in mutual.server.items()}
+    averaged.state.tensors = {n: t.clone() for n, t in mutual.server.items()}
     for federation in (mutual, alone, averaged):
         list(federation.run())
     assert all(torch.equal(t, averaged.server[n]) for n, t in mutual.server.items())
@@ -160,7 +160,7 @@ def test_degenerate_clients_and_extreme_uploads():
         ({"auxiliary": "mpl"}, ConfigError, "the meme of fml: unknown architecture 'mpl': did you mean 'mlp'"),
         ({"auxiliary": "mlp", "auxiliary_options": {"hiden": 3}}, ConfigError, "did you mean 'hidden'"),
         ({"auxiliary_d": -1}, ConfigError, "auxiliary_d must be at least 0"),
-        ({"alpha": 1.5}, ConfigError, r"alpha and beta must lie in \[0, 1\]"),
+        ({"alpha": 1.5}, ConfigError, r"alpha must lie in \[0, 1\], not 1\.5"),
         ({"clip": -1.0}, ConfigError, "clip must be at least 0"),
     ],
 )

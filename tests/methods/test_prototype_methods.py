@@ -13,7 +13,7 @@ from protofed.prototypes.alignment import align
 from protofed.prototypes.contrastive import adaptive_margin
 from protofed.prototypes.etf import spread_directions
 from protofed.wire.validate import check_values
-from support import K, client, degenerate, experiment, federated, ordinary
+from support import K, client, degenerate, experiment, federated, ordinary, visited
 
 D = 5
 
@@ -70,7 +70,7 @@ def test_protonorm_ablations(alignment, upscaling):
     norms = federation.server["prototypes"].norm(dim=1)
     torch.testing.assert_close(norms, torch.ones(K))
     assert ("alignment_iterations" in record.diagnostics) is alignment
-    received = next(iter(federation.executor.clients.values())).received["prototypes"]
+    received = next(iter(visited(federation).values())).received["prototypes"]
     torch.testing.assert_close(received.norm(dim=1), torch.full((K,), 7.0 if upscaling else 1.0))
 
 
@@ -80,7 +80,7 @@ def test_gamma_scales_the_targets_of_fedproto_and_fedtgp():
         next(plain.run())
         next(scaled.run())
         torch.testing.assert_close(plain.server["prototypes"], scaled.server["prototypes"])
-        a, b = (f.executor.clients["ann"].received["prototypes"] for f in (plain, scaled))
+        a, b = (visited(f)["ann"].received["prototypes"] for f in (plain, scaled))
         torch.testing.assert_close(1.4 * a, b)
 
 
@@ -172,7 +172,7 @@ def test_tinyproto_server_by_loops(cps, scaling, reduction):
     assert method.task.class_size == sum([9, 7, 11]) / K
     for j in range(K):
         own = []
-        for name, c in federation.executor.clients.items():
+        for name, c in visited(federation).items():
             if c.state["present"][j]:
                 n = int(c.train.counts(K)[j]) if scaling else 1
                 mask = method.masks[j] if cps else torch.ones(D, dtype=torch.bool)
@@ -191,7 +191,7 @@ def test_tinyproto_traffic_is_s_in_place_of_d(base):
     held = [4, 1, 1, 2]
     assert first.parameters == {"up": sum(held) * 2, "down": 0}
     assert second.parameters == {"up": sum(held) * 2, "down": 4 * K * 2}
-    for c in federation.executor.clients.values():
+    for c in visited(federation).values():
         assert torch.equal(c.received["prototypes"] != 0, (c.received["prototypes"] != 0) & federation.method.masks)
 
 
@@ -251,7 +251,7 @@ def test_gfpl_leaves_extractors_alone_when_it_retrains():
         next(run)
     finally:
         method.pseudo_features = original
-    ann = federation.executor.clients["ann"]
+    ann = visited(federation)["ann"]
     changed = {n for n, p in ann.model.named_parameters() if not torch.equal(p, seen[n])}
     assert changed == {n for n in seen if not n.startswith("extractor.")}
 
@@ -261,7 +261,7 @@ def test_gfpl_weights_by_counts_on_request():
     next(federation.run())
     weights, classes = federation.server["weights"], federation.server["classes"]
     per_class = [float(weights[classes == j].sum()) for j in range(K)]
-    held = sum(c.train.counts(K) for c in federation.executor.clients.values())
+    held = sum(c.train.counts(K) for c in visited(federation).values())
     assert per_class == pytest.approx(held.tolist(), rel=1e-5)
 
 
@@ -298,7 +298,7 @@ def test_fixed_etf_sends_nothing_and_everybody_has_the_same_targets():
     federation = build("fixed_etf", method__gamma=4.0, rounds=2)
     *_, last = federation.run()
     assert last.bytes == {"up": 0, "down": 0}
-    tables = [c.received["prototypes"] for c in federation.executor.clients.values()]
+    tables = [c.received["prototypes"] for c in visited(federation).values()]
     assert all(torch.equal(t, tables[0]) for t in tables)
     torch.testing.assert_close(tables[0], 4 * spread_directions(K, D, 0))
 
@@ -317,18 +317,19 @@ def test_fixed_etf_works_with_more_classes_than_dimensions():
         ("tinyproto", {"method__s": 6}, r"method\.s must be at most d = 5, not 6"),
         ("tinyproto", {"method__s": 0}, "s must be at least 1"),
         ("tinyproto", {"method__base_options": {"aggregation": "weighted"}}, "set method.scaling=false"),
-        ("tinyproto", {"method__mu": -1.0}, "needs mu >= 0 and rho > 0"),
-        ("tinyproto", {"method__rho": 0.0}, "needs mu >= 0 and rho > 0"),
+        ("tinyproto", {"method__mu": -1.0}, "method.mu must be at least 0, not -1"),
+        ("tinyproto", {"method__rho": 0.0}, "method.rho must be greater than 0, not 0"),
         ("tinyproto", {"method__base": "fedavg"}, "method.base must be 'fedproto' or 'fedtgp' or 'protonorm'"),
         ("tinyproto", {"method__base_options": {"gama": 1}}, "did you mean 'gamma'"),
         ("tinyproto", {"method__gamma": -1.0}, "gamma must be at least 0"),
         ("protonorm", {"method__gamma": -1.0}, "gamma must be at least 0"),
-        ("protonorm", {"method__momentum": 1.0}, "0 <= momentum < 1"),
-        ("fedtgp", {"method__server_lr": 0.0}, "server_lr > 0"),
-        ("fedtgp", {"method__margin_cap": -1.0}, "margin_cap and margin"),
+        ("protonorm", {"method__momentum": 1.0}, r"method\.momentum must lie in \[0, 1\), not 1"),
+        ("fedtgp", {"method__server_lr": 0.0}, "method.server_lr must be greater than 0, not 0"),
+        ("fedtgp", {"method__margin_cap": -1.0}, "method.margin_cap must be at least 0, not -1"),
+        ("fedtgp", {"method__aggregation": "mean"}, "unknown option of method 'aggregation'"),
         ("gfpl", {"model__d": 3}, "d >= K, but d = 3 and K = 4"),
         ("gfpl", {"method__components": 0}, "components must be at least 1"),
-        ("gfpl", {"method__threshold": 0.0}, "threshold > 0"),
+        ("gfpl", {"method__threshold": 0.0}, "method.threshold must be greater than 0, not 0"),
         ("fixed_etf", {"method__gamma": -1.0}, "gamma must be at least 0"),
     ],
 )

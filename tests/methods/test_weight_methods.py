@@ -15,7 +15,7 @@ from protofed.methods import Batch
 from protofed.methods.contract import Phase, Update, Upload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feduv import uniformity, variance_hinge
-from support import K, client, degenerate, experiment, federated, ordinary
+from support import K, client, degenerate, experiment, federated, ordinary, visited
 
 BATCH_NORM = {"model__name": "support:WithBatchNorm", "model__options": {}}
 HARD = {"training__momentum": 0.5, "training__epochs": 2, "participation__fraction": 0.7, "rounds": 4}
@@ -206,9 +206,9 @@ def test_more_classes_than_dimensions(method):
 
 def test_fednh_trains_neither_its_prototypes_nor_the_models_head():
     federation, _ = assemble(experiment("fednh"), ordinary())
-    before = {n: c.model.head.weight.detach().clone() for n, c in federation.executor.clients.items()}
+    before = {n: c.model.head.weight.detach().clone() for n, c in visited(federation).items()}
     next(federation.run())
-    for name, c in federation.executor.clients.items():
+    for name, c in visited(federation).items():
         assert torch.equal(c.model.head.weight, before[name])
     assert not any(n.startswith("head") for n in federation.server)
 
@@ -263,7 +263,7 @@ def test_running_statistics_are_shared_on_request_and_it_is_said(method, share):
 
 def test_notes_tell_what_is_shared_and_how_long_is_trained():
     method = assemble(experiment("fedrep", method__final_head_epochs=10), ordinary())[0].method
-    model = method.first_model()
+    model = method.task.template()
     total = sum(p.numel() for p in model.parameters())
     shared = total - sum(p.numel() for p in model.head.parameters())
     assert method.notes() == (
@@ -307,8 +307,8 @@ def test_clients_drawn_by_their_size():
         ("lg_fedavg", {"method__shared": ["backbone"]}, "unknown module in method.shared 'backbone'"),
         ("fedprox", {"method__mu": -1.0}, "mu must be at least 0"),
         ("feduv", {"method__variance": -1.0}, "variance must be at least 0"),
-        ("fednh", {"method__rho": 1.5}, "needs 0 <= rho <= 1"),
-        ("fednh", {"method__scale": 0.0}, "scale > 0"),
+        ("fednh", {"method__rho": 1.5}, r"method\.rho must lie in \[0, 1\], not 1\.5"),
+        ("fednh", {"method__scale": 0.0}, "method.scale must be greater than 0, not 0"),
         ("fedfa", {"method__lambda": -1.0}, "lambda must be at least 0"),
     ],
 )
@@ -328,10 +328,10 @@ def test_different_architectures_are_refused_by_name(method):
 def test_lg_fedavg_lets_extractors_differ_but_not_what_is_shared():
     data = federated(client("ann", [0, 1, 2, 3] * 2), client("bob", [0, 1, 2], model="mlp"))
     federation, _ = assemble(experiment("lg_fedavg"), data)
-    shapes = {c.model.extractor.backbone for c in federation.executor.clients.values()}
+    shapes = {c.model.extractor.backbone for c in visited(federation).values()}
     assert len(shapes) == 2
     for _ in federation.run():
-        heads = [c.model.head.weight for c in federation.executor.clients.values()]
+        heads = [c.model.head.weight for c in visited(federation).values()]
         assert torch.equal(heads[0], heads[1])
     with pytest.raises(ConfigError, match=r"bob: lg_fedavg averages extractor.* at the first client"):
         assemble(experiment("lg_fedavg", method__shared=["extractor"]), data)
@@ -344,7 +344,7 @@ def test_losses_of_one_sample_are_finite():
         federation, data = assemble(experiment(name, training__batch_size=1), ordinary())
         records = list(federation.run())
         assert all(v is not None for r in records for v in r.losses.values()), name
-        c = federation.executor.clients["ann"]
+        c = visited(federation)["ann"]
         batch = Batch(data.clients[0].train.x[:1], data.clients[0].train.y[:1])
         terms, _ = federation.method.loss(copy.deepcopy(c.model), batch, c.received, c.state)
         assert all(t.isfinite() for t in terms.values())

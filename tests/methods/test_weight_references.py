@@ -27,7 +27,7 @@ from naive_weights import (
     mean,
     softmax,
 )
-from support import K
+from support import K, visited
 
 THETA, PHI = (W1, B1), (W2, B2)
 ALL = (*THETA, *PHI)
@@ -93,7 +93,7 @@ def test_fedper():
         # Scored with the fresh θ and their own φ.
         assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
     for p in parties:
-        assert_near(federation.executor.clients[p.name].model.state_dict(), p.weights)
+        assert_near(visited(federation)[p.name].model.state_dict(), p.weights)
 
 
 def test_fedrep():
@@ -111,7 +111,7 @@ def test_fedrep():
         shared = mean([{n: p.weights[n] for n in THETA} for p in parties], sizes(parties))
         for p in parties:
             p.weights |= shared
-            assert_near(federation.executor.clients[p.name].model.state_dict(), p.weights)
+            assert_near(visited(federation)[p.name].model.state_dict(), p.weights)
         assert_near(federation.server, shared)
         assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
 

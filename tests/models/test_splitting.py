@@ -166,7 +166,7 @@ def test_split_twice_checks_and_copies():
     again = split(model, input_shape=(1, 8, 8), d=12, num_classes=5)
     assert isinstance(again, SplitModel)
     assert again is not model
-    with pytest.raises(ModelError, match="split already, with d = 12 and K = 5"):
+    with pytest.raises(ModelError, match="already split, with d = 12 and K = 5"):
         split(model, input_shape=(1, 8, 8), d=13)
 
 
@@ -189,7 +189,7 @@ FAILURES = [
     (after(lambda z: z[:, :3]), (8,), "final layer 'fc' is not the output"),
     (after(lambda z: (z, z)), (8,), r"must return logits \(B, K\), not a tuple"),
     (after(lambda z: z), (9,), r"Custom cannot take samples of shape 9: .*2x9 and 8x6"),
-    (after(lambda z: z), (5, 8), r"final layer 'fc' is fed 2×5×6 for two samples, not \(2, width\)"),
+    (after(lambda z: z), (5, 8), r"final layer 'fc' receives 2×5×6 for two samples, not \(2, width\)"),
     (nn.Sequential(nn.Linear(8, 6), nn.LazyLinear(4)), (8,), "'1.weight' is lazy .*run one batch"),
     (
         Custom(lambda m, x: m.fc(F.pad(m.fc(m.body(x)), (0, 2)))),
@@ -205,7 +205,7 @@ FAILURES = [
     (
         Custom(lambda m, x: m.fc(m.body(x)).view(2, -1)[:, :4]),
         (8,),
-        "forward changes what enters its final layer 'fc'",
+        "the input of its final layer 'fc' changes",
     ),
 ]
 

@@ -10,7 +10,7 @@ from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Phase, Update
 from protofed.methods.local import LocalTraining
 from protofed.training.clipping import clip
-from support import experiment, ordinary
+from support import experiment, ordinary, visited
 
 NAMES = ["extractor.map.weight", "head.bias", "extras.meme.head.weight", "extras.meme.head.bias", "extras.map"]
 SHAPES = [(3, 2), (4,), (2, 2), (), (1, 5)]
@@ -51,8 +51,8 @@ def test_a_step_is_no_longer_than_the_limit(executor, monkeypatch):
     monkeypatch.setattr(LocalTraining, "phases", lambda self, round: (Phase((Update(self.loss, clip=1e-3),)),))
     chosen = {"training__batch_size": 20, "training__lr": 1.0, "execution__precision": "fp64", "rounds": 1}
     federation, _ = assemble(experiment("local", execution__executor=executor, **chosen), ordinary())
-    before = {n: p.clone() for n, p in federation.executor.clients["ann"].model.named_parameters()}
+    before = {n: p.clone() for n, p in visited(federation)["ann"].model.named_parameters()}
     next(federation.run())
-    after = federation.executor.clients["ann"].model.named_parameters()
+    after = visited(federation)["ann"].model.named_parameters()
     step = sum(float((p - before[n]).detach().square().sum()) for n, p in after) ** 0.5
     assert step == pytest.approx(1e-3, rel=1e-2)

@@ -15,8 +15,8 @@ from protofed.federation import Federation
 from protofed.methods import methods
 from protofed.options import option_rows
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.snapshots import flatten
 from protofed.training import Fused
-from protofed.training.client import flatten
 from protofed.training.stacked import bytes_per_client
 from support import K, client, degenerate, experiment, federated, ordinary
 
@@ -37,7 +37,7 @@ def outcome(federation: Federation) -> tuple[list[dict], dict[str, torch.Tensor]
         records = [record.to_dict() for record in federation.run()]
         tensors = {f"server.{n}": t for n, t in federation.server.items()}
         for name in federation.names:
-            tensors |= {f"{name}.{n}": t for n, t in flatten(federation.executor.clients.parked(name)).items()}
+            tensors |= {f"{name}.{n}": t for n, t in flatten(federation.executor.clients.snapshot(name)).items()}
     return records, tensors
 
 
@@ -130,7 +130,7 @@ def test_the_papers_networks(name):
     # Small steps on no tiny batches: otherwise BatchNorm on single pixels blows any difference up.
     options = {"model__name": name, "model__options": {}, "model__d": 8, "rounds": 1}
     options |= {"training__lr": 1e-4, "training__batch_size": 16}
-    assert not assert_alike("fedproto", images(32, (18, 30, 25)), **options).refused
+    assert not assert_alike("fedproto", images(32, (18, 30)), **options).refused
 
 
 @pytest.mark.parametrize("name", ["DrawsItself", "Branches"])
@@ -168,13 +168,13 @@ def test_a_loss_that_counts_padding_is_found_out(tmp_path: Path):
 def test_the_budget_divides_groups(monkeypatch):
     federation = build("fedproto", "fused")
     executor = federation.executor
-    member = next(iter(executor.clients.members.values()))
-    each = bytes_per_client(executor.clients.models[member.kind], member.train, member.plan)
+    member = next(iter(executor.clients.values()))
+    each = bytes_per_client(executor.clients.models[member.kind], member.train.x.shape[1:], member.plan.batch_size)
     executor.close()
     groups = []
     original = Fused._attempt
     monkeypatch.setattr(
-        Fused, "_attempt", lambda self, group, *a: groups.append(group) or original(self, group, *a)
+        Fused, "_attempt", lambda self, visit, group, *a: groups.append(group) or original(self, visit, group, *a)
     )
     for clients, expected in ((3, [3]), (2, [2, 1]), (1, [1, 1, 1]), (0.1, [1, 1, 1])):
         groups.clear()

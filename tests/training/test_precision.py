@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import protofed
-from protofed.experiments import assemble as assembling
+from protofed.experiments import calibration, executors
 from protofed.experiments.assemble import assemble
+from protofed.experiments.calibration import faster_in_bfloat16
+from protofed.experiments.description import describe_clients
 from protofed.models import build
-from protofed.training import calibration
-from protofed.training.calibration import faster_in_bfloat16
 from support import experiment, ordinary
 
 SMALL = {"rounds": 2, "data.samples": 200, "data.clients": 3, "partition.alpha": 1.0, "model.d": 16}
@@ -32,7 +32,7 @@ def test_features_keep_their_precision():
 
 @pytest.mark.parametrize("executor", ["sequential", "workers", "fused"])
 def test_chosen_models_run_in_bfloat16_on_every_executor(monkeypatch, executor):
-    monkeypatch.setattr(assembling, "faster_in_bfloat16", lambda roster: list(roster.models))
+    monkeypatch.setattr(executors, "faster_in_bfloat16", lambda roster: list(roster.models))
     options = {
         "execution__executor": executor,
         "execution__precision": "bf16",
@@ -41,7 +41,7 @@ def test_chosen_models_run_in_bfloat16_on_every_executor(monkeypatch, executor):
     }
     federation, data = assemble(experiment("fedproto", **options), ordinary())
     with closing(federation.executor):
-        assert assembling.describe_clients(federation, data)["bfloat16"] == ["mlp(hidden=[7]), d=5"]
+        assert describe_clients(federation, data)["bfloat16"] == ["mlp(hidden=[7]), d=5"]
         records = list(federation.run())
         assert federation.server["prototypes"].dtype == torch.float32
     exact, _ = assemble(experiment("fedproto", **{**options, "execution__precision": "fp32"}), ordinary())
@@ -66,6 +66,7 @@ def test_it_really_measures():
     assert faster_in_bfloat16(federation.executor.clients) in ([], ["mlp(hidden=[7]), d=5"])
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_resumed_run_goes_on_as_it_began(tmp_path, monkeypatch):
     class StopError(Exception):
         pass
@@ -75,10 +76,10 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path, monkeypatch):
             raise StopError
 
     overrides = {**SMALL, "method.name": "fedproto", "execution.precision": "bf16"}
-    monkeypatch.setattr(assembling, "faster_in_bfloat16", lambda roster: list(roster.models)[:1])
+    monkeypatch.setattr(executors, "faster_in_bfloat16", lambda roster: list(roster.models)[:1])
     whole = protofed.run("quickstart", overrides, out=tmp_path / "whole")
     with pytest.raises(StopError):
         protofed.run("quickstart", overrides, out=tmp_path / "cut", progress=StopAfterOne())
-    monkeypatch.setattr(assembling, "faster_in_bfloat16", lambda roster: list(roster.models))
+    monkeypatch.setattr(executors, "faster_in_bfloat16", lambda roster: list(roster.models))
     again = protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
     assert [r["losses"] for r in again.rounds] == [r["losses"] for r in whole.rounds]

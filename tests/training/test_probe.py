@@ -11,8 +11,8 @@ import torch
 
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
+from protofed.snapshots import flatten
 from protofed.training import Fused, Sequential
-from protofed.training.client import flatten
 from support import client, experiment, federated, ordinary
 
 METHODS = ["Probe", "FromFeatures", "ReadsItsModel", "CountsUp"]
@@ -28,7 +28,7 @@ def outcome(method: str, executor: str, data=None, **overrides):
         records = [record.to_dict() for record in federation.run()]
         tensors = {f"server.{n}": t for n, t in federation.server.items()}
         for name in federation.names:
-            tensors |= {f"{name}.{n}": t for n, t in flatten(federation.executor.clients.parked(name)).items()}
+            tensors |= {f"{name}.{n}": t for n, t in flatten(federation.executor.clients.snapshot(name)).items()}
     return federation, records, tensors
 
 
@@ -114,7 +114,7 @@ def test_a_visit_that_fails_leaves_nothing_behind(executor, monkeypatch):
         run = federation.run()
         next(run)
         clients = federation.executor.clients
-        before = {name: {n: t.clone() for n, t in flatten(clients.parked(name)).items()} for name in clients}
+        before = {name: {n: t.clone() for n, t in flatten(clients.snapshot(name)).items()} for name in clients}
 
         def fail(*_):
             raise ValueError("not today")
@@ -124,7 +124,7 @@ def test_a_visit_that_fails_leaves_nothing_behind(executor, monkeypatch):
         with pytest.raises(ValueError, match="not today"):
             next(run)
         for name in clients:
-            for n, tensor in flatten(clients.parked(name)).items():
+            for n, tensor in flatten(clients.snapshot(name)).items():
                 assert torch.equal(tensor, before[name][n]), f"{name}.{n}"
 
 
@@ -152,7 +152,7 @@ def test_where_auto_takes_the_stack_its_first_steps_are_compared(monkeypatch, ca
     with caplog.at_level(logging.WARNING, logger="protofed"):
         executor, right = run(False)
     assert not executor.refused
-    assert not executor.unchecked
+    assert {len(losses) for losses in executor.compared.values()} == {3}
     assert not caplog.records
     with caplog.at_level(logging.WARNING, logger="protofed"):
         executor, found = run(True)
@@ -160,6 +160,21 @@ def test_where_auto_takes_the_stack_its_first_steps_are_compared(monkeypatch, ca
     assert len(caplog.records) == 1
     assert "another gradient than alone" in caplog.records[0].message
     assert [r["accuracy"] for r in found] == [r["accuracy"] for r in right]
+
+
+def test_a_loss_that_first_appears_later_is_compared_then(monkeypatch, caplog):
+    federation = assemble(experiment("probes:Late", execution__executor="sequential", **EXACT), ordinary())[0]
+    executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9, check=True)
+    federation.executor = executor
+    with closing(executor), caplog.at_level(logging.WARNING, logger="protofed"):
+        rounds = federation.run()
+        next(rounds)
+        monkeypatch.setattr("probes.STACKED_FACTOR", 1.1)
+        next(rounds)
+        assert not executor.refused, "the loss is not used in this round"
+        next(rounds)
+    assert executor.refused
+    assert "'late'" in caplog.text
 
 
 def test_a_loss_of_the_former_contract_gets_one_sentence(tmp_path: Path):

@@ -11,7 +11,7 @@ from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.training import LocalPlan
 from protofed.training.batches import batch_rows, normalise
-from support import client, experiment, federated, ordinary
+from support import client, experiment, federated, ordinary, visited
 
 
 @given(st.integers(0, 200), st.integers(1, 64), st.booleans())
@@ -45,7 +45,7 @@ def test_the_plan_builds_any_torch_optimiser():
 def test_client_settings_override_the_experiment():
     data = federated(client("ann", [0, 1] * 4, epochs=3, batch_size=2, lr=0.5), client("bob", [0, 1]))
     federation, _ = assemble(experiment(), data)
-    ann, bob = (c.plan for c in federation.executor.clients.values())
+    ann, bob = (c.plan for c in visited(federation).values())
     assert (ann.epochs, ann.batch_size, ann.settings["lr"]) == (3, 2, 0.5)
     assert (bob.epochs, bob.batch_size, bob.settings["lr"]) == (1, 4, 0.1)
     with pytest.raises(ConfigError, match="bob: batch_size must be at least 1"):
@@ -55,15 +55,15 @@ def test_client_settings_override_the_experiment():
 def test_initial_weights_are_shared_or_own():
     for init, same in (("same", True), ("own", False)):
         federation, _ = assemble(experiment(model__init=init), ordinary())
-        a, b, _ = (c.model.state_dict()["head.weight"] for c in federation.executor.clients.values())
+        a, b, _ = (c.model.state_dict()["head.weight"] for c in visited(federation).values())
         assert torch.equal(a, b) is same
 
 
 def test_a_single_sample_takes_no_step_with_batch_norm():
     data = federated(client("one", [1]), client("two", [0, 1]))
     federation, _ = assemble(experiment(model__name="support:WithBatchNorm", model__options={}), data)
-    before = {n: c.model.head.weight.clone() for n, c in federation.executor.clients.items()}
+    before = {n: c.model.head.weight.clone() for n, c in visited(federation).items()}
     record = next(federation.run())
-    changed = {n: not torch.equal(before[n], c.model.head.weight) for n, c in federation.executor.clients.items()}
+    changed = {n: not torch.equal(before[n], c.model.head.weight) for n, c in visited(federation).items()}
     assert changed == {"one": False, "two": True}
     assert record.losses["total"] is not None

@@ -7,9 +7,10 @@ import torch
 from protofed import methods
 from protofed.errors import ConfigError
 from protofed.ui.demo import digits
-from protofed.ui.demo.engine import Contestant, Duel, Plane, federated_digits
+from protofed.ui.demo.engine import FederationPair, LiveFederation, Plane, federated_digits
 from protofed.ui.demo.setup import MAX_CLIENTS, VARIANTS, Chosen, Setup, usual
 from protofed.ui.demo.words import KNOBS, look_for
+from support import visited
 
 
 def twins(**options):
@@ -17,9 +18,9 @@ def twins(**options):
     return Setup(right=Chosen("fedtgp", {**usual("fedtgp").options, **options}))
 
 
-def views(duel):
-    dots = duel.dots()
-    return [duel.sides[side].view(dots) for side in ("left", "right")]
+def views(pair):
+    dots = pair.dots()
+    return [pair.sides[side].view(dots) for side in ("left", "right")]
 
 
 def test_the_documents_clients():
@@ -31,10 +32,10 @@ def test_the_documents_clients():
 
 
 def test_the_documents_model_and_the_same_start():
-    duel = Duel(Setup())
+    pair = FederationPair(Setup())
     weights = [
-        [dict(c.federation.executor.clients[name].model.state_dict()) for name in c.federation.names]
-        for c in duel.sides.values()
+        [dict(visited(c.federation)[name].model.state_dict()) for name in c.federation.names]
+        for c in pair.sides.values()
     ]
     assert [tuple(w.shape) for n, w in weights[0][0].items() if n.endswith("weight")] == [
         (64, 784),
@@ -44,7 +45,7 @@ def test_the_documents_model_and_the_same_start():
     ]
     for left, right in zip(*weights, strict=True):
         assert all(torch.equal(left[name], right[name]) for name in left)
-    left, right = views(duel)
+    left, right = views(pair)
     assert np.array_equal(left.dots, right.dots)
     assert left.accuracy == right.accuracy
     assert left.bytes == 0
@@ -70,37 +71,37 @@ def test_the_sheet_holds_every_test_image():
 
 
 def test_without_a_margin_training_is_averaging():
-    duel = Duel(twins(margin=0.0))
+    pair = FederationPair(twins(margin=0.0))
     for _ in range(4):
-        duel.step()
-    left, right = views(duel)
+        pair.step()
+    left, right = views(pair)
     np.testing.assert_allclose(left.dots, right.dots, atol=1e-4)
     np.testing.assert_allclose(left.shared, right.shared, atol=1e-4)
     assert left.bytes == right.bytes > 0
 
 
 def test_a_margin_moved_while_it_runs_acts_on_what_is_there():
-    duel, other = Duel(twins(margin=0.0)), Duel(twins(margin=0.0))
-    for d in (duel, other):
+    pair, other = FederationPair(twins(margin=0.0)), FederationPair(twins(margin=0.0))
+    for d in (pair, other):
         d.step()
         d.step()
-    before = duel.sides["right"].federation.server["prototypes"].clone()
-    duel.sides["right"].change({"margin": 1.5})
-    assert torch.equal(duel.sides["right"].federation.server["prototypes"], before)
-    assert duel.sides["right"].knobs()["margin"] == 1.5
-    for d in (duel, other):
+    before = pair.sides["right"].federation.server["prototypes"].clone()
+    pair.sides["right"].change({"margin": 1.5})
+    assert torch.equal(pair.sides["right"].federation.server["prototypes"], before)
+    assert pair.sides["right"].knobs()["margin"] == 1.5
+    for d in (pair, other):
         d.step()
-    moved, still = views(duel), views(other)
+    moved, still = views(pair), views(other)
     assert moved[1].separation > 1.2 * still[1].separation
     np.testing.assert_allclose(moved[0].dots, still[0].dots)  # the left side does not notice
     # One round later the clients have received it.
-    duel.step()
+    pair.step()
     other.step()
-    assert not np.allclose(views(duel)[1].dots, views(other)[1].dots)
+    assert not np.allclose(views(pair)[1].dots, views(other)[1].dots)
 
 
 def test_a_change_equals_a_start_with_it():
-    changed, fresh = Duel(twins(margin=0.3)), Duel(twins(margin=0.9))
+    changed, fresh = FederationPair(twins(margin=0.3)), FederationPair(twins(margin=0.9))
     changed.sides["right"].change({"margin": 0.9})
     for d in (changed, fresh):
         d.step()
@@ -110,18 +111,18 @@ def test_a_change_equals_a_start_with_it():
 
 @pytest.mark.parametrize(("options", "message"), [({"margin": -1.0}, "margin"), ({"mergin": 1.0}, "mergin")])
 def test_a_change_that_does_not_fit(options, message):
-    duel = Duel(Setup())
+    pair = FederationPair(Setup())
     with pytest.raises(ConfigError, match=message):
-        duel.sides["right"].change(options)
-    duel.step()  # and nothing has changed
-    assert duel.sides["right"].options["margin"] == usual("fedtgp").options["margin"]
+        pair.sides["right"].change(options)
+    pair.step()  # and nothing has changed
+    assert pair.sides["right"].options["margin"] == usual("fedtgp").options["margin"]
 
 
 def test_trained_prototypes_end_at_least_as_accurate():
-    duel = Duel(Setup())
+    pair = FederationPair(Setup())
     for _ in range(100):
-        duel.step()
-    left, right = (duel.sides[side].accuracy.weighted["global"] for side in ("left", "right"))
+        pair.step()
+    left, right = (pair.sides[side].accuracy.weighted["global"] for side in ("left", "right"))
     assert right >= left > 0.8
 
 
@@ -129,33 +130,33 @@ def test_trained_prototypes_end_at_least_as_accurate():
 @pytest.mark.parametrize("d", [2, 8])
 def test_every_method(name, d):
     setup = dataclasses.replace(Setup(), left=usual(name), d=d, clients=3)
-    contestant = Contestant(setup, setup.left, federated_digits(setup))
-    duel = Duel(setup)
+    live = LiveFederation(setup, setup.left, federated_digits(setup))
+    pair = FederationPair(setup)
     for _ in range(2):
-        duel.step()
-    view = views(duel)[0]
+        pair.step()
+    view = views(pair)[0]
     assert np.isfinite(view.dots).all()
     assert view.own.shape == (3, 4, 2)
     assert view.shared.shape == (len(view.labels), 2)
     assert 0 <= view.accuracy <= 1
     assert len(view.clients) == 3
-    for knob in contestant.knobs():
-        duel.sides["left"].change({knob: max(1, KNOBS[knob].low)})
-    duel.step()
+    for knob in live.knobs():
+        pair.sides["left"].change({knob: max(1, KNOBS[knob].low)})
+    pair.step()
     assert all(look_for(name, "local"))
 
 
 def test_methods_that_send_nothing():
-    duel = Duel(Setup(left=usual("local"), right=usual("fixed_etf")))
-    duel.step()
-    left, right = views(duel)
+    pair = FederationPair(Setup(left=usual("local"), right=usual("fixed_etf")))
+    pair.step()
+    left, right = views(pair)
     assert (left.bytes, right.bytes) == (0, 0)
     assert len(left.labels) == 0
     np.testing.assert_allclose(np.linalg.norm(right.shared, axis=1), usual("fixed_etf").options["gamma"], rtol=1e-5)
 
 
 def test_gfpl_says_what_it_leaves_out():
-    plane, space = (Duel(Setup(left=usual("gfpl"), d=d)).sides["left"] for d in (2, 8))
+    plane, space = (FederationPair(Setup(left=usual("gfpl"), d=d)).sides["left"] for d in (2, 8))
     assert plane.options["dcs"] is False
     assert "4" in plane.notes[0]
     assert "dcs" not in space.options
@@ -164,16 +165,16 @@ def test_gfpl_says_what_it_leaves_out():
 
 def test_weights_cannot_be_averaged_over_different_models():
     with pytest.raises(ConfigError, match="fedavg shares weights"):
-        Duel(Setup(left=usual("fedavg"), models="mixed"))
+        FederationPair(Setup(left=usual("fedavg"), models="mixed"))
 
 
 def test_different_models_learn_together():
     setup = Setup(models="mixed", clients=4)
-    duel = Duel(setup)
-    kinds = {m.kind for m in duel.sides["left"].federation.executor.clients.members.values()}
+    pair = FederationPair(setup)
+    kinds = {m.kind for m in pair.sides["left"].federation.executor.clients.values()}
     assert len(kinds) == 4
-    duel.step()
-    assert np.isfinite(views(duel)[0].dots).all()
+    pair.step()
+    assert np.isfinite(views(pair)[0].dots).all()
 
 
 @pytest.mark.parametrize("clients", [2, 3, 7, MAX_CLIENTS])
@@ -198,24 +199,24 @@ def test_dirichlet_shares():
 
 @pytest.mark.parametrize("clients", [2, 6, 10])
 def test_dots_are_an_even_choice(clients):
-    duel = Duel(Setup(clients=clients))
-    dots = duel.dots()
+    pair = FederationPair(Setup(clients=clients))
+    dots = pair.dots()
     assert len(dots) <= 320
     assert len(set(dots)) == len(dots)
     assert {c for c, _ in dots} == set(range(clients))
     labels = np.bincount([row // 36 for _, row in dots])
     assert labels.max() - labels.min() <= clients
-    assert duel.dots(client=1) == [(1, row) for row in range(144)]
+    assert pair.dots(client=1) == [(1, row) for row in range(144)]
 
 
 def test_a_dot_is_what_its_clients_model_makes_of_its_image():
-    duel = Duel(Setup())
-    duel.step()
-    dots = duel.dots()
-    view = duel.sides["right"].view(dots)
+    pair = FederationPair(Setup())
+    pair.step()
+    dots = pair.dots()
+    view = pair.sides["right"].view(dots)
     client, row = dots[200]
-    federation = duel.sides["right"].federation
-    one = federation.executor.clients[federation.names[client]]
+    federation = pair.sides["right"].federation
+    one = visited(federation)[federation.names[client]]
     image = one.test.x[row : row + 1].float() / 127.5 - 1
     np.testing.assert_allclose(view.dots[200], one.model.eval()(image).features[0].detach(), atol=1e-5)
     distances = np.linalg.norm(view.shared - view.dots[200], axis=1)
@@ -223,10 +224,10 @@ def test_a_dot_is_what_its_clients_model_makes_of_its_image():
 
 
 def test_separation_against_its_definition():
-    duel = Duel(Setup())
-    duel.step()
+    pair = FederationPair(Setup())
+    pair.step()
     dots = [(c, row) for c in (0, 1) for row in range(144)]
-    view = duel.sides["right"].view(dots)
+    view = pair.sides["right"].view(dots)
     y = np.array([row // 36 for _, row in dots])
     within = np.linalg.norm(view.dots - view.shared[y], axis=1).mean()
     between = min(np.linalg.norm(view.shared[i] - view.shared[j]) for i in range(4) for j in range(i))

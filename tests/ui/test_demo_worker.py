@@ -9,13 +9,13 @@ import pytest
 
 from protofed.ui.demo.engine import View
 from protofed.ui.demo.setup import Setup, usual
-from protofed.ui.demo.worker import GRID, METHOD, NOTHING, Studio, Worker, pack, prepare, work
+from protofed.ui.demo.worker import GRID, METHOD, NOTHING, Session, Worker, pack, prepare, work
 
 
 @pytest.fixture
-def studio():
+def session():
     ours, theirs = Pipe()
-    yield Studio(theirs), ours
+    yield Session(theirs), ours
     ours.close()
     theirs.close()
 
@@ -65,63 +65,63 @@ def test_points_that_are_not_there():
     assert nothing["scale"] == 1.0
 
 
-def test_a_studio_obeys(studio):
-    studio, pipe = studio
-    studio.begin(Setup())
+def test_a_studio_obeys(session):
+    session, pipe = session
+    session.begin(Setup())
     (ready, content), (frame, first) = told(pipe)
     assert (ready, frame) == ("ready", "frame")
     assert content["counts"] == [[48, 48, 16, 16], [16, 16, 48, 48]]
     assert content["knobs"]["right"] == {"margin": 0.8, "lambda": 1.0, "gamma": 1.0}
     assert "margin" not in content["knobs"]["left"]
     assert first["round"] == 0
-    studio.step()
-    studio.change("right", {"margin": 0.0})
-    studio.step()
+    session.step()
+    session.change("right", {"margin": 0.0})
+    session.step()
     assert [m[1]["round"] for m in told(pipe)] == [1, 2]
-    studio.look(1)
+    session.look(1)
     content, shown = (m[1] for m in told(pipe))
     assert {client for client, _ in content["dots"]} == {1}
     assert len(unpacked(shown["left"], "predicted", "<i1")) == 144
     assert shown["round"] == 2
 
 
-def test_a_setup_that_does_not_fit_leaves_the_last_one(studio):
-    studio, pipe = studio
-    studio.begin(Setup())
+def test_a_setup_that_does_not_fit_leaves_the_last_one(session):
+    session, pipe = session
+    session.begin(Setup())
     told(pipe)
-    studio.begin(Setup(left=usual("fedavg"), models="mixed"))
+    session.begin(Setup(left=usual("fedavg"), models="mixed"))
     ((kind, content),) = told(pipe)
     assert kind == "refused"
     assert "one architecture" in content["text"]
-    studio.step()
+    session.step()
     assert told(pipe)[0][1]["round"] == 1
-    studio.change("right", {"margin": -3.0})
+    session.change("right", {"margin": -3.0})
     assert told(pipe)[0][0] == "refused"
 
 
-def test_a_studio_without_a_setup(studio):
-    studio, pipe = studio
-    studio.go()
-    studio.step()
-    studio.change("left", {"lambda": 2.0})
-    studio.look(0)
-    assert not studio.running
+def test_a_studio_without_a_setup(session):
+    session, pipe = session
+    session.go()
+    session.step()
+    session.change("left", {"lambda": 2.0})
+    session.look(0)
+    assert not session.running
     assert not told(pipe)
 
 
-def test_the_last_round_ends_it(studio, monkeypatch):
-    studio, pipe = studio
+def test_the_last_round_ends_it(session, monkeypatch):
+    session, pipe = session
     monkeypatch.setattr("protofed.ui.demo.engine.ROUNDS", 2)
-    studio.begin(Setup())
-    studio.go()
+    session.begin(Setup())
+    session.go()
     for _ in range(3):
-        studio.step()
+        session.step()
     frames = [content for kind, content in told(pipe) if kind == "frame"]
     assert [f["round"] for f in frames] == [0, 1, 2]
     assert [f["finished"] for f in frames] == [False, False, True]
-    assert not studio.running
-    studio.go()
-    assert not studio.running
+    assert not session.running
+    session.go()
+    assert not session.running
 
 
 def test_a_process_that_learns_and_ends():

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protofed import limits
-from protofed.analysis import _files, load_run
-from protofed.analysis.border import Border
 from protofed.errors import CheckpointError, ConfigError
+from protofed.runs import Border, RoundRecord, load_run
 from protofed.ui.runs.following import Follower, RoundsFile, State
 from protofed.ui.runs.library import Library, places
 from rundirs import make_comparison, make_run
@@ -52,13 +51,14 @@ def test_a_file_written_in_any_pieces_gives_the_same_records(tmp_path, cuts, rou
         whole = written.count(b"\n")
         # A last line that lacks nothing but its end may be taken already.
         assert whole <= len(file.records) <= whole + 1
-    assert [r["round"] for r in file.in_order] == list(range(1, rounds + 1))
+    assert [r.round for r in file.in_order] == list(range(1, rounds + 1))
 
 
 def test_only_new_lines_are_parsed(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", rounds=6, finished=False)
     parsed = []
-    monkeypatch.setattr(_files, "check_record", lambda r, where: parsed.append(r["round"]))
+    read = RoundRecord.from_dict
+    monkeypatch.setattr(RoundRecord, "from_dict", lambda r, where: parsed.append(r["round"]) or read(r, where))
     file = RoundsFile(run / "rounds.jsonl", Border(tmp_path))
     assert file.poll()
     assert not file.poll()
@@ -127,7 +127,7 @@ def test_from_nothing_to_the_end(tmp_path):
     shutil.copy(made / "summary.json", run)
     look()
     assert states == ["starting"] * 3 + ["running"] * 3 + ["finished"]
-    assert follower.seen.run.facts == load_run(made).facts
+    assert follower.seen.run.outcome == load_run(made).outcome
 
 
 def test_a_silent_run_is_called_quiet_and_wakes_up(tmp_path):

@@ -21,6 +21,7 @@ import pytest
 
 from browsing import WAIT_MS, Served
 from rundirs import make_comparison, make_run
+from support import write_vectors
 
 NASTY = '<img src=x onerror="document.title=1"> & #1'
 
@@ -222,8 +223,10 @@ def test_names_are_text_and_nothing_else(visit, shown, folder):
     assert page.locator("img").count() == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["/", "/run/methods/protonorm-seed0", "/compare", "/run/broken"])
+@pytest.mark.parametrize(
+    ("path", "scheme"),
+    [("/", "light"), ("/run/methods/protonorm-seed0", "dark"), ("/compare", "light"), ("/run/broken", "dark")],
+)
 def test_pages_fit_a_telephone(visit, shown, path, scheme):
     page = visit(shown.address, path, viewport={"width": 390, "height": 844}, color_scheme=scheme).page
     page.wait_for_selector(".crumb:not(:empty), .records tbody tr")
@@ -304,16 +307,19 @@ def test_a_tab_whose_connection_broke_gets_everything_again(visit, shown):
 
 
 def test_a_real_run_is_followed_to_its_end(visit, serve, tmp_path):
-    served = serve("ui", str(tmp_path))
+    root = tmp_path / "runs"
+    root.mkdir()
+    served = serve("ui", str(root))
     page = visit(served.address).page
     page.get_by_text("No run here yet.").wait_for()
     command = [sys.executable, "-m", "protofed.cli", "run", "quickstart", "method.name=fedproto", "rounds=20"]
+    command += ["data.source=path", f"data.path={write_vectors(tmp_path / 'data')}", "model.name=mlp", "model.d=8"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [*command, "--out", "new", "--quiet"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
+        [*command, "--out", "new", "--quiet"], cwd=root, env=environment, stdout=subprocess.DEVNULL
     ) as run:
         # It is held after its first round, so that the page sees it run however slow the browser is.
-        records = tmp_path / "new" / "rounds.jsonl"
+        records = root / "new" / "rounds.jsonl"
         deadline = time.monotonic() + 120
         while not (records.is_file() and records.read_text()):
             assert time.monotonic() < deadline
@@ -324,7 +330,7 @@ def test_a_real_run_is_followed_to_its_end(visit, serve, tmp_path):
         run.send_signal(signal.SIGCONT)
         page.get_by_text("finished, 20 rounds").first.wait_for(timeout=2 * WAIT_MS)
         assert run.wait(120) == 0
-    lines = [json.loads(line) for line in (tmp_path / "new" / "rounds.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (root / "new" / "rounds.jsonl").read_text().splitlines()]
     shown = series(page, "Test accuracy against rounds")["Global prototypes"]
     assert shown == [[r["round"], round(100 * r["accuracy"]["global"]["weighted"], 2)] for r in lines]
     drawn(page, "Distances between classes")

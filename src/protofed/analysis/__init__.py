@@ -1,6 +1,7 @@
-"""What came out of runs: reading them back, figures, tables and the HTML report."""
+"""Results of runs: figures, tables and the HTML report."""
 
 from protofed.analysis.report import write_report
-from protofed.analysis.rundata import RunData, load_run, load_runs, main_rule, prototypes
+from protofed.analysis.restore import prototypes
+from protofed.runs import RunData, load_run, load_runs, main_rule
 
 __all__ = ["RunData", "load_run", "load_runs", "main_rule", "prototypes", "write_report"]

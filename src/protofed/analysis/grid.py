@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protofed.analysis.rundata import RunData, main_rule
+from protofed.runs import RunData, main_rule
 
 Axes = Mapping[str, Sequence[str]]
 SERIOUS = 3.0
@@ -69,13 +69,13 @@ def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
         axes: Names of the values along each axis.
     """
     first = {axis: values[0] for axis, values in axes.items()}
-    found = {(run.method, run.values, run.seed): run for run in runs if run.evaluated}
+    by_place = {(run.method, run.values, run.seed): run for run in runs if run.evaluations}
     rows: dict[tuple[str, tuple[str, ...]], Row] = {}
-    for (method, values, seed), run in found.items():
+    for (method, values, seed), run in by_place.items():
         row = rows.setdefault((method, values[1:]), Row(method, values[1:], {}))
         figures = row.cells.setdefault(values[0], Figures())
-        reference = found.get((method, tuple(first.values()), seed))
-        attacking = set(run.evaluated[-1].get("attack", {}).get("clients", ()))
+        reference = by_place.get((method, tuple(first.values()), seed))
+        attacking = _attackers(run)
         main = main_rule(run.rules)
         for rule, values_of, losses in (
             (main, figures.main, figures.main_loss),
@@ -95,17 +95,27 @@ def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
     return sorted(rows.values(), key=place)
 
 
+def _attackers(run: RunData) -> set[str]:
+    """Return the hostile clients at the last evaluation."""
+    attack = next(record.attack for record in run.rounds if record.round == run.last_evaluation)
+    return set(attack.clients) if attack else set()
+
+
 def _accuracy(run: RunData, rule: str, without: set[str]) -> float:
     """Return the final accuracy over the test samples of all clients but those in ``without``."""
-    sizes = {client["name"]: sum(client["test"]) for client in run.clients}
     scored = zip(run.clients, run.client_accuracies(rule), strict=True)
-    kept = [(a, sizes[c["name"]]) for c, a in scored if a is not None and c["name"] not in without]
+    kept = [(a, sum(c.test)) for c, a in scored if a is not None and c.name not in without]
     total = sum(size for _, size in kept)
     return sum(accuracy * size for accuracy, size in kept) / total if total else 0.0
 
 
 def as_csv(rows: Sequence[Row], axes: Axes) -> str:
-    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds."""
+    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds.
+
+    Args:
+        rows: See :func:`rows_of`.
+        axes: Names of the values along each axis.
+    """
     names = list(axes)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -1,7 +1,6 @@
-"""What the numbers of a run do not say: its models, their features, and prototypes as clients use them.
+"""Models of a run, their features, and its prototypes as clients use them.
 
-Models are rebuilt from the run's configuration, so its data must be at hand. This is the one file of the analysis
-that needs the rooms above it.
+Models are rebuilt from the run's configuration, so its data must be at hand.
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from protofed.analysis.border import Border
-from protofed.analysis.rundata import RunData
 from protofed.errors import CheckpointError, ConfigError, DataError
+from protofed.runs import Border, RunData
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from protofed.methods import Method
+    from protofed.models import SplitModel
     from protofed.prototypes.table import Prototypes
-    from protofed.training import Client
-
-    """``(K, d)`` prototypes, and ``(K,)`` bool: which classes have one."""
+    from protofed.training import Member
 
 
 @dataclass(frozen=True)
 class ClientFeatures:
-    """What a client's final model makes of its test samples.
+    """Features of a client's test samples, by its final model.
 
     Attributes:
         name: The client's name.
@@ -62,7 +59,7 @@ def restore_features(
     """
     from protofed.experiments.assemble import assemble
     from protofed.experiments.config import resolve
-    from protofed.federation.files import read_tensors
+    from protofed.files import read_tensors
 
     if not (run.directory / "clients").is_dir():
         raise DataError(f"{run.directory}: no models to take features from: the run has not finished")
@@ -73,23 +70,35 @@ def restore_features(
         experiment, execution=replace(experiment.execution, device="cpu", threads=0, executor="sequential")
     )
     federation, federated = assemble(experiment)
-    built = federation.executor.clients
+    roster = federation.executor.clients
     now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
-    for facts in run.clients:
-        if now.get(facts["name"]) != facts["test"]:
-            raise DataError(f"{run.directory}: {facts['name']} has other test samples now than in the run")
-    found = []
-    for name in clients if clients is not None else list(built):
+    for described in run.clients:
+        if now.get(described.name) != described.test:
+            raise DataError(f"{run.directory}: {described.name} has other test samples now than in the run")
+    features = []
+    for name in clients if clients is not None else list(roster):
         path = run.directory / "clients" / name / "model.safetensors"
-        client = built[name]
+        model = roster.model(name)
         try:
             Border(run.directory).signature(path)
-            client.model.load_state_dict(read_tensors(path))
+            model.load_state_dict(read_tensors(path))
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
-        found.append(_features(client, most, seed))
-    return found
+        features.append(_features(roster[name], model, most, seed))
+    return features
+
+
+def prototypes(run: RunData) -> dict[str, Tensor]:
+    """Return the tensors of ``prototypes.safetensors``; none where the run has left no such file.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    from protofed.files import read_tensors
+
+    path = run.directory / "prototypes.safetensors"
+    return read_tensors(path) if Border(run.directory).signature(path) else {}
 
 
 def _check_code(run: RunData, trusted: bool) -> None:
@@ -104,7 +113,7 @@ def _check_code(run: RunData, trusted: bool) -> None:
         )
 
 
-def _features(client: Client, most: int | None, seed: int) -> ClientFeatures:
+def _features(client: Member, model: SplitModel, most: int | None, seed: int) -> ClientFeatures:
     import torch
 
     from protofed.samples import Samples
@@ -116,10 +125,10 @@ def _features(client: Client, most: int | None, seed: int) -> ClientFeatures:
         order = torch.randperm(len(samples), generator=generator(seed, "test features", client.name))
         rows = order[:most].sort().values
         samples = Samples(samples.x[rows], samples.y[rows])
-    client.model.eval()
+    model.eval()
     with torch.no_grad():
-        parts = [client.model(batch.x).features for batch in batches(samples, client.model)]
-    empty = torch.zeros(0, client.model.feature_dim)
+        parts = [model(batch.x).features for batch in batches(samples, model)]
+    empty = torch.zeros(0, model.feature_dim)
     return ClientFeatures(client.name, torch.cat(parts) if parts else empty, samples.y)
 
 
@@ -128,6 +137,10 @@ def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
 
     They differ from the ``server``'s by ProtoNorm's γ or TinyProto's masks, and FixedETF has them without any
     server. Of a user's own method the server's are returned as they are.
+
+    Args:
+        run: The run.
+        server: The server's prototypes; None if it has none.
     """
     import torch
     from torch import nn
@@ -140,7 +153,7 @@ def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
     method = _method(run)
     if method is None or (server is None and method.exchanges != "nothing"):
         return server
-    counts = torch.tensor(run.clients[0]["train"])
+    counts = torch.tensor(run.clients[0].train)
     K, d = method.task.num_classes, method.task.feature_dim
     with seeded(run.seed, "prototypes as used"):
         model = SplitModel(nn.Identity(), nn.Linear(d, K))
@@ -158,19 +171,24 @@ def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
 
 
 def sent(run: RunData, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
-    """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are."""
+    """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are.
+
+    Args:
+        run: The run.
+        own: Clients' prototypes by name.
+    """
     from protofed.methods.tinyproto import TinyProto
     from protofed.prototypes.table import Prototypes
 
     method = _method(run)
     if not isinstance(method, TinyProto):
         return dict(own)
-    found = {}
+    tables = {}
     for name, prototypes in own.items():
         rows, classes = prototypes.to_send()
         payload = method.unpack(method.pack({"classes": classes, "prototypes": rows}))
-        found[name] = Prototypes.received(payload["prototypes"], classes, len(prototypes.rows))
-    return found
+        tables[name] = Prototypes.received(payload["prototypes"], classes, len(prototypes.rows))
+    return tables
 
 
 def _method(run: RunData) -> Method | None:
@@ -185,11 +203,11 @@ def _method(run: RunData) -> Method | None:
     kind = methods().get(run.method)
     if kind.exchanges not in ("nothing", "prototypes") or kind.same_architecture:
         return None
-    per_class = [sum(column) for column in zip(*(c["train"] for c in run.clients), strict=True)]
+    per_class = [sum(column) for column in zip(*(c.train for c in run.clients), strict=True)]
     held = [n for n in per_class if n]
     task = Task(
         num_classes=len(run.class_names),
-        feature_dim=int(run.clients[0]["d"]),
+        feature_dim=run.clients[0].d,
         rounds=run.planned_rounds,
         seed=run.seed,
         class_size=sum(held) / len(held) if held else 0.0,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
+from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, Row
-from protofed.analysis.rundata import EXCHANGES
-from protofed.analysis.style import mean_std, size
+from protofed.formats import mean_std, size
+from protofed.runs import WAYS, Summary
 
 if TYPE_CHECKING:
     from protofed.experiments import Run
@@ -22,11 +23,14 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
 
     Methods stand together by what they exchange.
     """
-    found = {name: [run.summary for run in group] for name, group in runs.items()}
-    summaries = dict(sorted(found.items(), key=lambda item: _place(_exchanges(item[1]))))
+    groups = {
+        name: [Summary.from_dict(run.summary, f"{run.directory / 'summary.json'}") for run in group]
+        for name, group in runs.items()
+    }
+    summaries = dict(sorted(groups.items(), key=lambda item: _place(_exchanges(item[1]))))
     sections = len({_exchanges(group) for group in summaries.values()}) > 1
     rules = _rules(summaries)
-    rounds = max(s["rounds"] for group in summaries.values() for s in group)
+    rounds = max(s.outcome.rounds for group in summaries.values() for s in group)
     seeds = max(len(group) for group in summaries.values())
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
     explained = {
@@ -60,18 +64,20 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
             table.add_section()
             table.add_row(f"[dim]{what}[/]")
             last = what
-        traffic = [
-            size(statistics.fmean(s["communication"][f"bytes_{way}_total"] for s in group))
-            for way in ("up", "down")
-        ]
-        seconds = f"{statistics.fmean(s['seconds']['total'] for s in group):.0f} s"
+        traffic = [size(statistics.fmean(s.outcome.communication.bytes_total[way] for s in group)) for way in WAYS]
+        seconds = f"{statistics.fmean(s.outcome.seconds['total'] for s in group):.0f} s"
         table.add_row(name, "final", *(_accuracy(group, rule, "final") for rule in rules), *traffic, seconds)
         table.add_row("", "best", *(_accuracy(group, rule, "best") for rule in rules))
     return table
 
 
 def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
-    """Return a comparison along axes: one column per value of the first, losses of more than 3 points in red."""
+    """Return a comparison along axes: one column per value of the first, losses of more than 3 points in red.
+
+    Args:
+        rows: See :func:`protofed.analysis.grid.rows_of`.
+        axes: Names of the values along each axis.
+    """
     columns, *others = axes
     table = Table(
         title="Final test accuracy in %: main rule / head; honest clients only where others attack",
@@ -97,20 +103,20 @@ def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
     return table
 
 
-def _exchanges(group: Sequence[Mapping[str, Any]]) -> str:
-    return str(group[0].get("exchanges", ""))
+def _exchanges(group: Sequence[Summary]) -> str:
+    return group[0].exchanges
 
 
 def _place(exchanges: str) -> int:
     return EXCHANGES.index(exchanges) if exchanges in EXCHANGES else len(EXCHANGES)
 
 
-def _rules(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+def _rules(summaries: Mapping[str, Sequence[Summary]]) -> list[str]:
     """Return the rules of all methods in order of first appearance."""
-    return list(dict.fromkeys(r for group in summaries.values() for s in group for r in s["accuracy"]))
+    return list(dict.fromkeys(r for group in summaries.values() for s in group for r in s.outcome.accuracy))
 
 
-def _accuracy(group: Sequence[Mapping[str, Any]], rule: str, figure: str) -> str:
+def _accuracy(group: Sequence[Summary], rule: str, figure: str) -> str:
     """Return a percentage, or a dash where the method has no such rule."""
-    values = [s["accuracy"][rule][figure] for s in group if rule in s["accuracy"]]
+    values = [getattr(s.outcome.accuracy[rule], figure) for s in group if rule in s.outcome.accuracy]
     return mean_std(values).replace("%", "").replace(" ± ", "±")

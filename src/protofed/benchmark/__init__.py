@@ -1,7 +1,7 @@
-"""How fast this package is beside other ways to do the same, always as ratios: ``protofed bench``.
+"""Benchmarks of this package against alternatives, always reported as ratios: ``protofed bench``.
 
-Each benchmark has a file of its own: :mod:`overhead` (a bare PyTorch loop, and processes), :mod:`peer` (the public
-library HtFLlib) and :mod:`scaling` (more clients).
+Each benchmark has its own module: :mod:`overhead` (against a bare PyTorch loop, and of worker processes),
+:mod:`peer` (against the public library HtFLlib) and :mod:`scaling` (with the number of clients).
 """
 
 from protofed.benchmark.report import Report

@@ -1,7 +1,7 @@
-"""A round as one would write it by hand: a plain PyTorch loop over the clients, with nothing around it.
+"""A round written by hand: a plain PyTorch loop over the clients without any infrastructure.
 
-No server, no messages, no store, no seeds: every client's model stays in memory, its samples are floating-point
-tensors that were normalised beforehand, and its batches are chosen before the clock starts.
+There is no server, no message, no store and no seeding. Every client's model stays in memory, its samples are
+floating-point tensors normalised in advance, and its batches are chosen before timing starts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from protofed import models
 from protofed.errors import ConfigError
+from protofed.experiments.architectures import FederationSummary
+from protofed.experiments.builder import build_model
 from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import DTYPES, LAYOUTS, Census, build_model, device_of
+from protofed.experiments.hardware import Hardware
 from protofed.federation import Federation
 from protofed.methods.contract import Tensors
 from protofed.samples import FederatedData, Samples
@@ -28,7 +30,7 @@ METHODS = ("local", "fedproto")
 
 
 def check_method(experiment: Experiment) -> None:
-    """Raise ConfigError unless there is a bare loop for the experiment's method."""
+    """Raise ConfigError unless the bare loop supports the experiment's method."""
     if experiment.method not in METHODS:
         raise ConfigError(f"method.name={experiment.method}: the bare loop is for {' and '.join(METHODS)} only")
 
@@ -37,8 +39,8 @@ class Table(NamedTuple):
     """Global prototypes.
 
     Attributes:
-        rows: ``(K, d)``, zero for a class that has none.
-        classes: ``(k,)`` classes that have one.
+        rows: ``(K, d)`` prototypes, zero for classes without one.
+        classes: ``(k,)`` classes that have a prototype.
     """
 
     rows: Tensor
@@ -49,11 +51,11 @@ class BareClient(NamedTuple):
     """One client's model and data.
 
     Attributes:
-        name: As in the federation.
-        model: On the device.
-        plan: How it trains.
+        name: Name in the federation.
+        model: Model, on the device.
+        plan: Settings of local training.
         train: Normalised training samples.
-        held_out: Normalised samples it is scored on: test and, where present, validation.
+        held_out: Normalised evaluation samples: the test set and, if there is one, the validation set.
     """
 
     name: str
@@ -64,45 +66,53 @@ class BareClient(NamedTuple):
 
 
 class BareLoop:
-    """The same training steps, prototypes and predictions as ours.
+    """A bare loop with the same training steps, prototypes and predictions as the engine.
 
     Args:
-        experiment: Of one of :data:`METHODS`.
+        experiment: Experiment with one of the methods in :data:`METHODS`.
         federated: The clients' data, on the device.
-        reduced: Whether convolutions are computed as ours are (:func:`protofed.models.reduce_convolutions`).
+        hardware: Hardware to run on.
+        reduced: Whether convolutions are computed as in the engine (:func:`protofed.models.reduce_convolutions`).
 
     Attributes:
-        clients: In their fixed order.
-        prototypes: Of each client, ``(K, d)``: what the last round made of its training data.
-        correct: Correctly classified held-out samples of the last round, of all clients, by the rules of the
-            method: the head and, where there are prototypes, the nearest own or global one.
+        clients: The clients in a fixed order.
+        prototypes: Prototypes ``(K, d)`` that each client computed in the last round.
+        correct: Number of correctly classified held-out samples of all clients in the last round, by prediction
+            rule: the head and, if there are prototypes, the nearest local or global one.
 
     Raises:
-        ConfigError: If the method is another one.
+        ConfigError: If the method is not supported.
     """
 
-    def __init__(self, experiment: Experiment, federated: FederatedData, *, reduced: bool = False) -> None:
+    def __init__(
+        self, experiment: Experiment, federated: FederatedData, hardware: Hardware, *, reduced: bool = False
+    ) -> None:
         check_method(experiment)
         self.seed = experiment.seed
         self.num_classes = federated.num_classes
         self.prototypes_from = "" if experiment.method == "local" else experiment.method_options.prototypes
         self.weight = 0.0 if experiment.method == "local" else experiment.method_options.lambda_
         self.gamma = 1.0 if experiment.method == "local" else experiment.method_options.gamma
-        self.clients = list(_clients(experiment, federated, reduced))
+        self.clients = list(_clients(experiment, federated, hardware, reduced))
         self.table: Table | None = None
         self.batches: dict[str, list[Sequence[Tensor]]] = {}
         self.prototypes: dict[str, Tensor] = {}
         self.correct: dict[str, int] = {}
 
     def load(self, federation: Federation) -> None:
-        """Take over the weights that the clients of ``federation`` have, and in what precision they compute."""
+        """Copy the weights and the compute precision of the clients of ``federation``."""
         roster = federation.executor.clients
         for client in self.clients:
-            client.model.load_state_dict(roster.parked(client.name).model)
-            client.model.in_bfloat16 = roster.models[roster.members[client.name].kind].in_bfloat16
+            client.model.load_state_dict(roster.snapshot(client.name).model)
+            client.model.in_bfloat16 = roster[client.name].kind in roster.in_bfloat16
 
     def prepare(self, server: Mapping[str, Tensor], round: int) -> None:
-        """Choose the batches of ``round``, the same as ours, and take over the server's prototypes."""
+        """Choose the same batches as the engine does, and copy the server's prototypes.
+
+        Args:
+            server: State of the server.
+            round: Number of the round, from 1.
+        """
         for client in self.clients:
             self.batches[client.name] = [self._rows(client, round, epoch) for epoch in range(client.plan.epochs)]
         self.table = None
@@ -112,7 +122,7 @@ class BareLoop:
             self.table = Table((self.gamma * server["prototypes"]).to(device), classes.to(device))
 
     def run(self) -> None:
-        """Train all clients, make their prototypes, score them."""
+        """Train all clients, compute their prototypes and evaluate them."""
         self.correct = {}
         for client in self.clients:
             if len(client.train):
@@ -143,7 +153,7 @@ class BareLoop:
 
     @torch.no_grad()
     def _pass(self, client: BareClient) -> None:
-        """Compute the client's prototypes from a pass over its training data."""
+        """Compute a client's prototypes in a pass over its training data."""
         client.model.eval()
         sums = self._no_sums(client)
         for x, y in _chunks(client.train):
@@ -159,7 +169,7 @@ class BareLoop:
             features, logits = client.model(x)
             predicted = {"head": logits.argmax(1)}
             for rule, table in tables.items():
-                nearest = predicted["head"]  # decides where there is no prototype
+                nearest = predicted["head"]  # used if there are no prototypes
                 if len(table.classes):
                     nearest = table.classes[torch.cdist(features, table.rows).argmin(1)]
                 predicted[rule] = nearest
@@ -169,7 +179,7 @@ class BareLoop:
             self.correct[rule] = self.correct.get(rule, 0) + int(count)
 
     def _tables(self, client: BareClient) -> dict[str, Table]:
-        """Return the prototypes of each rule, only those of the classes it may answer."""
+        """Return the prototypes available to each prediction rule."""
         if not self.prototypes_from:
             return {}
         own = client.train.counts(self.num_classes).nonzero().squeeze(-1)
@@ -200,16 +210,20 @@ class BareLoop:
         self.prototypes[client.name] = sums / counts.unsqueeze(-1)
 
 
-def _clients(experiment: Experiment, federated: FederatedData, reduced: bool) -> Iterator[BareClient]:
-    device, layout = device_of(experiment), LAYOUTS[experiment.execution.memory_format]
+def _clients(
+    experiment: Experiment, federated: FederatedData, hardware: Hardware, reduced: bool
+) -> Iterator[BareClient]:
+    layout = hardware.layout
 
     def ready(samples: Samples) -> Samples:
-        x = normalise(samples.x, DTYPES[experiment.execution.precision])
+        x = normalise(samples.x, hardware.dtype)
         return Samples(x.contiguous(memory_format=layout) if x.dim() == 4 else x, samples.y)
 
-    chosen = Census.of(experiment, federated).architectures
+    chosen = FederationSummary.of(experiment, federated).architectures
     for client, architecture in zip(federated.clients, chosen, strict=True):
-        model = build_model(experiment, federated, architecture, "shared").to(device).to(memory_format=layout)
+        model = (
+            build_model(experiment, federated, architecture, "shared").to(hardware.device).to(memory_format=layout)
+        )
         if reduced:
             models.reduce_convolutions(model)
         held_out = [ready(s) for s in (client.test, client.validation) if s is not None]

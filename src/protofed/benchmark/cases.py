@@ -1,4 +1,4 @@
-"""The experiments that are measured, by name."""
+"""The experiments used by the benchmarks, by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN = {
     "evaluation.every": "",
     "participation.fraction": "",
 }
-"""What a benchmark decides itself, and the option of the command that sets it, if any."""
+"""Options that a benchmark sets itself → the command-line option to use instead, if any."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Case:
     """One experiment to measure.
 
     Attributes:
-        recipe: A built-in recipe.
+        recipe: Name of a built-in recipe.
         overrides: Options by dotted name.
     """
 
@@ -44,16 +44,16 @@ CASES = {
 def case_experiment(
     name: str, overrides: Mapping[str, Any], *, rounds: int, also: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Return the experiment of a case: all clients train and are scored in each of ``rounds`` rounds.
+    """Return the experiment of a case, in which all clients train and are evaluated in every round.
 
     Args:
-        name: In :data:`CASES`.
-        overrides: Options by dotted name, as the user gave them.
-        rounds: How many.
-        also: Options of the benchmark's own, weaker than the user's.
+        name: Name of a case in :data:`CASES`.
+        overrides: The user's options by dotted name.
+        rounds: Number of rounds.
+        also: The benchmark's own options, which the user's override.
 
     Raises:
-        ConfigError: For an unknown case, an unsuitable option, or one that the benchmark decides itself.
+        ConfigError: If the case is unknown, or an option is invalid or set by the benchmark itself.
     """
     if name not in CASES:
         raise ConfigError(unknown_name("case", name, CASES))
@@ -72,8 +72,16 @@ def case_experiment(
 
 
 def refuse(overrides: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Raise ConfigError if ``overrides`` has a name that the benchmark decides itself."""
+    """Refuse options that the benchmark sets itself.
+
+    Args:
+        overrides: The user's options by dotted name.
+        own: Options that the benchmark sets, with the command-line option to use instead or an empty string.
+
+    Raises:
+        ConfigError: If ``overrides`` contains one of them.
+    """
     for name in overrides:
         if name in own:
             hint = f"use {own[name]}" if own[name] else "leave it out"
-            raise ConfigError(f"{name}={overrides[name]}: bench decides this itself, {hint}")
+            raise ConfigError(f"{name}={overrides[name]}: bench sets this itself: {hint}")

@@ -1,6 +1,6 @@
-"""HtFLlib (github.com/TsingZ0/HtFLlib), a public library of the same methods, run on our federation.
+"""Runner of HtFLlib (github.com/TsingZ0/HtFLlib), a public library of the same methods, on our federation.
 
-Nothing of it is shipped: the user names a checkout, and what is written here lies in a temporary folder.
+No part of HtFLlib is shipped: the user provides a checkout. Files are written to a temporary folder only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import device_of
+from protofed.experiments.hardware import Hardware
 from protofed.samples import FederatedData, Samples
 from protofed.training.batches import normalise
 
@@ -32,7 +32,7 @@ OPTIONS = {
 }
 DATASET = "federation"
 FAMILY = "HtFE-img-2"
-"""A name that its main.py knows; the models it stands for are replaced."""
+"""A model family that its main.py knows; the models it stands for are replaced."""
 SCRIPT = Path(__file__).with_name("htfllib_main.py")
 
 _ROUND = re.compile(r"^-{50} ([\d.eE+-]+)$", re.MULTILINE)
@@ -54,36 +54,47 @@ def _cnn2(shape: tuple[int, ...]) -> list[str]:
 
 
 MODELS: dict[str, Callable[[tuple[int, ...]], list[str]]] = {"light4": _light4, "cnn2": _cnn2}
-"""Our models by name, to the expressions that its main.py evaluates; client ``i`` gets one in turn, as ours do."""
+"""Our model names → expressions that its main.py evaluates; clients get them in turn, as with our groups."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A checkout and a folder to work in.
+    """A checkout of HtFLlib and a working folder.
 
     Attributes:
-        checkout: HtFLlib's folder.
-        folder: An empty folder.
+        checkout: Folder of HtFLlib.
+        folder: Empty folder for its files.
     """
 
     checkout: Path
     folder: Path
 
     def write(self, federated: FederatedData) -> None:
-        """Write every client's samples, normalised as ours are, as the files its data loader reads."""
+        """Write every client's samples, normalised as for our engine, in the format of its data loader."""
         for number, client in enumerate(federated.clients):
             for part in ("train", "test"):
                 path = self.folder / "dataset" / DATASET / part / f"{number}.npz"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # It writes compressed files; these are read faster.
+                # HtFLlib itself writes compressed files; uncompressed ones are read faster.
                 np.savez(path, data=np.array(_arrays(getattr(client, part)), dtype=object))
-        (self.folder / "system").mkdir()  # where it is started: it looks for ../dataset and writes beside itself
+        (
+            self.folder / "system"
+        ).mkdir()  # the working directory of main.py, which reads ../dataset and writes to sibling folders
 
     def run(self, experiment: Experiment, federated: FederatedData, *, rounds: int, threads: int) -> list[float]:
-        """Return the seconds of each of ``rounds`` rounds, after one more to warm up.
+        """Run one warm-up round and the measured rounds.
+
+        Args:
+            experiment: Experiment to run.
+            federated: Data of its clients.
+            rounds: Number of measured rounds.
+            threads: Number of torch threads.
+
+        Returns:
+            Seconds of each measured round.
 
         Raises:
-            ConfigError: If it fails.
+            ConfigError: If the process fails.
         """
         models = json.dumps(MODELS[experiment.model.name](federated.input_shape))
         source = str(self.checkout.resolve() / "system")
@@ -110,13 +121,13 @@ def check_checkout(path: Path) -> None:
     for name in NEEDED:
         if not (path / name).is_file():
             raise ConfigError(
-                f"--peer {path}: no checkout of HtFLlib ({name} is missing): name the folder of a clone of "
+                f"--peer {path}: not a checkout of HtFLlib ({name} is missing): give the folder of a clone of "
                 "github.com/TsingZ0/HtFLlib"
             )
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raise ConfigError if HtFLlib cannot do the same as ``experiment``."""
+    """Raise ConfigError if HtFLlib does not support the options of ``experiment``."""
     if experiment.method not in ALGORITHMS:
         raise ConfigError(unknown_name("method of the peer", experiment.method, ALGORITHMS))
     if experiment.model.name not in MODELS:
@@ -133,15 +144,23 @@ def check_experiment(experiment: Experiment) -> None:
         same["model.d"] = (experiment.model.d, 512)
     for name, (given, needed) in same.items():
         if given != needed:
-            raise ConfigError(f"{name}={given}: the peer has only {needed}, leave it out")
+            raise ConfigError(f"{name}={given}: the peer supports only {needed}: leave it out")
 
 
 def check_data(experiment: Experiment, federated: FederatedData) -> None:
-    """Raise ConfigError if HtFLlib cannot train on the data as we do."""
+    """Check that HtFLlib can train on the data in the same way.
+
+    Args:
+        experiment: Experiment to run.
+        federated: Data of its clients.
+
+    Raises:
+        ConfigError: If clients have their own settings, or the shape of samples is not supported.
+    """
     for client in federated.clients:
         if client.settings:
             raise ConfigError(
-                f"{client.name} has settings of its own, but the peer has one setting for all clients"
+                f"{client.name} has its own settings, but the peer uses the same settings for all clients"
             )
     if len(federated.input_shape) != 3 or (experiment.model.name == "light4" and federated.input_shape[0] != 3):
         shape = "×".join(map(str, federated.input_shape))
@@ -149,9 +168,9 @@ def check_data(experiment: Experiment, federated: FederatedData) -> None:
 
 
 def _arguments(experiment: Experiment, federated: FederatedData, rounds: int) -> list[str]:
-    """Return main.py's arguments; it runs one round more than ``-gr`` says."""
+    """Return the arguments of main.py, which runs one round more than ``-gr``."""
     arguments = {
-        "-dev": device_of(experiment).type,
+        "-dev": Hardware.of(experiment.execution).device.type,
         "-data": DATASET,
         "-m": FAMILY,
         "-algo": ALGORITHMS[experiment.method],

@@ -1,6 +1,6 @@
-"""Runs HtFLlib's main.py; a script of its own process, see :mod:`protofed.benchmark.htfllib`.
+"""Script that runs HtFLlib's main.py in a separate process; see :mod:`protofed.benchmark.htfllib`.
 
-Arguments: its folder ``system``, the number of threads, its models as JSON, and then its own arguments.
+The arguments are HtFLlib's folder ``system``, the number of threads, the models as JSON, and those of main.py.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import Any
 import torch
 
 UNUSED = ("PIL", "calmsize", "diffusers", "h5py", "higher", "torch_utils", "torchtext")
-"""Packages that it imports for other methods than ours, or for after the last round."""
+"""Packages that HtFLlib imports for other methods, or uses only after the last round."""
 
 
 class Nothing(types.ModuleType):
-    """In place of a package that is not installed."""
+    """Stand-in for a package that is not installed."""
 
-    __path__: list[str] = []  # noqa: RUF012  (what makes a module a package)
+    __path__: list[str] = []  # noqa: RUF012  (makes the module a package)
 
     def __getattr__(self, name: str) -> None:
-        """Have any public name."""
+        """Return None for any public name."""
         if name.startswith("__"):
             raise AttributeError(name)
 
 
 class Unused(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds :data:`UNUSED` packages, after all others have looked for them."""
+    """Finder of :data:`UNUSED` packages, placed after all other finders."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a specification for an unused package."""
+        """Return a specification for an unused package, and None for any other."""
         if name.partition(".")[0] not in UNUSED:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -48,15 +48,15 @@ class Unused(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return Nothing(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Leave it empty."""
+        """Leave the module empty."""
 
 
 def main() -> None:
-    """Prepare what its main.py expects of its surroundings, and run it."""
+    """Prepare the environment that main.py expects and run it."""
     source, threads, models = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     sys.path[0] = source
     sys.meta_path.append(Unused())
-    # It keeps whole models in files, which torch refuses to read unless told.
+    # HtFLlib stores whole models in files, which torch does not load by default.
     torch.load = functools.partial(torch.load, weights_only=False)
     torch.set_num_threads(threads)
 

@@ -1,4 +1,4 @@
-"""Our own rounds, one at a time."""
+"""Rounds of this package's engine, run one at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from protofed.benchmark.timing import Variant, cores
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import device_of
+from protofed.experiments.hardware import Hardware
 from protofed.federation import RoundRecord
 
 SEQUENTIAL = "sequential"
@@ -17,25 +17,27 @@ FUSED = "fused"
 
 
 class Rounds:
-    """A federation that runs a round when it is told to.
+    """A federation that runs one round per call.
 
     Args:
-        experiment: What to run.
-        like: Takes over from another one for which models bfloat16 was found faster.
+        experiment: Experiment to run.
+        hardware: Hardware to run on.
+        like: Another federation, from which to copy the choice of models computed in bfloat16.
 
     Attributes:
         federation: The engine.
         federated: The clients' data, on the device.
     """
 
-    def __init__(self, experiment: Experiment, like: Rounds | None = None) -> None:
-        self.federation, self.federated = assemble(experiment, bfloat16=like.bfloat16 if like else None)
+    def __init__(self, experiment: Experiment, hardware: Hardware, like: Rounds | None = None) -> None:
+        known = like.bfloat16 if like else None
+        self.federation, self.federated = assemble(experiment, bfloat16=known, hardware=hardware)
         self._records = self.federation.run()
 
     @property
     def bfloat16(self) -> list[str]:
-        """Kinds of models whose layers are computed in bfloat16."""
-        return [kind for kind, model in self.federation.executor.clients.models.items() if model.in_bfloat16]
+        """The kinds of models that are computed in bfloat16."""
+        return self.federation.executor.clients.in_bfloat16
 
     def run(self) -> RoundRecord:
         """Run the next round."""
@@ -46,31 +48,40 @@ class Rounds:
         self.federation.executor.close()
 
     def variant(self, name: str, threads: int) -> Variant:
-        """Return the next rounds as a variant to be timed."""
+        """Return the next rounds as a variant to be timed.
+
+        Args:
+            name: Name of the variant.
+            threads: Number of torch threads.
+        """
         return Variant(name, threads, lambda: None, self.run)
 
 
 def our_variants(
-    experiment: Experiment, counts: list[int], processes: int, stack: ExitStack
+    experiment: Experiment, hardware: Hardware, counts: list[int], processes: int, stack: ExitStack
 ) -> tuple[Rounds, list[Variant]]:
-    """Return our executors as variants (fused only on a GPU, workers only off it), and the sequential federation.
+    """Return the executors to time: ``sequential``, and ``fused`` on a GPU or ``workers`` on CPUs.
 
     Args:
-        experiment: With as many rounds as will be run, and the executor ``sequential``.
+        experiment: Experiment with the executor ``sequential`` and the total number of rounds to run.
+        hardware: Hardware to run on.
         counts: Numbers of threads of the sequential executor.
-        processes: Of the executor ``workers``, which share the cores; 0: one per core, 1: leave it out.
-        stack: Closes what is opened here.
+        processes: Number of processes of the executor ``workers``; 0 for one per core, 1 to leave it out.
+        stack: Exit stack that closes the federations.
+
+    Returns:
+        The sequential federation and all variants.
     """
-    ours = stack.enter_context(closing(Rounds(experiment)))
+    ours = stack.enter_context(closing(Rounds(experiment, hardware)))
     variants = [ours.variant(SEQUENTIAL, threads) for threads in counts]
     processes = processes or cores()
-    if device_of(experiment).type == "cuda":
+    if hardware.cuda:
         execution, name = replace(experiment.execution, executor="fused"), FUSED
     elif processes > 1:
         execution = replace(experiment.execution, executor="workers", workers=processes)
         name = f"{WORKERS} ({processes})"
     else:
         return ours, variants
-    other = stack.enter_context(closing(Rounds(replace(experiment, execution=execution), like=ours)))
+    other = stack.enter_context(closing(Rounds(replace(experiment, execution=execution), hardware, like=ours)))
     threads = other.federation.executor.description().get("threads", counts[0])
     return ours, [*variants, other.variant(name, int(threads))]

@@ -1,4 +1,4 @@
-"""What the engine costs beside a bare PyTorch loop, and what processes gain beside one process."""
+"""Benchmark of the engine against a bare PyTorch loop, and of several processes against one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from protofed.benchmark.cases import case_experiment
 from protofed.benchmark.ours import SEQUENTIAL, Rounds, our_variants
 from protofed.benchmark.request import Note, Request, Result
 from protofed.benchmark.timing import Timings, Variant, take_turns, thread_counts
-from protofed.experiments.assemble import load_data
 from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import device_of
+from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
 
 CASES = ("fedproto-light4", "fedproto-cnn2")
 BARE = "bare loop"
@@ -25,14 +25,19 @@ ONE_THREAD = f"{SEQUENTIAL}, 1 thread"
 
 
 def check_overhead(request: Request) -> None:
-    """Raise ProtofedError if a case cannot be measured: its method has no bare loop, its data are missing."""
+    """Raise ProtofedError if a case cannot be measured, e.g. because its data are missing."""
     for experiment in _experiments(request).values():
         check_method(experiment)
         load_data(experiment)
 
 
 def overhead(request: Request, note: Note) -> Result:
-    """Measure our rounds and a bare loop's in turn, in this process, with every number of threads."""
+    """Time rounds of the engine and of a bare loop in turn, in this process, for each number of threads.
+
+    Args:
+        request: Settings of the benchmark.
+        note: Callback for progress messages.
+    """
     timings = {name: _measure(name, chosen, request, note) for name, chosen in _experiments(request).items()}
     figures = [
         {"case": name, "seconds": t.figures(), "ratios": {n: _ratios(t, n) for n in t.names}}
@@ -47,23 +52,24 @@ def _experiments(request: Request) -> dict[str, Experiment]:
 
 def _measure(name: str, experiment: Experiment, request: Request, note: Note) -> Timings:
     note(f"{name}: loading")
-    counts = thread_counts(device_of(experiment), request.threads)
+    hardware = Hardware.of(experiment.execution)
+    counts = thread_counts(hardware.device, request.threads)
     experiment = replace(experiment, rounds=(request.rounds + 1) * len(counts))
     with ExitStack() as stack:
-        ours, variants = our_variants(experiment, counts, request.processes, stack)
-        for label, reduced in _loops(experiment):
-            loop = BareLoop(experiment, ours.federated, reduced=reduced)
+        ours, variants = our_variants(experiment, hardware, counts, request.processes, stack)
+        for label, reduced in _loops(experiment, hardware):
+            loop = BareLoop(experiment, ours.federated, hardware, reduced=reduced)
             loop.load(ours.federation)
             variants += [_bare(label, loop, ours, threads) for threads in counts]
-        # What is compared most closely runs side by side.
+        # Variants that are compared most closely run next to each other.
         variants.sort(key=lambda variant: (variant.name not in (SEQUENTIAL, BARE, REDUCED), variant.threads))
         return take_turns(variants, request.rounds, lambda text: note(f"{name}, {text}"))
 
 
-def _loops(experiment: Experiment) -> list[tuple[str, bool]]:
-    """Return the bare loops to compare with: the second only where we reduce convolutions ourselves."""
+def _loops(experiment: Experiment, hardware: Hardware) -> list[tuple[str, bool]]:
+    """Return the bare loops to compare with; the second only if the engine reduces convolutions."""
     execution = experiment.execution
-    ours = (execution.convolutions, execution.memory_format, device_of(experiment).type)
+    ours = (execution.convolutions, execution.memory_format, hardware.device.type)
     return [(BARE, False)] + [(REDUCED, True)] * (ours == ("auto", "channels_last", "cpu"))
 
 
@@ -73,7 +79,7 @@ def _bare(label: str, loop: BareLoop, ours: Rounds, threads: int) -> Variant:
 
 
 def _ratios(timings: Timings, name: str) -> dict[str, float]:
-    """Return how many times as long a row takes as others do, as far as they were tried."""
+    """Return the ratios of the time of ``name`` to the times of the other variants that were measured."""
     to = {
         BARE: timings.ratio(name, BARE),
         REDUCED: timings.ratio(name, REDUCED),
@@ -83,13 +89,13 @@ def _ratios(timings: Timings, name: str) -> dict[str, float]:
     return {other: ratio for other, ratio in to.items() if ratio is not None}
 
 
-def _table(found: Mapping[str, Timings], rounds: int) -> Table:
-    counts = sorted({threads for timings in found.values() for _, threads in timings.seconds})
+def _table(cases: Mapping[str, Timings], rounds: int) -> Table:
+    counts = sorted({threads for timings in cases.values() for _, threads in timings.seconds})
     table = Table(
-        title=f"Overhead: seconds per round, median of {rounds}, and how many times as long as others",
-        caption="Ratios: medians over rounds run in turn, each way with its best number of threads (seq. 1: one "
-        "thread). The bare loop has the same models, batches, optimiser, prototypes and predictions and nothing "
-        "else; reduced: with our way to compute small convolutions.",
+        title=f"Overhead: seconds per round, median of {rounds}, and ratios to other variants",
+        caption="Ratios are medians over rounds run in turn, each variant with its best number of threads "
+        "(seq. 1: one thread). The bare loop has the same models, batches, optimiser, prototypes and predictions "
+        "and nothing else; reduced: with small convolutions computed as in the engine.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE,
@@ -99,7 +105,7 @@ def _table(found: Mapping[str, Timings], rounds: int) -> Table:
     threads = (f"{count} thread{'s' * (count > 1)}" for count in counts)
     for heading in (*threads, "/ bare", "/ reduced", "/ seq.", "/ seq. 1"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for case, timings in found.items():
+    for case, timings in cases.items():
         table.add_row(f"[bold]{case}[/]")
         for name in sorted(timings.names, key=lambda name: name not in (BARE, REDUCED)):
             medians = [timings.median(name, t) if (name, t) in timings.seconds else None for t in counts]

@@ -1,4 +1,4 @@
-"""Our rounds beside those of HtFLlib: same clients, samples, models, batch size and learning rate."""
+"""Benchmark against HtFLlib with the same clients, samples, models, batch size and learning rate."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from protofed.benchmark.ours import our_variants
 from protofed.benchmark.request import Note, Request, Result
 from protofed.benchmark.timing import Timings, take_turns, thread_counts
 from protofed.errors import ConfigError
-from protofed.experiments.assemble import load_data
 from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import device_of
+from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
 from protofed.samples import FederatedData
 
 CASES = ("fedproto-light4", "fedproto-cnn2", "fedtgp-cnn2")
 PEER = "HtFLlib"
 AS_PEER = {"method.prototypes": "during"}
-"""The peer's FedProto collects prototypes from the steps of training; its FedTGP from a pass after it, as ours."""
+"""The peer's FedProto collects prototypes during training; its FedTGP in a pass afterwards, as ours does."""
 
 
 def check_peer(request: Request) -> None:
-    """Raise ProtofedError unless there is a checkout of HtFLlib and it can do the same as we in every case."""
+    """Raise ProtofedError unless there is a checkout of HtFLlib and it supports every case."""
     _checkout(request)
     experiments = _experiments(request).values()
     for experiment in experiments:
@@ -39,10 +39,14 @@ def check_peer(request: Request) -> None:
 
 
 def peer(request: Request, note: Note) -> Result:
-    """Measure HtFLlib in processes of its own, with every number of threads, and our executors.
+    """Time HtFLlib in separate processes, for each number of threads, and the executors of this package.
+
+    Args:
+        request: Settings of the benchmark.
+        note: Callback for progress messages.
 
     Raises:
-        ConfigError: If it fails.
+        ConfigError: If HtFLlib fails.
     """
     figures = [_measure(name, chosen, request, note) for name, chosen in _experiments(request).items()]
     return Result(_table(figures, request.rounds), figures)
@@ -56,29 +60,30 @@ def _checkout(request: Request) -> Path:
 
 
 def _experiments(request: Request) -> dict[str, Experiment]:
-    """Return the cases' experiments, with prototypes collected as the peer collects them."""
-    found = {}
+    """Return the experiments of the cases, with prototypes collected as the peer does."""
+    experiments = {}
     for name in request.cases or CASES:
         plain = case_experiment(name, request.overrides, rounds=1)
         also = AS_PEER if plain.method == "fedproto" else {}
-        found[name] = case_experiment(name, request.overrides, rounds=1, also=also)
-    return found
+        experiments[name] = case_experiment(name, request.overrides, rounds=1, also=also)
+    return experiments
 
 
 def _measure(name: str, experiment: Experiment, request: Request, note: Note) -> dict[str, Any]:
     note(f"{name}, loading")
     federated = load_data(experiment)
-    counts = thread_counts(device_of(experiment), request.threads)
+    hardware = Hardware.of(experiment.execution)
+    counts = thread_counts(hardware.device, request.threads)
     experiment = replace(experiment, rounds=(request.rounds + 1) * len(counts))
     seconds: dict[tuple[str, int], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="protofed-peer-") as folder:
-        theirs = Peer(_checkout(request), Path(folder))
-        theirs.write(federated)
+        htfllib = Peer(_checkout(request), Path(folder))
+        htfllib.write(federated)
         for threads in counts:
             note(f"{name}, {PEER}, {threads} thread{'s' * (threads > 1)}")
-            seconds[PEER, threads] = theirs.run(experiment, federated, rounds=request.rounds, threads=threads)
+            seconds[PEER, threads] = htfllib.run(experiment, federated, rounds=request.rounds, threads=threads)
     with ExitStack() as stack:
-        _, variants = our_variants(experiment, counts, request.processes, stack)
+        _, variants = our_variants(experiment, hardware, counts, request.processes, stack)
         ours = take_turns(variants, request.rounds, lambda text: note(f"{name}, {text}"))
     timings = Timings({**seconds, **ours.seconds})
     medians = {n: timings.median(n, timings.best(n)) for n in timings.names}
@@ -93,7 +98,7 @@ def _measure(name: str, experiment: Experiment, request: Request, note: Note) ->
 
 
 def _steps(experiment: Experiment, federated: FederatedData) -> dict[str, int]:
-    """Return the optimiser steps of a round: the peer leaves out an epoch's last partial batch."""
+    """Return the number of optimiser steps per round; the peer drops the last partial batch of each epoch."""
     plans = [(len(c.train), experiment.training.plan(c.settings)) for c in federated.clients]
     return {
         PEER: sum(n // plan.batch_size * plan.epochs for n, plan in plans),
@@ -103,9 +108,9 @@ def _steps(experiment: Experiment, federated: FederatedData) -> dict[str, int]:
 
 def _table(figures: list[dict[str, Any]], rounds: int) -> Table:
     table = Table(
-        title=f"Beside {PEER}: seconds per round, median of {rounds}, and how many times as long it takes",
-        caption="Each with its best number of threads; sequential and workers are ours. The peer leaves out each "
-        "epoch's last partial batch, hence fewer steps.",
+        title=f"Against {PEER}: seconds per round, median of {rounds}, and ratio of its time to each variant's",
+        caption="Each with its best number of threads; sequential and workers are ours. The peer drops the last "
+        "partial batch of each epoch and therefore takes fewer steps.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE,

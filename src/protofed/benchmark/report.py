@@ -1,4 +1,4 @@
-"""Figures as a file, with what they depend on besides the code."""
+"""Measurements as a file, with the facts of the machine on which they depend."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import protofed
 from protofed.benchmark.request import Result
 from protofed.benchmark.timing import cores
 from protofed.errors import ConfigError
-from protofed.federation.files import write_json
+from protofed.files import write_json
 
 
 class Report:
-    """The figures so far.
+    """Measurements collected so far.
 
     Args:
-        path: File to write them to whenever there are more, or None.
+        path: File to rewrite whenever results are added, or None.
 
     Attributes:
-        machine: Facts of the machine when the measurement began.
+        machine: Facts of the machine at the start of the measurement.
         results: Figures by benchmark.
 
     Raises:
-        ConfigError: If ``path`` cannot be a file.
+        ConfigError: If ``path`` is a folder, or its folder does not exist.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -38,13 +38,18 @@ class Report:
         self.results: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, name: str, result: Result) -> None:
-        """Add a benchmark's figures and write the file."""
+        """Add the figures of a benchmark and write the file.
+
+        Args:
+            name: Name of the benchmark.
+            result: Its result.
+        """
         self.results[name] = result.figures
         if self.path is not None:
             write_json(self.path, {"protofed": protofed.__version__, "machine": self.machine, **self.results})
 
     def machine_line(self) -> str:
-        """Return the machine in one line, with a warning if it is busy."""
+        """Return a one-line description of the machine, with a warning if it is busy."""
         facts = self.machine
         where = [facts["processor"], f"{facts['cores']} cores", facts["gpu"], f"torch {facts['torch']}"]
         busy = f"; busy: load {facts['load']}, figures will vary" if (facts["load"] or 0) > 0.5 else ""
@@ -52,7 +57,7 @@ class Report:
 
 
 def machine() -> dict[str, Any]:
-    """Return what figures depend on besides the code; ``load`` is that of the last minute before, in processes."""
+    """Return the facts of the machine; ``load`` is the average number of processes over the last minute."""
     return {
         "processor": _processor(),
         "cores": cores(),

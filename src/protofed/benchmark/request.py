@@ -1,4 +1,4 @@
-"""What a benchmark is asked for and what it answers."""
+"""Settings and results of a benchmark."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rich.table import Table
 from protofed.errors import ConfigError
 
 Note = Callable[[str], None]
-"""Is told in a few words what is being measured."""
+"""Callback for short progress messages."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure.
+    """Settings of a benchmark.
 
     Attributes:
-        rounds: Measured rounds of everything; one more comes before them to warm up.
-        overrides: Options by dotted name, for every experiment.
-        cases: Names in :data:`protofed.benchmark.cases.CASES`; none: those of the benchmark.
-        threads: Numbers of threads to try; none: 1 to all cores.
-        processes: Of the executor ``workers``; 0: one per core, 1: leave it out.
+        rounds: Number of measured rounds, which follow one warm-up round.
+        overrides: Options of every experiment by dotted name.
+        cases: Names in :data:`protofed.benchmark.cases.CASES`; if empty, the default cases of the benchmark.
+        threads: Numbers of threads to try; if empty, 1 to all cores.
+        processes: Number of processes of the executor ``workers``; 0 for one per core, 1 to leave it out.
         peer: A checkout of HtFLlib, or None.
-        clients: Sizes of the federations of ``scaling``.
-        per_client: Samples of each client of ``scaling``, for training and testing.
+        clients: Numbers of clients of the federations of ``scaling``.
+        per_client: Number of samples of each client of ``scaling``, training and test samples together.
     """
 
     rounds: int = 3
@@ -50,16 +50,16 @@ class Request:
                     f"--{name} must be positive numbers, not {','.join(map(str, getattr(self, name)))}"
                 )
         if not self.clients:
-            raise ConfigError("--clients names no size: give numbers separated by commas, e.g. 20,100")
+            raise ConfigError("--clients is empty: give numbers separated by commas, e.g. 20,100")
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a benchmark found.
+    """The result of a benchmark.
 
     Attributes:
-        table: For people.
-        figures: For ``--json``: plain values, seconds unless the name says otherwise.
+        table: Table for printing.
+        figures: Plain values for ``--json``, in seconds unless the name says otherwise.
     """
 
     table: Table

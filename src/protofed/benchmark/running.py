@@ -1,4 +1,4 @@
-"""All benchmarks by name."""
+"""The registry of benchmarks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Benchmark(NamedTuple):
     """A benchmark.
 
     Attributes:
-        check: Raises an error for whatever does not fit, before anything is measured.
-        measure: Measures.
+        check: Function that raises an error for invalid settings, before anything is measured.
+        measure: Function that runs the benchmark.
     """
 
     check: Callable[[Request], None]
@@ -34,10 +34,18 @@ ALL = "all"
 
 
 def measure(name: str, request: Request, note: Note) -> Iterator[tuple[str, Result]]:
-    """Run one benchmark, or all (``peer`` if there is one), and yield each with its name as it ends.
+    """Run one benchmark, or all of them (``peer`` only if a checkout is given).
+
+    Args:
+        name: Name of a benchmark, or ``all``.
+        request: Settings of the benchmarks.
+        note: Callback for progress messages.
+
+    Yields:
+        The name and result of each benchmark when it ends.
 
     Raises:
-        ProtofedError: For anything that does not fit; before anything is measured, as far as it can be known.
+        ProtofedError: If settings or data are invalid; where possible, before anything is measured.
     """
     if name not in (*BENCHMARKS, ALL):
         raise ConfigError(unknown_name("benchmark", name, [*BENCHMARKS, ALL]))

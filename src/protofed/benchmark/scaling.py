@@ -1,4 +1,4 @@
-"""What more clients cost: seconds per round and peak memory, each size in a process of its own."""
+"""Benchmark of growing numbers of clients: seconds per round and peak memory, each size in its own process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from rich import box
 from rich.table import Table
 
-from protofed.analysis.style import size as in_bytes
 from protofed.benchmark.cases import refuse
 from protofed.benchmark.request import Note, Request, Result
 from protofed.data.loading import load_pool
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree, apply_overrides, resolve
+from protofed.experiments.hardware import Hardware
 from protofed.experiments.memory import PeakMemory
-from protofed.experiments.workshop import device_of
+from protofed.formats import size as in_bytes
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
 from protofed.training import Files
@@ -38,18 +38,23 @@ OWN = {"rounds": "--rounds", "data.clients": "--clients", "data.samples": "--per
 
 
 def check_scaling(request: Request) -> None:
-    """Raise ProtofedError if the options or the data do not fit."""
+    """Raise ProtofedError if the options or the data are invalid."""
     experiment = resolve(_tree(request))
     alike(experiment, 1, request.per_client)
 
 
 def scaling(request: Request, note: Note) -> Result:
-    """Measure federations of several sizes with the same number of samples per client."""
+    """Measure federations of several sizes with the same number of samples per client.
+
+    Args:
+        request: Settings of the benchmark.
+        note: Callback for progress messages.
+    """
     tree = _tree(request)
     figures = []
     for clients in request.clients:
         note(f"{clients} clients")
-        # A process that has run a smaller federation would keep some of its memory.
+        # A process that ran a smaller federation would retain some of its memory.
         with ProcessPoolExecutor(1, process_context(), stay_with_parent) as pool:
             figures.append(pool.submit(measure_size, tree, clients, request.per_client).result())
     return Result(_table(figures, request), figures)
@@ -61,11 +66,21 @@ def _tree(request: Request) -> Tree:
 
 
 def measure_size(tree: Tree, clients: int, per_client: int) -> dict[str, Any]:
-    """Return what a federation of ``clients`` costs: seconds of each round after the first, peak bytes."""
+    """Measure one federation.
+
+    Args:
+        tree: Options of the experiment.
+        clients: Number of clients.
+        per_client: Number of samples per client.
+
+    Returns:
+        Seconds of each round, memory in bytes, and the settings, as plain values.
+    """
     experiment = resolve(tree)
-    memory = PeakMemory(device_of(experiment))
+    hardware = Hardware.of(experiment.execution)
+    memory = PeakMemory(hardware.device)
     before = memory.bytes()
-    federation, _ = assemble(experiment, alike(experiment, clients, per_client))
+    federation, _ = assemble(experiment, alike(experiment, clients, per_client), hardware=hardware)
     with closing(federation.executor):
         store = "disk" if isinstance(federation.executor.clients.store, Files) else "memory"
         seconds = [record.seconds["total"] for record in federation.run()]
@@ -85,7 +100,13 @@ def measure_size(tree: Tree, clients: int, per_client: int) -> dict[str, Any]:
 
 
 def alike(experiment: Experiment, clients: int, per_client: int) -> FederatedData:
-    """Return clients with ``per_client`` samples each, drawn from the experiment's data with repetition."""
+    """Return a federation with the same number of samples per client.
+
+    Args:
+        experiment: Experiment from whose data samples are drawn with replacement.
+        clients: Number of clients.
+        per_client: Number of samples per client, training and test samples together.
+    """
     pool = load_pool(experiment.data, experiment.seed)
     tests = round(experiment.data.test_fraction * per_client)
 
@@ -106,15 +127,15 @@ def _table(figures: Sequence[Mapping[str, Any]], request: Request) -> Table:
     table = Table(
         title=f"Scaling: seconds per round, median of {request.rounds}; {first['model']} on {first['data']}, "
         f"{request.per_client} samples per client",
-        caption=f"Ratios are to {first['clients']} clients. Memory is that of the process that leads; from start: "
-        "without what importing takes.",
+        caption=f"Ratios are to {first['clients']} clients. Memory is that of the main process; from start: "
+        "without the memory taken by imports.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
-    for heading in ("clients", "rest in", "s/round", "ms/client", "ratio", "peak memory", "ratio", "from start"):
-        table.add_column(heading, justify="left" if heading == "rest in" else "right")
+    for heading in ("clients", "stored in", "s/round", "ms/client", "ratio", "peak memory", "ratio", "from start"):
+        table.add_column(heading, justify="left" if heading == "stored in" else "right")
     start = statistics.median(first["seconds"]) / first["clients"]
     for row in figures:
         seconds = statistics.median(row["seconds"])

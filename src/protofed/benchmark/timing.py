@@ -1,4 +1,4 @@
-"""Clocks: variants of the same work in turn, so that whatever else the machine does hits all alike."""
+"""Timing of variants of the same work in turn, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MOST_COUNTS = 8
 
 
 class Variant(NamedTuple):
-    """One way to do a round with a number of threads.
+    """One implementation of a round with a number of threads.
 
     Attributes:
-        name: Of the way.
-        threads: Of this process while it runs.
-        prepare: Called before the clock starts.
-        run: What is timed; returns only when the work is done.
+        name: Name of the implementation.
+        threads: Number of torch threads while it runs.
+        prepare: Function called before timing starts.
+        run: Function that is timed; it returns only when the work is done.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Timings:
     """Seconds per round of variants that took turns.
 
     Attributes:
-        seconds: By name and number of threads, one entry per round.
+        seconds: Seconds of each round, by name and number of threads.
     """
 
     def __init__(self, seconds: Mapping[tuple[str, int], Sequence[float]]) -> None:
@@ -43,11 +43,16 @@ class Timings:
 
     @property
     def names(self) -> list[str]:
-        """The ways, in their order."""
+        """The names of the implementations, in order."""
         return list(dict.fromkeys(name for name, _ in self.seconds))
 
     def median(self, name: str, threads: int) -> float:
-        """Return the median of the rounds."""
+        """Return the median seconds per round of a variant.
+
+        Args:
+            name: Name of the implementation.
+            threads: Number of threads.
+        """
         return statistics.median(self.seconds[name, threads])
 
     def best(self, name: str) -> int:
@@ -58,9 +63,15 @@ class Timings:
         )
 
     def ratio(self, name: str, to: str, threads: int | None = None) -> float | None:
-        """Return how many times as long ``name`` takes as ``to``: the median over rounds.
+        """Return the median over rounds of the ratio of two times.
 
-        Each with its best number of threads, or ``to`` with ``threads``. None where that was not tried.
+        Args:
+            name: Implementation in the numerator, with its best number of threads.
+            to: Implementation in the denominator.
+            threads: Number of threads of ``to``; None for its best.
+
+        Returns:
+            The ratio, or None if ``to`` was not measured.
         """
         if to not in self.names or (threads and (to, threads) not in self.seconds):
             return None
@@ -73,7 +84,13 @@ class Timings:
 
 
 def take_turns(variants: Sequence[Variant], rounds: int, note: Note) -> Timings:
-    """Run every variant once to warm up and then ``rounds`` times, in turn; every other time backwards."""
+    """Run all variants in turn, in alternating order: once to warm up and then several timed rounds.
+
+    Args:
+        variants: Variants to time.
+        rounds: Number of timed rounds.
+        note: Callback for progress messages.
+    """
     seconds: dict[tuple[str, int], list[float]] = {(v.name, v.threads): [] for v in variants}
     before = torch.get_num_threads()
     try:
@@ -93,12 +110,17 @@ def take_turns(variants: Sequence[Variant], rounds: int, note: Note) -> Timings:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def thread_counts(device: torch.device, wanted: Sequence[int]) -> list[int]:
-    """Return the numbers of threads to try: those wanted, else 1 to all cores (powers of two beyond eight)."""
+    """Return the numbers of threads to try.
+
+    Args:
+        device: Device of the experiment.
+        wanted: Numbers given by the user; if empty, 1 to all cores (powers of two if there are more than eight).
+    """
     if wanted:
         return list(dict.fromkeys(wanted))
     if device.type != "cpu":

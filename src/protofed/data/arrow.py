@@ -1,4 +1,4 @@
-"""An arrow table to a listing: which columns hold the images, the labels and the natural ids."""
+"""Conversion of an Arrow table to a listing: detection of the image, label and natural-id columns."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LABEL_NAMES = ("label", "labels", "y", "target", "class")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read and how; ``""`` and 0 mean "find out".
+    """The columns to read and how to read them; ``""`` and 0 mean "detect".
 
     Attributes:
-        image: Column with encoded images or with features.
-        label: Column with labels.
-        id: Column with natural ids; none if empty.
-        channels: 1 or 3 to force grey or RGB.
-        resize: Side in pixels that images are resized to, 0 for as stored.
+        image: Column of encoded images or of features.
+        label: Column of labels.
+        id: Column of natural ids; empty if there is none.
+        channels: 1 for grey, 3 for RGB.
+        resize: Side in pixels to which images are resized; 0 keeps the stored size.
     """
 
     image: str = ""
@@ -44,14 +44,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The columns of one table that are needed.
+    """The columns of one table that are read.
 
     Attributes:
-        label: The labels.
-        id: The natural ids; none if empty.
-        features: One column of encoded images or lists, or the columns with numbers.
+        label: Column of labels.
+        id: Column of natural ids; empty if there is none.
+        features: One column of encoded images or lists, or all numeric columns.
         encoded: Whether ``features`` is one column of encoded images.
-        classes: Class names that the file carries, if any.
+        classes: Class names stored in the file, if any.
     """
 
     label: str
@@ -62,15 +62,20 @@ class Chosen:
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """The names of all these columns."""
         return [name for name in dict.fromkeys([self.label, self.id, *self.features]) if name]
 
 
 def choose(schema: Any, columns: Columns, where: str) -> Chosen:
-    """Return which columns of a ``pyarrow.Schema`` to read.
+    """Choose the columns to read.
+
+    Args:
+        schema: The table's ``pyarrow.Schema``.
+        columns: The columns the user asked for.
+        where: File or data set named in error messages.
 
     Raises:
-        DataError: For columns that cannot be told, or class names that are none.
+        DataError: If the columns are ambiguous, missing or unusable, or the class names are invalid.
     """
     if len(set(schema.names)) < len(schema.names):
         raise DataError(f"{where}: several columns have the same name among {_list(schema.names)}")
@@ -87,24 +92,30 @@ def choose(schema: Any, columns: Columns, where: str) -> Chosen:
         raise DataError(f"{where}: data.options.resize applies to images, and this table has none")
     features = (image,) if image else tuple(rest)
     if not features:
-        raise DataError(f"{where}: no column besides the label")
+        raise DataError(f"{where}: no column other than the label")
     if not encoded:
         for name in features:
             _check_numeric(name, schema.field(name).type, where)
     names = hub.get(label, {}).get("names")
     if names and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise DataError(f"{where}: class names in the metadata of {label!r} are no list of names")
+        raise DataError(f"{where}: class names in the metadata of {label!r} are not a list of names")
     return Chosen(label, columns.id, features, encoded, check_names(names, where) if names else None)
 
 
 def from_arrow(table: Any, columns: Columns, where: str, budget: Budget) -> Listing:
-    """Return a ``pyarrow.Table`` as a listing; class names come from its Hugging Face metadata, if any.
+    """Return a table as a listing; class names come from its Hugging Face metadata, if any.
 
-    Images are encoded bytes, as a binary column or as the hub's ``struct<bytes, path>``; paths are not followed.
-    Without such a column the features are one list column or all numeric columns.
+    Images are encoded bytes, either in a binary column or as the hub's ``struct<bytes, path>``; paths are not
+    followed. Without such a column, the features are one list column or all numeric columns.
+
+    Args:
+        table: A ``pyarrow.Table``.
+        columns: The columns the user asked for.
+        where: File or data set named in error messages.
+        budget: Memory budget charged for labels and features.
 
     Raises:
-        DataError: For columns that cannot be told, missing values, or labels that are no labels.
+        DataError: If columns are ambiguous, values are missing, or labels are invalid.
     """
     chosen = choose(table.schema, columns, where)
     labels = as_labels(_values(table[chosen.label], where, chosen.label, budget), where, budget)
@@ -117,7 +128,7 @@ def from_arrow(table: Any, columns: Columns, where: str, budget: Budget) -> List
 
 
 class _EncodedImages:
-    """Rows of an arrow column of encoded images; rows are looked up chunk by chunk, without a copy."""
+    """Reader of an Arrow column of encoded images; rows are looked up in its chunks without copying them."""
 
     def __init__(self, column: Any, columns: Columns, prefix: str, budget: Budget) -> None:
         import pyarrow as pa
@@ -166,7 +177,7 @@ def _label_column(names: list[str], columns: Columns, hub: dict[str, Any], where
     for candidates in (marked, named):
         if len(candidates) == 1:
             return candidates[0]
-    raise DataError(f"{where}: cannot tell the label column among {_list(names)}: set data.label_column")
+    raise DataError(f"{where}: cannot identify the label column among {_list(names)}: set data.label_column")
 
 
 def _image_column(schema: Any, rest: list[str], where: str) -> str:
@@ -214,8 +225,8 @@ def _check_numeric(name: str, kind: Any, where: str) -> None:
 
 def _no_numbers(name: str, kind: Any, where: str) -> DataError:
     return DataError(
-        f"{where}: column {name!r} ({str(kind)[:80]}) is neither images nor equally many numbers per row: drop it "
-        "or set data.image_column"
+        f"{where}: column {name!r} ({str(kind)[:80]}) holds neither images nor equally many numbers in each row: "
+        "drop it or set data.image_column"
     )
 
 
@@ -246,7 +257,7 @@ def _portions(column: Any, where: str, budget: Budget) -> Iterator[np.ndarray]:
 
 
 def _numbers(array: Any) -> np.ndarray:
-    """Return an arrow array of numbers or of equally long lists as float32 ``(n, *shape)``.
+    """Return an Arrow array of numbers or of equally long lists as float32 ``(n, *shape)``.
 
     Raises:
         ValueError: For missing values, or lists of different lengths.
@@ -303,7 +314,7 @@ def _has(names: list[str], name: str, role: str, where: str) -> None:
 
 
 _SHOWN = 40
-"""Names that a message lists, at most."""
+"""Maximum number of names listed in an error message."""
 
 
 def _list(names: list[str]) -> str:

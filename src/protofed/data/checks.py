@@ -1,4 +1,4 @@
-"""Checks on everything that is loaded; every message begins with the offending file, folder or data set."""
+"""Checks on all loaded data; every error message begins with the offending file, folder or data set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_file(path: Path) -> BinaryIO:
     """Open an ordinary file.
 
     Raises:
-        DataError: If it is none, or cannot be read.
+        DataError: If ``path`` is not an ordinary file or cannot be read.
     """
     try:
         return open_ordinary(path)
@@ -33,12 +33,12 @@ def as_labels(values: np.ndarray, where: str, budget: Budget) -> np.ndarray:
     """Return labels as int64 or as strings.
 
     Args:
-        values: As they were read.
-        where: Begins every message.
-        budget: Memory that names may take.
+        values: ``(n,)`` labels as read from the file.
+        where: File or data set named in error messages.
+        budget: Memory budget charged for class names.
 
     Raises:
-        DataError: If they are neither whole numbers nor names, not ``(n,)``, or too large or too long.
+        DataError: If the labels are not a vector of whole numbers or names, or one is too large or too long.
     """
     if values.ndim == 1:
         if values.dtype.kind in "iub" or (values.dtype.kind == "f" and _whole(values, where)):
@@ -61,12 +61,12 @@ def _whole(values: np.ndarray, where: str) -> bool:
 
 
 def _numbered(values: np.ndarray, where: str) -> np.ndarray:
-    # Compared as they are: in int64, numbers beyond it would turn negative.
+    # Compare before converting: numbers beyond the range of int64 would turn negative.
     bad = np.flatnonzero((values >= limits.CLASSES) | (values <= -limits.CLASSES))
     if len(bad):
         raise DataError(
-            f"{where}: label {values[bad[0]]} of sample {bad[0]}: classes are numbered from 0, and there may be "
-            f"{limits.CLASSES}"
+            f"{where}: label {values[bad[0]]} of sample {bad[0]}: classes are numbered from 0, and at most "
+            f"{limits.CLASSES} are allowed"
         )
     return values.astype(np.int64)
 
@@ -85,15 +85,19 @@ def _text(value: str | bytes, where: str) -> str:
 
 
 def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return class names.
+    """Return class names after checking them.
+
+    Args:
+        names: Class names in order.
+        where: File or data set named in error messages.
 
     Raises:
-        DataError: For too many, one that is too long, or one with control characters.
+        DataError: If there are too many names, or one is too long or has control characters.
     """
-    found = tuple(names)
-    if len(found) > limits.CLASSES:
-        raise DataError(f"{where}: has {len(found)} classes, more than {limits.CLASSES}")
-    for name in found:
+    checked = tuple(names)
+    if len(checked) > limits.CLASSES:
+        raise DataError(f"{where}: has {len(checked)} classes, more than {limits.CLASSES}")
+    for name in checked:
         if len(name) > limits.CLASS_NAME:
             raise DataError(
                 f"{where}: class name {name[:20]!r}… of {len(name)} characters: "
@@ -101,11 +105,19 @@ def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
             )
         if not name.isprintable():
             raise DataError(f"{where}: class name {name!r} has control characters: rename the class")
-    return found
+    return checked
 
 
 def check_sample(size: int, where: str) -> None:
-    """Raise DataError unless one sample has at least one number, and not too many."""
+    """Check the size of a sample.
+
+    Args:
+        size: Number of values in one sample.
+        where: File or data set named in error messages.
+
+    Raises:
+        DataError: If a sample has no values or too many.
+    """
     if not 0 < size <= limits.FEATURES:
         raise DataError(f"{where}: samples of {size} numbers: expected 1 to {limits.FEATURES}")
 
@@ -116,15 +128,16 @@ def encode(
     """Turn the labels of all listings into class numbers.
 
     Args:
-        listings: All with integer labels, or all with class names as labels.
-        classes: ``K``; 0 takes it from ``names``, the names the data carry, or the largest label.
-        names: Class names in order; for listings labelled with names, otherwise their sorted union.
+        listings: Listings that are all labelled with integers, or all with class names.
+        classes: Number of classes ``K``; 0 derives it from ``names``, the names stored with the data, or the
+            largest label.
+        names: Class names in order; if empty and the labels are names, their sorted union is used.
 
     Returns:
         One ``(n,)`` int64 tensor per listing, and the ``K`` class names.
 
     Raises:
-        DataError: For a label outside ``0..K-1`` or the names, or listings that do not go together.
+        DataError: If a label is outside ``0..K-1`` or not among the names, or the listings are inconsistent.
     """
     named = [item for item in listings if item.labels.dtype.kind in "US"]
     if named and any(len(item) and item.labels.dtype.kind not in "US" for item in listings):
@@ -136,7 +149,7 @@ def encode(
     largest = max((int(item.labels.max()) for item in listings if len(item)), default=-1)
     K = classes or len(known) or largest + 1
     if K > limits.CLASSES:
-        raise DataError(f"{listings[0].where}: {K} classes in all: there may be {limits.CLASSES}")
+        raise DataError(f"{listings[0].where}: {K} classes in all: at most {limits.CLASSES} are allowed")
     for item in listings:
         bad = np.flatnonzero((item.labels < 0) | (item.labels >= K))
         if len(bad):
@@ -173,13 +186,17 @@ def _common_names(listings: Sequence[Listing]) -> tuple[str, ...]:
 
 
 def features(listing: Listing, rows: Tensor) -> Tensor:
-    """Read ``rows`` ``(m,)`` of a listing and check them.
+    """Read and check the features of some samples.
+
+    Args:
+        listing: Listing to read from.
+        rows: ``(m,)`` int64 positions of the samples.
 
     Returns:
-        ``(m, *shape)``; ``(0,)`` uint8 for no rows, whatever the shape of the others.
+        ``(m, *shape)``; for ``m = 0``, an empty uint8 tensor of shape ``(0,)``.
 
     Raises:
-        DataError: For NaN or infinite values, or samples that cannot be read.
+        DataError: If values are NaN or infinite, or samples cannot be read.
     """
     if len(rows) == 0:
         return torch.zeros(0, dtype=torch.uint8)
@@ -195,13 +212,13 @@ def features(listing: Listing, rows: Tensor) -> Tensor:
 
 
 def same_shape(parts: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-    """Return the tensors, the empty ones reshaped to match the others.
+    """Return the tensors of ``parts``, with empty ones reshaped to match the others.
 
     Args:
-        parts: ``(where, x)`` pairs.
+        parts: Pairs of the name used in error messages and the features ``(n, *shape)``.
 
     Raises:
-        DataError: If two non-empty ones differ in sample shape or dtype, or all are empty.
+        DataError: If two non-empty tensors differ in sample shape or dtype, or all are empty.
     """
     filled = [(where, x) for where, x in parts if len(x)]
     if not filled:
@@ -221,10 +238,14 @@ def _kind(x: Tensor) -> str:
 
 
 def client_names(names: Iterable[str], where: str) -> list[str]:
-    """Return clients' names in Unicode's composed form.
+    """Return the names of clients in Unicode's composed form.
+
+    Args:
+        names: Names as given by folders or files.
+        where: File or folder named in error messages.
 
     Raises:
-        DataError: For a name that is none (see :func:`protofed.claims.client_name`), or two that look the same.
+        DataError: If a name is invalid (see :func:`protofed.claims.client_name`), or two look the same.
     """
     seen: dict[str, str] = {}
     for given in names:
@@ -232,7 +253,7 @@ def client_names(names: Iterable[str], where: str) -> list[str]:
             name = claims.client_name(given)
         except ValueError as error:
             raise DataError(f"{where}: client {error}") from None
-        # Names become file names, and some file systems do not tell upper from lower case.
+        # Names become file names, and some file systems ignore case.
         other = seen.setdefault(claims.twin(name), name)
         if other is not name:
             raise DataError(f"{where}: client names {other!r} and {name!r} are the same: rename one")

@@ -1,4 +1,4 @@
-"""Thrift's compact protocol, as parquet files describe themselves in it: structs to plain values, strictly."""
+"""A strict reader of Thrift's compact protocol, in which parquet files store their metadata."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 from protofed import limits
 
 Struct = dict[int, Any]
-"""Field number → number, bytes, list, struct, or None for what is not needed (truth values, fractions)."""
+"""Field number → number, bytes, list or struct; None for types that are skipped (booleans, bytes, doubles)."""
 
 _DEEPEST = 16
 _MOST_VALUES = 2**22
@@ -15,7 +15,7 @@ _TRUE, _FALSE, _BYTE, _I16, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2,
 
 
 def read_struct(file: BinaryIO) -> Struct:
-    """Return the struct that begins where ``file`` stands.
+    """Return the struct that begins at the current position of ``file``.
 
     Raises:
         ValueError: If it is damaged, nested too deeply, or has too many values.
@@ -58,18 +58,18 @@ class _Reader:
             return [self._value(first & 15, depth + 1, listed=True) for _ in range(count)]
         if kind == _STRUCT:
             return self.struct(depth + 1)
-        raise ValueError("damaged description")
+        raise ValueError("damaged metadata")
 
     def _skip(self, length: int) -> None:
         self._bytes(length)
 
     def _bytes(self, length: int) -> bytes:
         if length > limits.METADATA_BYTES:
-            raise ValueError("damaged description")
-        found = self._file.read(length)
-        if len(found) < length:
-            raise ValueError("description ends early")
-        return found
+            raise ValueError("damaged metadata")
+        data = self._file.read(length)
+        if len(data) < length:
+            raise ValueError("metadata ends early")
+        return data
 
     def _byte(self) -> int:
         return self._bytes(1)[0]
@@ -81,7 +81,7 @@ class _Reader:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise ValueError("damaged description")
+        raise ValueError("damaged metadata")
 
     def _zigzag(self) -> int:
         value = self._varint()

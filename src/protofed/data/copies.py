@@ -1,4 +1,4 @@
-"""Local copies of public data sets: where they lie, which files they consist of."""
+"""Local copies of public data sets: the folders to search and the files of each split."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PART = re.compile(r"(?P<split>.+?)-(?P<part>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+)?
 
 
 def data_dirs(data: DataOptions) -> list[Path]:
-    """Return the folders in which local copies are looked for.
+    """Return the folders that are searched for local copies.
 
     Raises:
-        DataError: If ``data.data_dir`` or ``PROTOFED_DATA`` names a folder that is not there.
+        DataError: If ``data.data_dir`` or ``PROTOFED_DATA`` names a folder that does not exist.
     """
     for label, value in (
         ("data.data_dir", data.data_dir),
@@ -31,10 +31,17 @@ def data_dirs(data: DataOptions) -> list[Path]:
 
 
 def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
-    """Return the parquet files of ``splits``, in that order; empty if ``folder`` holds none at all.
+    """Find the parquet files of some splits.
 
-    ``<split>-00000-of-00001.parquet``, ``<split>.parquet`` and ``<split>/0000.parquet`` are understood,
-    directly in ``folder`` or in one sub-folder (the hub's ``data`` or configuration name).
+    The names ``<split>-00000-of-00001.parquet``, ``<split>.parquet`` and ``<split>/0000.parquet`` are
+    recognised, directly in ``folder`` or in one sub-folder (the hub's ``data`` or configuration name).
+
+    Args:
+        folder: Folder to search.
+        splits: Names of the splits.
+
+    Returns:
+        The files in the order of ``splits``; empty if ``folder`` holds no parquet file.
 
     Raises:
         DataError: If a split or one of its parts is missing.
@@ -51,11 +58,11 @@ def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
                 f"{folder}: no parquet file of the split {split!r} (e.g. {split}-00000-of-00001.parquet)"
             )
         if len(homes) > 1:
-            raise DataError(f"{folder}: the split {split!r} lies in several folders, {', '.join(homes)}: keep one")
+            raise DataError(f"{folder}: the split {split!r} is in several folders, {', '.join(homes)}: keep one")
         part = _PART.match(files[0].stem)
         if part and len(files) != int(part["parts"]):
             raise DataError(
-                f"{folder}: {len(files)} of {int(part['parts'])} files of the split {split!r}: fetch the rest"
+                f"{folder}: {len(files)} of {int(part['parts'])} files of the split {split!r}: download the rest"
             )
         chosen += files
     return chosen

@@ -1,4 +1,4 @@
-"""Dealing samples or classes to clients as evenly as possible."""
+"""A deck that deals samples or classes to clients as evenly as possible."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 class Deck:
-    """Cards dealt without replacement until they run out, then all of them again.
+    """Cards dealt without replacement; once they run out, all of them are shuffled and dealt again.
 
-    After any number of deals the cards have been dealt equally often, give or take one.
+    After any number of deals, the numbers of times any two cards have been dealt differ by at most one.
 
     Args:
-        cards: ``(n,)``, all different.
-        source: Shuffles them.
+        cards: ``(n,)`` distinct cards.
+        source: Random generator that shuffles them.
     """
 
     def __init__(self, cards: Tensor, source: torch.Generator) -> None:
@@ -30,7 +30,7 @@ class Deck:
         self._next += len(hand)
         if len(hand) == count:
             return hand
-        # A new round: what is in this hand comes last, so that no hand holds a card twice.
+        # A new round: cards already in this hand come last, so that no hand holds a card twice.
         others = self._cards[: len(self._cards) - len(hand)]
         others = others[torch.randperm(len(others), generator=self._source)]
         self._cards = torch.cat([others, hand])

@@ -1,4 +1,4 @@
-"""What each client has, as rows for a table."""
+"""A summary of each client's data, as rows for a table."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from protofed.samples import FederatedData
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One client at a glance.
+    """The data of one client.
 
     Attributes:
-        client: Its name.
-        n_train: Training samples.
-        n_test: Test samples.
-        n_validation: Validation samples; 0 if none are held out.
-        classes: Numbers of the classes it holds, ascending.
-        counts: ``K`` numbers: its samples per class, training, test and validation together.
+        client: Name of the client.
+        n_train: Number of training samples.
+        n_test: Number of test samples.
+        n_validation: Number of validation samples; 0 if none are held out.
+        classes: Class numbers that occur in its data, ascending.
+        counts: ``K`` sample counts, one per class, over training, test and validation together.
     """
 
     client: str
@@ -29,7 +29,7 @@ class ClientRow:
 
 
 def describe(federated: FederatedData) -> list[ClientRow]:
-    """Return one row per client, in the clients' order."""
+    """Return one row per client, in the order of the clients."""
     rows = []
     for client in federated.clients:
         parts = [p for p in (client.train, client.test, client.validation) if p is not None]

@@ -1,4 +1,4 @@
-"""A federation folder: every client with its own data, and its own settings if it likes."""
+"""A federation folder: the data, and optionally the settings, of each client."""
 
 from __future__ import annotations
 
@@ -36,20 +36,26 @@ class _Part:
 
 
 def is_federation(path: Path) -> bool:
-    """Tell whether ``path`` is a federation folder, i.e. holds a folder ``clients``."""
+    """Return whether ``path`` is a federation folder, i.e. contains a folder ``clients``."""
     return (path / "clients").is_dir()
 
 
 def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: int) -> FederatedData:
     """Read ``root/clients/<name>/{train,test}`` and, where present, ``validation`` and ``client.toml``.
 
-    Each split is ``.parquet``, ``.npz`` with ``x`` and ``y``, or a folder of class folders with images.
-    Clients come in order of their names; ``K`` is ``data.classes``, else the names in
-    ``federation.toml``, else those the files carry, else the largest label plus one.
+    Each split is a ``.parquet`` file, an ``.npz`` file with ``x`` and ``y``, or a folder of class folders with
+    images. Clients are ordered by name. The number of classes ``K`` is ``data.classes``, or else the number of
+    names in ``federation.toml``, or else of those stored in the files, or else the largest label plus one.
+
+    Args:
+        root: The federation folder.
+        data: Data options of the run.
+        options: Options of ``data.source=path``.
+        seed: Seed of the run; decides subsets and held-out validation samples.
 
     Raises:
-        DataError: Naming the client and the file, for anything missing, unreadable or inconsistent.
-        ConfigError: If ``data.samples`` exceeds what there is.
+        DataError: If anything is missing, unreadable or inconsistent; the message names the client and the file.
+        ConfigError: If ``data.samples`` exceeds the number of samples.
     """
     folders = _client_folders(root)
     budget = data.budget()
@@ -68,19 +74,19 @@ def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: i
 def load_client(
     folder: Path, data: DataOptions, seed: int, classes: tuple[str, ...] = ()
 ) -> tuple[FederatedData, bool]:
-    """Read one client's folder, as a federation of one.
+    """Read one client's folder as a federation of one client.
 
     Args:
-        folder: Holds ``train``, ``test`` and, where present, ``validation`` and ``client.toml``.
-        data: How to read; of its ``options`` those of ``data.source=path`` count.
-        seed: Decides what is held out for validation.
-        classes: Names of all classes of the federation in their order; by default those of the client itself.
+        folder: Folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``.
+        data: Data options of the run; its ``options`` apply only with ``data.source=path``.
+        seed: Seed of the run; decides which samples are held out for validation.
+        classes: Names of all classes of the federation in order; by default those of the client itself.
 
     Returns:
-        The client, and whether its data name their classes (or number them).
+        The client, and whether its labels are class names rather than numbers.
 
     Raises:
-        DataError: As :func:`load_federation`.
+        DataError: As for :func:`load_federation`.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder: expected one with train and test")
@@ -116,7 +122,7 @@ def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget)
         forms = [folder / f"{split}.parquet", folder / f"{split}.npz", folder / split]
         present = [f for f in forms if f.exists() or f.is_symlink()]
         if len(present) > 1:
-            raise DataError(f"{present[0]}: {present[1].name} is there too: keep one form of a split")
+            raise DataError(f"{present[0]}: {present[1].name} exists too: keep one form of a split")
         if present:
             check_inside(present[0], folder)
             found.append((split, _open_split(present[0], data, options, budget)))
@@ -136,7 +142,7 @@ def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Bud
 
 
 def _choose(parts: list[_Part], labels: list[Tensor], samples: int, seed: int) -> list[Tensor]:
-    """Return the rows to use of every part: all, or ``samples`` in proportion to the parts' sizes."""
+    """Return the rows to use from each part: all, or ``samples`` in proportion to the sizes of the parts."""
     sizes = torch.tensor([len(y) for y in labels])
     total = int(sizes.sum())
     if not samples:
@@ -160,10 +166,10 @@ def _client(folder: Path, samples: dict[str, Samples], validation_fraction: floa
 
 
 def client_settings(folder: Path) -> dict[str, Any]:
-    """Return what a client's ``client.toml`` says; nothing if there is none.
+    """Return the settings in a client's ``client.toml``; empty if the file does not exist.
 
     Raises:
-        DataError: For an unknown setting, or a value of the wrong type or out of range.
+        DataError: If a setting is unknown, or a value has the wrong type or is out of range.
     """
     path = folder / "client.toml"
     try:

@@ -1,4 +1,4 @@
-"""Image folders to listings: one sub-folder per class."""
+"""Conversion of image folders, with one sub-folder per class, to listings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from protofed.reading import read_bytes, reason
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return what ``folder`` holds, sorted by name, without hidden files.
+    """Return the entries of ``folder`` sorted by name, without hidden files.
 
     Raises:
-        DataError: If it cannot be read, or holds too much.
+        DataError: If the folder cannot be read or holds too many files.
     """
     try:
         with os.scandir(folder) as entries:
@@ -38,13 +38,13 @@ def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path
     """Return the images under ``folder/<class>/`` as a listing labelled with the class names.
 
     Args:
-        folder: Holds a folder per class.
-        budget: Memory that images may take.
-        resize: Side in pixels that images are resized to, 0 for as stored.
-        home: Folder that links must not leave; None to follow them anywhere.
+        folder: Folder with one sub-folder per class.
+        budget: Memory budget charged for images.
+        resize: Side in pixels to which images are resized; 0 keeps the stored size.
+        home: Folder that links must not leave; None allows any target.
 
     Raises:
-        DataError: For anything that is not an image, or an empty folder.
+        DataError: If a file is not an image or a folder is empty.
     """
     return _listing(_images(folder, home), str(folder), budget, resize)
 
@@ -52,8 +52,13 @@ def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path
 def read_image_folder(folder: Path, budget: Budget, resize: int = 0) -> Listing:
     """Return ``folder/<class>/*`` or ``folder/<split>/<class>/*`` (all splits merged) as a listing.
 
+    Args:
+        folder: Folder of class folders, or of one such folder per split.
+        budget: Memory budget charged for images.
+        resize: Side in pixels to which images are resized; 0 keeps the stored size.
+
     Raises:
-        DataError: For anything that is not an image, or an empty folder.
+        DataError: If a file is not an image or a folder is empty.
     """
     inner = [p for p in visible(folder) if p.is_dir()]
     has_splits = any(q.is_dir() for p in inner for q in visible(p))
@@ -62,13 +67,21 @@ def read_image_folder(folder: Path, budget: Budget, resize: int = 0) -> Listing:
 
 
 def check_inside(path: Path, home: Path) -> None:
-    """Raise DataError if ``path``, with all links followed, is not below ``home``."""
+    """Check that ``path``, after following all links, is below ``home``.
+
+    Args:
+        path: File or folder to check.
+        home: Folder it must not leave.
+
+    Raises:
+        DataError: If a link leads out of ``home`` or nowhere.
+    """
     try:
         inside = path.resolve(strict=True).is_relative_to(home.resolve())
     except (OSError, RuntimeError) as error:  # a link to itself, or to nothing
         raise DataError(f"{path}: a link that leads nowhere ({type(error).__name__})") from None
     if not inside:
-        raise DataError(f"{path}: a link that leads out of {home}: put the data themselves there")
+        raise DataError(f"{path}: a link that leads out of {home}: copy the data there instead")
 
 
 def _images(folder: Path, home: Path | None = None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Partitions that are given, not drawn: by natural ids, or by a file of positions."""
+"""Partitions that are given rather than drawn: by natural ids, or by a file of positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofed import limits
 from protofed.data import checks
 from protofed.data.partition import Partition, Request, Share, names, partitions, require
 from protofed.errors import DataError, unknown_name
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.reading import parse_json, read_text, reason
 from protofed.seeding import generator
 
@@ -22,26 +22,28 @@ _SPLITS = ("train", "test", "validation")
 
 
 @dataclass(frozen=True)
-class NaturalOptions:
+class NaturalOptions(Options):
     """One client per natural id, e.g. per writer."""
 
-    min_samples: int = option(2, "natural ids with fewer samples are left out")
+    min_samples: int = option(2, "minimum number of samples; natural ids with fewer are left out")
 
 
 @dataclass(frozen=True)
-class FileOptions:
+class FileOptions(Options):
     """A JSON file ``{"name": [positions]}`` or ``{"name": {"train": [...], "test": [...]}}``."""
 
     path: str = option("", "the JSON file; positions count from 0 in the whole data set")
 
 
 def natural(request: Request, options: NaturalOptions) -> list[Share]:
-    """Return one share per natural id, in order of the ids.
+    """Return one share per natural id, in the order of the ids.
 
-    ``request.clients`` ids are chosen at random; 0 takes all.
+    Args:
+        request: Natural ids and number of clients; that many ids are chosen at random, or all if it is 0.
+        options: Minimum number of samples per id.
 
     Raises:
-        ConfigError: If the data have no natural ids, or too few with ``min_samples``.
+        ConfigError: If the data have no natural ids, or too few of them have ``min_samples`` samples.
     """
     require(
         request.ids is not None,
@@ -49,17 +51,17 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
         "data.options.id_column",
     )
     assert request.ids is not None
-    who, member, count = request.ids.unique(return_inverse=True, return_counts=True)
+    ids, member, count = request.ids.unique(return_inverse=True, return_counts=True)
     eligible = (count >= options.min_samples).nonzero().flatten()
     wanted = request.clients or len(eligible)
     require(
         1 <= wanted <= len(eligible),
-        f"partition 'natural': {wanted} clients wanted, but {len(eligible)} of {len(who)} natural ids have "
+        f"partition 'natural': {wanted} clients wanted, but {len(eligible)} of {len(ids)} natural ids have "
         f"{options.min_samples} samples or more: lower data.clients or partition.min_samples",
     )
     pick = torch.randperm(len(eligible), generator=generator(request.seed, "partition"))[:wanted]
     chosen = eligible[pick.sort().values]
-    # One sort of all samples instead of one pass per id: there may be thousands of ids.
+    # Sort all samples once instead of making one pass per id: there may be thousands of ids.
     by_id = member.argsort(stable=True)
     starts = count.cumsum(0) - count
     return [
@@ -69,12 +71,16 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
 
 
 def from_file(request: Request, options: FileOptions) -> list[Share]:
-    """Return the shares written in ``options.path``, clients in order of their names.
+    """Return the shares listed in a JSON file, with clients ordered by name.
+
+    Args:
+        request: Labels to divide; the number of clients is ignored.
+        options: Path of the file.
 
     Raises:
         ConfigError: If no path is set.
-        DataError: For anything in the file that is not as described, a position outside ``0..n-1``, or one
-            used twice.
+        DataError: If the file does not have the documented form, or a position is outside ``0..n-1`` or used
+            twice.
     """
     require(bool(options.path), "partition.path is not set: partition 'file' needs a JSON file")
     path = Path(options.path).expanduser()
@@ -83,7 +89,7 @@ def from_file(request: Request, options: FileOptions) -> list[Share]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a readable JSON file: {reason(error)}") from None
     if not isinstance(content, dict) or not content:
-        raise DataError(f"{path}: expected an object from client names to positions")
+        raise DataError(f"{path}: expected an object that maps client names to positions")
     content = dict(zip(checks.client_names(content, str(path)), content.values(), strict=True))
     n = len(request.y)
     shares = [_share(name, content[name], n, f"{path}: {name}") for name in sorted(content)]

@@ -1,4 +1,4 @@
-"""Public image data sets in the Hugging Face hub's layout: from a local copy, else from the hub."""
+"""Public image data sets in the Hugging Face hub's layout, read from a local copy or else from the hub."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.errors import DataError
 from protofed.limits import Budget
-from protofed.options import option
+from protofed.options import Options, option
 
 
 @dataclass(frozen=True)
-class ImageOptions:
+class ImageOptions(Options):
     """Options of an image data set."""
 
-    resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)")
+    resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)", least=0)
 
 
 @dataclass(frozen=True)
-class ResizedImageOptions:
+class ResizedImageOptions(Options):
     """Options of a data set whose images differ in size."""
 
-    resize: int = option(64, "side in pixels: shorter side resized, centre crop")
+    resize: int = option(64, "side in pixels: shorter side resized, centre crop", least=0)
 
 
 @dataclass(frozen=True)
 class HubSpec:
-    """Where a data set lies on the hub and how its columns are called."""
+    """The location of a data set on the hub and the names of its columns."""
 
     name: str
     hub: str
@@ -90,6 +90,11 @@ SPECS = (
 def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:
     """Return all splits of a data set as one listing.
 
+    Args:
+        spec: The data set.
+        data: Data options of the run.
+        options: An instance of ``spec.Options``.
+
     Raises:
         DataError: If there is no local copy and the hub cannot be reached, or the copy is incomplete.
     """
@@ -118,7 +123,7 @@ def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budge
     try:
         with quiet(), _offline_if_unreachable():
             parts = [hf.load_dataset(spec.hub, split=split) for split in spec.splits]
-    except Exception as error:  # offline, gated, renamed: the hub's client raises many kinds
+    except Exception as error:  # offline, gated, renamed: the hub's client raises many types
         looked = f"in {', '.join(map(str, places))}" if places else "(no data folder is set)"
         raise DataError(
             f"data set {spec.name!r}: no local copy {looked}, and {spec.hub!r} could not be fetched from the "
@@ -126,14 +131,14 @@ def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budge
             "PROTOFED_DATA=DIR or --data-dir DIR"
         ) from None
     table = pa.concat_tables([part.data.table for part in parts])
-    # Class names live in the metadata that parquet files of the hub carry.
+    # Class names are stored in the metadata of the hub's parquet files.
     table = table.replace_schema_metadata(parts[0].features.arrow_schema.metadata)
     return from_arrow(table, columns, spec.hub, budget)
 
 
 @contextmanager
 def _offline_if_unreachable() -> Iterator[None]:
-    """Use only the hub client's cache when the hub does not answer; its own retries take half a minute."""
+    """Use only the hub client's cache if the hub does not answer; the client's own retries take half a minute."""
     from huggingface_hub import constants, get_session
 
     before = constants.HF_HUB_OFFLINE

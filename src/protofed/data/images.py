@@ -1,4 +1,4 @@
-"""Encoded images to uint8 tensors; of how many pixels is known before they are decoded."""
+"""Decoding of images to uint8 tensors; the number of pixels is checked before an image is decoded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from protofed.limits import Budget
 
 SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"])
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-"""What is decoded, whatever a file's name says."""
+"""Formats that are decoded, whatever the file name."""
 
 _GREY = frozenset({"1", "L", "LA"})
 _MODE = {1: "L", 3: "RGB"}
 _CHUNK = 256
-_LARGE = 4096  # bytes of an encoded image from which threads gain more than the interpreter lock costs
+_LARGE = 4096  # bytes of an encoded image above which threads gain more than the interpreter lock costs
 
 
 class _ColourFoundError(Exception):
-    """A grey data set turned out to hold a colour image."""
+    """Raised when a data set taken for grey contains a colour image."""
 
 
 def decode(
@@ -42,21 +42,21 @@ def decode(
     """Decode images.
 
     Args:
-        payload: Row number to encoded bytes (anything with the buffer protocol).
-        rows: ``(n,)`` int64, ``n >= 1``.
-        where: Row number to a description for messages.
-        budget: Memory that the result takes.
-        channels: 1 (grey), 3 (RGB), or 0: grey if all of them are, else RGB.
-        resize: 0 for the images as stored, else the side in pixels they are scaled and centre-cropped to.
+        payload: Function from row number to encoded bytes (anything with the buffer protocol).
+        rows: ``(n,)`` int64 row numbers, ``n >= 1``.
+        where: Function from row number to a description for error messages.
+        budget: Memory budget charged for the result.
+        channels: 1 for grey, 3 for RGB, 0 for grey if all images are grey and RGB otherwise.
+        resize: Side in pixels to which images are scaled and centre-cropped; 0 keeps the stored size.
 
     Returns:
         uint8 ``(n, C, H, W)``.
 
     Raises:
-        DataError: For something that is not an 8-bit image, one that is too large, or images of different sizes.
+        DataError: If an image is not readable, not 8-bit or too large, or the images differ in size.
     """
     numbers, left = rows.tolist(), budget.left
-    # Here and not around each image: threads share the filters.
+    # Not around each image, because threads share the warning filters.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -103,7 +103,7 @@ def _decode(
 
 
 def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = False) -> np.ndarray:
-    """Return one image, ``(H, W)`` or ``(H, W, 3)``; ``strict`` refuses to turn colour into grey."""
+    """Return one image, ``(H, W)`` or ``(H, W, 3)``; with ``strict``, do not convert colour to grey."""
     from PIL import Image, ImageOps
 
     try:
@@ -119,7 +119,7 @@ def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = Fa
                 raise _ColourFoundError
             target = _MODE[channels or (1 if mode in _GREY else 3)]
             if resize:
-                image.draft(target, (resize, resize))  # lets a JPEG decoder skip resolution nobody needs
+                image.draft(target, (resize, resize))  # lets a JPEG decoder skip unneeded resolution
             picture = image.convert(target) if image.mode != target else image
             if resize:
                 picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
@@ -127,8 +127,8 @@ def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = Fa
     except (DataError, _ColourFoundError):
         raise
     except Image.DecompressionBombError:
-        raise DataError(f"{where}: image of more than {limits.PIXELS} pixels, the most that are read") from None
-    except Exception as error:  # PIL raises many kinds for a damaged file
+        raise DataError(f"{where}: image of more than {limits.PIXELS} pixels, the maximum") from None
+    except Exception as error:  # PIL raises many types for a damaged file
         raise DataError(f"{where}: not a readable image ({type(error).__name__})") from None
 
 

@@ -1,4 +1,4 @@
-"""From options to every client's training and test samples."""
+"""Loading of data and partitioning into each client's training, test and validation samples."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from protofed.seeding import generator
 def load(data: DataOptions, partition_name: str, partition_options: Any, seed: int) -> FederatedData:
     """Load ``data`` and divide it among clients.
 
-    A federation folder (``data.source=path``) already says who has what: the partition, ``data.clients``
-    and ``data.test_fraction`` do not apply to it.
+    A federation folder (``data.source=path``) already assigns samples to clients, so the partition,
+    ``data.clients`` and ``data.test_fraction`` do not apply to it.
 
     Args:
-        data: What to load.
-        partition_name: A name in ``partitions``.
-        partition_options: Its ``Options``, a mapping of them, or None for the defaults.
-        seed: Decides subset, partition and splits; the same seed gives the same clients.
+        data: Data options of the run.
+        partition_name: Name of a registered partition.
+        partition_options: An instance of the partition's ``Options``, a mapping, or None for the defaults.
+        seed: Seed of subset, partition and splits; the same seed gives the same clients.
 
     Returns:
-        All clients, features in memory; images as uint8 ``(n, C, H, W)``, anything else float32.
+        All clients, with features in memory: images as uint8 ``(n, C, H, W)``, anything else as float32.
 
     Raises:
-        ConfigError: For an unknown name or an option that does not fit.
-        DataError: For data that are missing, unreadable or inconsistent.
+        ConfigError: If a name is unknown or an option is invalid.
+        DataError: If data are missing, unreadable or inconsistent.
     """
-    data.check()
     partition = partitions.get(partition_name)
     chosen: Any = resolve_options(partition.Options, partition_options, "partition")
     if data.source == "path" and is_federation(data_path(data)):
-        own: Any = resolve_options(datasets.get("path").Options, data.options, "data.options")
-        return load_federation(data_path(data), data, own, seed)
+        path_options: Any = resolve_options(datasets.get("path").Options, data.options, "data.options")
+        return load_federation(data_path(data), data, path_options, seed)
     if data.samples and partition_name == "file":
-        raise ConfigError("data.samples does not go with partition 'file', whose positions count in all samples")
+        raise ConfigError(
+            "data.samples cannot be combined with partition 'file', whose positions refer to all samples"
+        )
     listing, y, class_names = _listing(data, seed)
     rows = _subset(data, listing, y, seed)
     ids = listing.id_codes()
     request = Request(y[rows], len(class_names), None if ids is None else ids[rows], data.clients, seed)
     shares = [_split(share, y[rows], data, seed) for share in partition.assign(request, chosen)]
-    # Only what some client uses is read, and all of it at once: whether images are grey shows over the whole.
+    # Read only the samples that some client uses, all at once: whether images are grey depends on all of them.
     parts = [part for share in shares for part in share.positions()]
     used, where = torch.cat(parts).unique(return_inverse=True)
     x = checks.same_shape([(listing.where, checks.features(listing, rows[used]))])[0]
@@ -68,13 +69,16 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
 def load_pool(data: DataOptions, seed: int) -> Pool:
     """Load ``data`` as one pool, not divided among clients.
 
+    Args:
+        data: Data options of the run.
+        seed: Seed of the subset, if ``data.samples`` asks for one.
+
     Raises:
-        ConfigError: For an unknown name, an option that does not fit, or a federation folder.
-        DataError: For data that are missing, unreadable or inconsistent.
+        ConfigError: If a name is unknown, an option is invalid, or the data are a federation folder.
+        DataError: If data are missing, unreadable or inconsistent.
     """
-    data.check()
     if data.source == "path" and is_federation(data_path(data)):
-        raise ConfigError(f"{data.path}: a federation folder is not one pool: use load")
+        raise ConfigError(f"{data.path}: a federation folder cannot be loaded as one pool: use load")
     listing, y, class_names = _listing(data, seed)
     rows = _subset(data, listing, y, seed)
     ids = listing.id_codes()
@@ -99,7 +103,7 @@ def _subset(data: DataOptions, listing: Listing, y: Tensor, seed: int) -> Tensor
 
 
 def _split(share: Share, y: Tensor, data: DataOptions, seed: int) -> Share:
-    """Hold out test and validation samples where the partition has not; ``y`` ``(n,)`` is the pool's."""
+    """Hold out test and validation samples unless the partition did; ``y`` ``(n,)`` are the pool's labels."""
     train, test, validation = share.train, share.test, share.validation
     if test is None:
         kept, held = hold_out(y[train], data.test_fraction, generator(seed, "split", share.name))

@@ -1,4 +1,4 @@
-"""A user's own data as one pool: parquet files, an ``.npz`` file or an image folder."""
+"""The user's own data as one pool: parquet files, an ``.npz`` file or an image folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protofed.data.options import DataOptions
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.errors import ConfigError, DataError
-from protofed.options import option
+from protofed.options import Options, option
 
 
 @dataclass(frozen=True)
-class PathOptions:
+class PathOptions(Options):
     """Options of the user's own data."""
 
-    resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)")
+    resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)", least=0)
     id_column: str = option("", "parquet column with natural ids, for partition=natural")
 
 
@@ -31,7 +31,7 @@ def data_path(data: DataOptions) -> Path:
 
     Raises:
         ConfigError: If it is not set.
-        DataError: If there is nothing there.
+        DataError: If it does not exist.
     """
     if not data.path:
         raise ConfigError("data.path is not set: data.source=path needs a folder, a .parquet or an .npz file")
@@ -47,10 +47,16 @@ def data_path(data: DataOptions) -> Path:
 
 
 def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
-    """Return the data at ``data.path`` as one listing; files are taken in order of their names.
+    """Return the data at ``data.path`` as one listing; files are read in the order of their names.
+
+    Args:
+        data: Data options of the run.
+        options: Options of ``data.source=path``.
+        seed: Unused; part of the interface of data sets.
 
     Raises:
-        DataError: If there is nothing to read, or something that cannot be read.
+        ConfigError: If ``data.path`` is not set, or ``resize`` is set for an ``.npz`` file.
+        DataError: If there is nothing to read, or a file cannot be read.
     """
     path = data_path(data)
     budget = data.budget()

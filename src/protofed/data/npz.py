@@ -1,4 +1,4 @@
-"""``.npz`` files to listings: what their headers announce is checked before anything is reserved for it."""
+"""Conversion of ``.npz`` files to listings; headers are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from protofed.errors import DataError
 from protofed.limits import Budget
 
 ARRAYS = ("x", "y", "ids", "class_names")
-"""What is read; other arrays in the file are left alone."""
+"""Arrays that are read; any others in the file are ignored."""
 
 _PORTION = 2**20
 _DAMAGE = (
@@ -45,10 +45,14 @@ _DAMAGE = (
 def read_npz(path: Path, budget: Budget) -> Listing:
     """Return an ``.npz`` file with ``x`` and ``y`` (and optionally ``ids``, ``class_names``) as a listing.
 
-    uint8 arrays ``(n, H, W)``, ``(n, C, H, W)`` or ``(n, H, W, C)`` are images; the rest becomes float32.
+    uint8 arrays ``(n, H, W)``, ``(n, C, H, W)`` or ``(n, H, W, C)`` are images; other features become float32.
+
+    Args:
+        path: The file.
+        budget: Memory budget charged for the arrays.
 
     Raises:
-        DataError: For an unreadable file, missing arrays, arrays that do not go together, or too large ones.
+        DataError: If the file is unreadable, or arrays are missing, inconsistent or too large.
     """
     try:
         arrays = _read(path, budget)
@@ -81,7 +85,7 @@ def _features(x: np.ndarray, where: str, budget: Budget) -> Tensor:
     if x.dtype == np.float32 and x.flags.c_contiguous:
         return torch.from_numpy(x)
     budget.take(4 * x.size, where)
-    with np.errstate(over="ignore"):  # what float32 cannot hold is found to be infinite, and named by its row
+    with np.errstate(over="ignore"):  # overflow gives infinity, which is reported later with its row
         tensor = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     budget.give_back(x.nbytes)
     return tensor
@@ -113,11 +117,11 @@ def _read(path: Path, budget: Budget) -> dict[str, np.ndarray]:
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str, budget: Budget) -> np.ndarray:
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DataError(f"{where}: is compressed by an unusual method: save it by numpy.savez_compressed")
+        raise DataError(f"{where}: is compressed by an unusual method: save it with numpy.savez_compressed")
     with archive.open(member) as stream, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         version = np.lib.format.read_magic(stream)
-        # Headers of later versions may have any length; plain arrays do not need them.
+        # Headers of later versions may have any length, and plain arrays do not need them.
         if version != (1, 0):
             raise DataError(f"{where}: has a header of version {version[0]}.{version[1]}: expected a plain array")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=10_000)
@@ -143,7 +147,7 @@ def _fill(array: np.ndarray, stream: IO[bytes]) -> None:
             raise EOFError
         target[done : done + len(portion)] = np.frombuffer(portion, np.uint8)
         done += len(portion)
-    stream.read(1)  # the end, where the checksum is compared
+    stream.read(1)  # reaching the end makes zipfile compare the checksum
 
 
 def _kind(dtype: np.dtype) -> str:
@@ -151,16 +155,16 @@ def _kind(dtype: np.dtype) -> str:
 
 
 class _InPortions(io.RawIOBase):
-    """An archive of which not more than a portion is read at once, such as a directory of endless length."""
+    """A file of which only a limited portion is read at once; a long archive directory is refused."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
     def read(self, size: int = -1) -> bytes:
         if size < 0:
-            here = self._file.tell()
-            size = self._file.seek(0, io.SEEK_END) - here
-            self._file.seek(here)
+            position = self._file.tell()
+            size = self._file.seek(0, io.SEEK_END) - position
+            self._file.seek(position)
         if size > 2 * _PORTION:
             raise zipfile.BadZipFile("the directory is too long")
         return self._file.read(size)

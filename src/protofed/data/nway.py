@@ -1,4 +1,4 @@
-"""n-way k-shot tasks, the setting of FedProto (Sec. 5.1) and GFPL."""
+"""n-way k-shot partitions, the setting of FedProto (Sec. 5.1) and GFPL."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ import torch
 from protofed.data.deck import Deck
 from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
 from protofed.errors import ConfigError
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.seeding import generator
 
 
 @dataclass(frozen=True)
-class NWayKShotOptions:
+class NWayKShotOptions(Options):
     """Client ``i`` has ``n_i`` classes with ``k_i`` training samples each."""
 
-    n: int = option(3, "mean number of classes per client")
-    n_std: int = option(2, "n_i is uniform on max(2, n - n_std) .. min(K, n + n_std)")
-    k: int = option(100, "mean number of training samples per class")
-    k_std: int = option(2, "k_i is uniform on max(1, k - k_std) .. k + k_std")
-    test_shots: int = option(15, "test samples per class of the client")
+    n: int = option(3, "mean number of classes per client, up to K", least=1)
+    n_std: int = option(2, "n_i is uniform on max(2, n - n_std) .. min(K, n + n_std)", least=0)
+    k: int = option(100, "mean number of training samples per class", least=1)
+    k_std: int = option(2, "k_i is uniform on max(1, k - k_std) .. k + k_std", least=0)
+    test_shots: int = option(15, "test samples per class of the client", least=0)
 
 
 def nway_kshot(request: Request, options: NWayKShotOptions) -> list[Share]:
-    """Return shares with their own train and test part.
+    """Return shares with separate training and test parts.
 
-    No sample serves two clients while its class has unused ones; train and test of one client never overlap.
+    No sample is given to two clients while its class has unused ones; the training and test parts of one client
+    never overlap.
+
+    Args:
+        request: Labels to divide and number of clients.
+        options: Numbers of classes and samples per client.
 
     Raises:
-        ConfigError: For options outside their range, or a class with too few samples.
+        ConfigError: If an option is out of range or a class has too few samples.
     """
     _check(request, options)
     K, M = request.num_classes, request.clients
@@ -41,7 +46,7 @@ def nway_kshot(request: Request, options: NWayKShotOptions) -> list[Share]:
     shares = []
     for i, name in enumerate(names(M)):
         draw = generator(request.seed, "partition", "client", i)
-        # The lower bound of two classes is FedProto's; n = 1 asks for one.
+        # The lower bound of two classes is FedProto's; n = 1 lowers it to one.
         ways = _uniform(max(min(2, options.n), options.n - options.n_std), min(K, options.n + options.n_std), draw)
         shots = _uniform(max(1, options.k - options.k_std), options.k + options.k_std, draw)
         train, test = [], []
@@ -61,14 +66,10 @@ def nway_kshot(request: Request, options: NWayKShotOptions) -> list[Share]:
 def _check(request: Request, options: NWayKShotOptions) -> None:
     require_clients(request)
     require(
-        1 <= options.n <= request.num_classes,
+        options.n <= request.num_classes,
         f"partition.n = {options.n}: the data have {request.num_classes} classes, so it must be in "
         f"1..{request.num_classes}",
     )
-    require(options.k >= 1, f"partition.k = {options.k}: must be at least 1")
-    for name in ("n_std", "k_std", "test_shots"):
-        value = getattr(options, name)
-        require(value >= 0, f"partition.{name} = {value}: must be 0 or more")
 
 
 def _uniform(low: int, high: int, source: torch.Generator) -> int:

@@ -1,8 +1,8 @@
-"""What a parquet file will take in memory, from the headers of its pages.
+"""Memory footprint of a parquet file, computed from its page headers.
 
-A file of a kilobyte may announce gigabytes, and its summary of itself need not agree with its pages. Pages are what
-a reader unpacks one after the other, so their headers are looked at first, a few bytes each. The summary is read
-here as well: pyarrow ends the process over some damaged ones when it is asked for their columns.
+A file of a kilobyte may expand to gigabytes, and its metadata need not agree with its pages. A reader decompresses
+one page after another, so their headers, a few bytes each, are inspected first. The metadata is parsed here as
+well, because pyarrow aborts the process on some kinds of damaged metadata when asked for the columns.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from protofed.data.compact import Struct, read_struct
 
 _DATA, _DATA_2 = 0, 3
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
-"""Physical type → bytes of a number: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE."""
+"""Physical type → bytes per value: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE."""
 
 
 class Footprint(NamedTuple):
     """The memory that columns take.
 
     Attributes:
-        size: Bytes of all pages once unpacked, and of the numbers that they hold.
-        largest: Bytes of the largest page with texts or bytes: no such value is larger.
+        size: Bytes of all decompressed pages and of the values decoded from them.
+        largest: Bytes of the largest decompressed page of strings or binary values, a bound on any such value.
     """
 
     size: int = 0
@@ -33,14 +33,14 @@ class Footprint(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Where one column of one row group lies.
+    """The location of one column of one row group.
 
     Attributes:
-        path: Its names from the top level down.
-        kind: Number of its physical type.
-        values: How many it announces.
-        begin: Offset of its first page.
-        length: Bytes of all its pages as they are stored.
+        path: Field names from the top level down.
+        kind: Number of the physical type.
+        values: Number of values according to the metadata.
+        begin: Offset of the first page.
+        length: Bytes of all its pages as stored.
     """
 
     path: list[str]
@@ -51,7 +51,7 @@ class Column(NamedTuple):
 
 
 def read_summary(file: BinaryIO) -> Struct:
-    """Return the summary at the end of a parquet file.
+    """Return the metadata at the end of a parquet file.
 
     Raises:
         ValueError: If it is damaged or too long.
@@ -62,16 +62,21 @@ def read_summary(file: BinaryIO) -> Struct:
     file.seek(-8, io.SEEK_END)
     (size,) = struct.unpack("<I", file.read(4))
     if size > min(limits.METADATA_BYTES, length - 8):
-        raise ValueError("the summary is too long")
+        raise ValueError("the metadata is too long")
     file.seek(-8 - size, io.SEEK_END)
     return read_struct(io.BytesIO(file.read(size)))
 
 
 def footprint(file: BinaryIO, summary: Struct, names: list[str]) -> Footprint:
-    """Return what the columns ``names`` of the top level take in memory.
+    """Return the memory footprint of some columns.
+
+    Args:
+        file: The open parquet file.
+        summary: Its metadata, from :func:`read_summary`.
+        names: Names of the top-level columns.
 
     Raises:
-        ValueError: If page headers are damaged, do not agree with the summary, or are too many.
+        ValueError: If page headers are damaged, disagree with the metadata, or are too many.
     """
     size = largest = pages = 0
     for column in _columns(summary):
@@ -93,26 +98,26 @@ def _columns(summary: Struct) -> Iterator[Column]:
         rows += _of(group, 3, int)
         for chunk in _of(group, 1, list):
             if chunk.get(1):
-                raise ValueError("columns in other files")
+                raise ValueError("columns are stored in other files")
             column = _of(chunk, 3, dict)
             begin, dictionary = _of(column, 9, int), column.get(11)
             if isinstance(dictionary, int) and 0 < dictionary < begin:
                 begin = dictionary
             numbers = _of(column, 1, int), _of(column, 5, int), begin, _of(column, 7, int)
             if min(numbers) < 0:
-                raise ValueError("impossible numbers")
+                raise ValueError("invalid numbers")
             path = [part.decode() for part in _of(column, 3, list)]
             if not path:
                 raise ValueError("a column without a name")
             yield Column(path, *numbers)
     if rows != _of(summary, 3, int):
-        raise ValueError(f"{summary[3]} rows announced, {rows} in its parts")
+        raise ValueError(f"{summary[3]} rows announced, but {rows} in its row groups")
 
 
 def _pages(file: BinaryIO, column: Column) -> list[int]:
-    """Return the unpacked sizes of a column's pages."""
+    """Return the decompressed sizes of a column's pages."""
     at, end, values = column.begin, column.begin + column.length, 0
-    found: list[int] = []
+    sizes: list[int] = []
     while values < column.values:
         if at >= end:
             raise ValueError("pages end early")
@@ -120,27 +125,27 @@ def _pages(file: BinaryIO, column: Column) -> list[int]:
         header = read_struct(file)
         kind, unpacked, packed = (_of(header, i, int) for i in (1, 2, 3))
         if unpacked < 0 or packed < 0:
-            raise ValueError("impossible numbers")
+            raise ValueError("invalid numbers")
         if kind in (_DATA, _DATA_2):
             values += _count(_of(header, 5 if kind == _DATA else 8, dict))
-        found.append(unpacked)
+        sizes.append(unpacked)
         at = file.tell() + packed
-        if len(found) > limits.PAGES:
+        if len(sizes) > limits.PAGES:
             raise ValueError(f"more than {limits.PAGES} pages")
     if at > end or values != column.values:
         raise ValueError("pages hold more than announced")
-    return found
+    return sizes
 
 
 def _count(header: Struct) -> int:
     count: int = _of(header, 1, int)
     if count < 0:
-        raise ValueError("impossible numbers")
+        raise ValueError("invalid numbers")
     return count
 
 
 def _of(values: Any, number: int, kind: type) -> Any:
     value = values.get(number) if isinstance(values, dict) else None
     if not isinstance(value, kind):
-        raise ValueError("damaged description")
+        raise ValueError("damaged metadata")
     return value

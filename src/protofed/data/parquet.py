@@ -1,4 +1,4 @@
-"""Parquet files to listings: what they will take in memory is known before they are unpacked."""
+"""Conversion of parquet files to listings; their memory footprint is checked before they are decompressed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ from protofed.limits import Budget
 T = TypeVar("T")
 
 _PORTION = 64 * limits.MiB
-"""Bytes that are unpacked at once, at most; the same text or image may stand in a file once for many rows."""
+"""Maximum bytes decompressed at once; a value stored once in a file may be shared by many rows."""
 _ROWS = 2**16
 
 
 def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Budget) -> Listing:
-    """Return the rows of ``files``, one after the other, as one listing.
+    """Return the rows of several files, in order, as one listing.
+
+    Args:
+        files: Parquet files with the same columns.
+        columns: The columns the user asked for.
+        where: File, folder or data set named in error messages.
+        budget: Memory budget charged for the columns that are read.
 
     Raises:
-        DataError: For unreadable or too large files, files that do not go together, or columns that cannot be told.
+        DataError: If files are unreadable, too large or inconsistent, or the columns are ambiguous.
     """
     import pyarrow as pa
 
@@ -50,8 +56,8 @@ def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Bu
     except DataError:
         raise
     except pa.ArrowException as error:
-        told = " ".join(str(error).split())[:200]
-        raise DataError(f"{where}: files of one data set differ in column types ({told})") from None
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{where}: files of one data set differ in column types ({reason})") from None
     except _damage() as error:
         raise DataError(f"{where}: not a readable parquet file ({type(error).__name__})") from None
 
@@ -63,7 +69,7 @@ def _damage() -> tuple[type[Exception], ...]:
 
 
 def _table(path: Path, columns: Columns, budget: Budget, before: int) -> tuple[Any, list[str]]:
-    """Return the columns that are needed, and the names of all; ``before`` rows were read from other files."""
+    """Return the needed columns and the names of all; ``before`` rows were read from earlier files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -77,31 +83,32 @@ def _table(path: Path, columns: Columns, budget: Budget, before: int) -> tuple[A
                     f"{limits.SAMPLES} and {limits.COLUMNS} are read"
                 )
             names = choose(schema, columns, str(path)).names
-            found = _read(path, footprint, file, summary, names)
-            batches = _batches(source, names, found, path, budget)
+            size = _read(path, footprint, file, summary, names)
+            batches = _batches(source, names, size, path, budget)
             kept = pa.schema([schema.field(name) for name in schema.names if name in names], schema.metadata)
             table = pa.Table.from_batches(batches).replace_schema_metadata(schema.metadata) if batches else None
     table = kept.empty_table() if table is None else table
     if len(table) != metadata.num_rows:
-        raise DataError(f"{path}: announces {metadata.num_rows} rows and holds {len(table)}")
+        raise DataError(f"{path}: announces {metadata.num_rows} rows but holds {len(table)}")
     return table, schema.names
 
 
-def _read(path: Path, what: Callable[..., T], *arguments: Any) -> T:
+def _read(path: Path, function: Callable[..., T], *arguments: Any) -> T:
     try:
-        return what(*arguments)
+        return function(*arguments)
     except ValueError as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
 
 
-def _batches(source: Any, names: list[str], found: Footprint, path: Path, budget: Budget) -> list[Any]:
-    budget.take(found.size, path)
-    rows = max(1, min(_ROWS, _PORTION // max(1, found.largest)))
+def _batches(source: Any, names: list[str], expected: Footprint, path: Path, budget: Budget) -> list[Any]:
+    budget.take(expected.size, path)
+    rows = max(1, min(_ROWS, _PORTION // max(1, expected.largest)))
+    taken = expected.size
     batches, size = [], 0
     for batch in source.iter_batches(rows, columns=names, use_threads=False):
         size += batch.nbytes
-        if size > found.size:  # a value that stands there once, and counts for many rows
-            budget.take(size - found.size, path)
-            found = Footprint(size)
+        if size > taken:  # a value stored once is shared by many rows
+            budget.take(size - taken, path)
+            taken = size
         batches.append(batch)
     return batches

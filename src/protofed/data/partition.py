@@ -1,4 +1,4 @@
-"""What a partition is: labels in, one share per client out."""
+"""The interface of partitions, which turn labels into one share per client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protofed.registry import Registry
 
 @dataclass(frozen=True)
 class Request:
-    """What a partition is given.
+    """The input of a partition.
 
     Attributes:
         y: ``(n,)`` int64 labels in ``0..K-1``.
         num_classes: ``K``.
         ids: ``(n,)`` int64 natural ids, or None.
         clients: Number of clients wanted.
-        seed: Of the run; partitions derive theirs from it with the scope ``"partition"``.
+        seed: Seed of the run; partitions derive their own from it with the scope ``"partition"``.
     """
 
     y: Tensor
@@ -38,9 +38,9 @@ class Share:
 
     Attributes:
         name: The client's name.
-        train: All its samples if ``test`` is None; they are then split by ``data.test_fraction``.
+        train: Training samples; if ``test`` is None, all samples, which are then split by ``data.test_fraction``.
         test: Test samples, or None.
-        validation: Held out from training, or None.
+        validation: Validation samples, or None.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Share:
     validation: Tensor | None = None
 
     def positions(self) -> list[Tensor]:
-        """Return the parts that are there."""
+        """Return the parts that are not None."""
         return [part for part in (self.train, self.test, self.validation) if part is not None]
 
 
@@ -58,9 +58,10 @@ class Partition:
     """An entry of ``partitions``.
 
     Attributes:
-        summary: One line for listings.
-        assign: ``(request, options)`` to one share per client; ``options`` is an ``Options``.
-        Options: Frozen dataclass with the partition's own options.
+        summary: One-line description.
+        assign: Function ``(request, options)`` that returns one share per client; ``options`` is an instance of
+            ``Options``.
+        Options: Frozen dataclass of the partition's own options.
     """
 
     summary: str
@@ -72,19 +73,24 @@ partitions: Registry[Partition] = Registry("partition")
 
 
 def names(count: int) -> list[str]:
-    """Return ``client-00``, ``client-01``, ...: as many digits as the count has, at least two."""
+    """Return the names ``client-00``, ``client-01``, ..., with as many digits as ``count``, but at least two."""
     width = max(2, len(str(count)))
     return [f"client-{number:0{width}d}" for number in range(count)]
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ConfigError with ``message`` unless ``condition``."""
+    """Raise ConfigError unless a condition holds.
+
+    Args:
+        condition: Condition to check.
+        message: Error message.
+    """
     if not condition:
         raise ConfigError(message)
 
 
 def require_clients(request: Request) -> None:
-    """Raise ConfigError unless there is at least one client and one sample for each."""
+    """Raise ConfigError unless there is at least one client, and one sample for each."""
     require(request.clients >= 1, "data.clients = 0: must be at least 1 for this partition")
     require(
         request.clients <= len(request.y),

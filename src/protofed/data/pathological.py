@@ -1,9 +1,9 @@
-"""Pathological heterogeneity: a fixed number of classes per client."""
+"""Pathological heterogeneity, with a fixed number of classes per client."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -11,35 +11,37 @@ from protofed.data.deck import Deck
 from protofed.data.flower import run_partitioner
 from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
 from protofed.errors import ConfigError
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.seeding import generator
-
-_FLOWER_MODES = ("random", "first-deterministic", "deterministic")
 
 
 @dataclass(frozen=True)
-class PathologicalOptions:
+class PathologicalOptions(Options):
     """How many classes a client has, and which."""
 
-    classes: int = option(2, "classes per client")
-    assignment: str = option(
+    classes: int = option(2, "classes per client, up to as many as the data have", least=1)
+    assignment: Literal["balanced", "random", "first-deterministic", "deterministic"] = option(
         "balanced",
-        "balanced: every class has equally many clients, give or take one | random | first-deterministic | "
-        "deterministic: flwr-datasets' modes, which may leave a class without a client",
+        "balanced: the numbers of clients per class differ by at most one | random | first-deterministic | "
+        "deterministic: modes of flwr-datasets, which may leave a class without a client",
     )
 
 
 def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
-    """Return shares with ``options.classes`` classes each; a class is divided equally among its clients.
+    """Return shares with a fixed number of classes; each class is divided equally among its clients.
+
+    Args:
+        request: Labels to divide and number of clients.
+        options: Number and assignment of classes.
 
     Raises:
-        ConfigError: For more classes per client than there are, a class nobody would hold, or one with fewer
-            samples than clients.
+        ConfigError: If there are fewer classes than each client should have, or a class is assigned to no client or
+            to more clients than it has samples.
     """
     require_clients(request)
     present = len(request.y.unique())
     require(
-        1 <= options.classes <= present,
+        options.classes <= present,
         f"partition.classes = {options.classes}: the data have {present} classes: use 1..{present}",
     )
     balanced = options.assignment == "balanced"
@@ -48,7 +50,7 @@ def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
     require(
         unused == 0,
         f"partition 'pathological': {unused} samples belong to classes that no client "
-        "holds: raise partition.classes or data.clients, or use partition.assignment=balanced",
+        "has: raise partition.classes or data.clients, or use partition.assignment=balanced",
     )
     return shares
 
@@ -74,11 +76,6 @@ def _balanced(request: Request, classes: int) -> list[Share]:
 
 
 def _flower(request: Request, options: PathologicalOptions) -> list[Share]:
-    require(
-        options.assignment in _FLOWER_MODES,
-        f"partition.assignment = {options.assignment!r}: use one of balanced, {', '.join(_FLOWER_MODES)}",
-    )
-
     def build(seed: int) -> Any:
         from flwr_datasets.partitioner import PathologicalPartitioner
 

@@ -1,4 +1,4 @@
-"""A pooled data set: in memory (:class:`Pool`), or with features read on demand (:class:`Listing`)."""
+"""A pooled data set, held in memory (:class:`Pool`) or with features read on demand (:class:`Listing`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pool:
         x: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else float32.
         y: ``(n,)`` int64 labels in ``0..K-1``.
         class_names: ``K`` names.
-        ids: ``(n,)`` int64, who each sample comes from by nature (a writer, a hospital), or None.
+        ids: ``(n,)`` int64 natural ids, i.e. the origin of each sample (a writer, a hospital), or None.
     """
 
     x: Tensor
@@ -37,22 +37,22 @@ class Pool:
         return tuple(self.x.shape[1:])
 
     def listing(self, where: str) -> Listing:
-        """Return this pool as a listing called ``where`` in messages."""
+        """Return this pool as a listing named ``where`` in error messages."""
         ids = None if self.ids is None else self.ids.numpy()
         return Listing(self.y.numpy(), lambda rows: self.x[rows], where, self.class_names, ids)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Labels that are known and features that are read on demand.
+    """Labels in memory, with features read on demand.
 
-    Choosing a subset or a partition needs only the labels, so no image is decoded that nobody uses.
+    Choosing a subset or a partition needs only the labels, so unused images are never decoded.
 
     Attributes:
-        labels: ``(n,)``, integers or strings (class names).
-        read: Rows ``(m,)`` int64 to features ``(m, *shape)``; not called with ``m = 0``.
-        where: A file, folder or data set; begins every message about these samples.
-        class_names: Names that come with integer labels, if any.
+        labels: ``(n,)`` labels, integers or strings (class names).
+        read: Function from rows ``(m,)`` int64 to features ``(m, *shape)``; never called with ``m = 0``.
+        where: File, folder or data set named in error messages about these samples.
+        class_names: Names of the classes of integer labels, if known.
         ids: ``(n,)`` natural ids, integers or strings, or None.
     """
 
@@ -66,7 +66,7 @@ class Listing:
         return len(self.labels)
 
     def id_codes(self) -> Tensor | None:
-        """Return the natural ids as ``(n,)`` int64 codes in sorted order of the ids, or None."""
+        """Return the natural ids as ``(n,)`` int64 codes in the sorted order of the ids, or None."""
         if self.ids is None:
             return None
         return torch.from_numpy(np.unique(self.ids, return_inverse=True)[1].astype(np.int64))
@@ -77,9 +77,10 @@ class Dataset:
     """An entry of ``datasets``.
 
     Attributes:
-        summary: One line for listings.
-        open: ``(data, options, seed)`` to a :class:`Pool` or :class:`Listing`; ``options`` is an ``Options``.
-        Options: Frozen dataclass with the data set's own options.
+        summary: One-line description.
+        open: Function ``(data, options, seed)`` that returns a :class:`Pool` or :class:`Listing`; ``options`` is an
+            instance of ``Options``.
+        Options: Frozen dataclass of the data set's own options.
     """
 
     summary: str

@@ -1,4 +1,4 @@
-"""Other libraries' progress bars and warnings, kept off the user's screen."""
+"""Suppression of other libraries' progress bars and warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings, log messages below errors, and Hugging Face progress bars inside the block."""
+    """Suppress warnings, log messages below level ERROR, and Hugging Face progress bars inside the block."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import datasets as hf

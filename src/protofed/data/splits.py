@@ -1,4 +1,4 @@
-"""Choosing samples class by class: held-out parts and subsets."""
+"""Class-wise selection of samples for held-out parts and subsets."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ def apportion(quotas: Tensor, total: int, caps: Tensor, generator: torch.Generat
     """Round fractional quotas to whole numbers by the largest remainder.
 
     Args:
-        quotas: ``(K,)`` float64, each at least 0.
-        total: What the result should sum to; less is returned where ``caps`` forbid it, and no entry is
+        quotas: ``(K,)`` float64 quotas, each at least 0.
+        total: Target sum of the result. The sum may be smaller because of ``caps`` and because no entry is
             rounded up by more than one.
         caps: ``(K,)`` int64 upper bounds.
-        generator: Breaks ties.
+        generator: Random generator that breaks ties.
 
     Returns:
-        ``(K,)`` int64.
+        ``(K,)`` int64 counts.
     """
     base = torch.minimum(quotas.floor().long(), caps)
     remainder = quotas - base
-    # A random order first, then a stable sort: equal remainders do not always favour low class numbers.
+    # A stable sort of a random order, so that equal remainders do not always favour low class numbers.
     order = torch.randperm(len(quotas), generator=generator)
     order = order[torch.argsort(remainder[order], descending=True, stable=True)]
     order = order[(base < caps)[order] & (remainder > 0)[order]]
@@ -30,7 +30,16 @@ def apportion(quotas: Tensor, total: int, caps: Tensor, generator: torch.Generat
 
 
 def choose(y: Tensor, per_class: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a mask ``(n,)`` with ``per_class[c]`` random samples of every class ``c`` of ``y`` ``(n,)``."""
+    """Choose random samples of each class.
+
+    Args:
+        y: ``(n,)`` int64 labels.
+        per_class: ``(K,)`` int64 number of samples to choose from each class.
+        generator: Random generator that chooses the samples.
+
+    Returns:
+        ``(n,)`` bool mask of the chosen samples.
+    """
     shuffled = torch.randperm(len(y), generator=generator)
     by_class = shuffled[torch.argsort(y[shuffled], stable=True)]
     counts = torch.bincount(y, minlength=len(per_class))
@@ -44,14 +53,14 @@ def choose(y: Tensor, per_class: Tensor, generator: torch.Generator) -> Tensor:
 def hold_out(y: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Split positions ``0..n-1`` into kept and held-out ones, class by class.
 
-    The held-out part has ``round(n * fraction)`` samples, divided among the classes by largest remainder.
-    Every class keeps at least one sample, so a class with a single one is never held out; with such
-    classes the held-out part may be smaller.
+    The held-out part has ``round(n * fraction)`` samples, divided among the classes by largest remainder. Every
+    class keeps at least one sample, so a class with a single sample is never held out; the held-out part may then
+    be smaller.
 
     Args:
         y: ``(n,)`` int64 labels.
-        fraction: In ``[0, 1)``.
-        generator: Decides which samples.
+        fraction: Fraction to hold out, in ``[0, 1)``.
+        generator: Random generator that chooses the samples.
 
     Returns:
         ``(kept, held_out)``, each int64 in ascending order.
@@ -66,7 +75,16 @@ def hold_out(y: Tensor, fraction: float, generator: torch.Generator) -> tuple[Te
 
 
 def subset(y: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Return ``size`` positions of ``y`` ``(n,)``, ascending, with the class shares of the whole."""
+    """Choose a random subset with the class proportions of the whole.
+
+    Args:
+        y: ``(n,)`` int64 labels.
+        size: Number of samples to choose.
+        generator: Random generator that chooses the samples.
+
+    Returns:
+        Int64 positions in ascending order.
+    """
     counts = torch.bincount(y)
     take = apportion(counts.double() * size / max(1, len(y)), size, counts, generator)
     return choose(y, take, generator).nonzero().flatten()

@@ -4,43 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Pool, datasets
-from protofed.errors import ConfigError
-from protofed.options import NoOptions, option
+from protofed.options import NoOptions, Options, option
 from protofed.seeding import generator
 
 
 @dataclass(frozen=True)
-class SpiralOptions:
+class SpiralOptions(Options):
     """Shape of the spiral (ProtoNorm, Sec. 3.2 and supplement A)."""
 
-    arms: int = option(6, "number of arms = classes")
-    points: int = option(5000, "points per class")
-    noise: float = option(0.2, "standard deviation of the angle in radians (supplement A prints 1)")
+    arms: int = option(6, "number of arms = classes", least=1)
+    points: int = option(5000, "points per class", least=1)
+    noise: float = option(0.2, "standard deviation of the angle in radians (supplement A prints 1)", least=0)
     turns: float = option(0.5, "how far an arm winds from its inner to its outer end, in turns")
-    winding: str = option(
+    winding: Literal["equal", "printed"] = option(
         "equal", "equal: all arms wind alike | printed: arm k winds k/6 turns, as supplement A prints"
     )
 
 
 def spiral(data: DataOptions, options: SpiralOptions, seed: int) -> Pool:
-    """Return interleaved spiral arms in the plane, radius 1 to 10: x ``(arms * points, 2)`` float32.
+    """Return interleaved spiral arms in the plane with radii from 1 to 10: x ``(arms * points, 2)`` float32.
 
     Arm ``k`` starts at the angle ``2πk / arms``; the supplement's formula gives the same start for six arms.
     Its noise of one radian is wider than the gap between two arms and its arm 0 does not wind at all, so
     by default the noise is smaller and the arms wind alike, as in the paper's figure of separable arms.
 
-    Raises:
-        ConfigError: For options outside their range.
+    Args:
+        data: Ignored.
+        options: Number, length and shape of the arms.
+        seed: Seed of the noise.
     """
-    if options.arms < 1 or options.points < 1 or options.noise < 0:
-        raise ConfigError("data.options: the spiral needs arms >= 1, points >= 1 and noise >= 0")
-    if options.winding not in ("equal", "printed"):
-        raise ConfigError(f"data.options.winding = {options.winding!r}: expected 'equal' or 'printed'")
     along = torch.linspace(0, 1, options.points, dtype=torch.float64)
     arm = torch.arange(options.arms, dtype=torch.float64)[:, None]
     turns = arm / 6 if options.winding == "printed" else torch.full_like(arm, options.turns)
@@ -53,7 +51,13 @@ def spiral(data: DataOptions, options: SpiralOptions, seed: int) -> Pool:
 
 
 def digits(data: DataOptions, options: NoOptions, seed: int) -> Pool:
-    """Return scikit-learn's 1797 digits: x ``(1797, 1, 8, 8)`` uint8, its 0..16 scaled to 0..255."""
+    """Return scikit-learn's 1797 digits: x ``(1797, 1, 8, 8)`` uint8, scaled from 0..16 to 0..255.
+
+    Args:
+        data: Unused; part of the interface of data sets.
+        options: No options.
+        seed: Unused.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -1,6 +1,5 @@
 """Experiments: typed configuration, built-in recipes, runs and comparisons."""
 
-from protofed.experiments.api import compare, run
 from protofed.experiments.comparing import Comparison
 from protofed.experiments.config import Experiment, load_recipe, recipes, resolve
 from protofed.experiments.running import Progress, Run, run_experiment
@@ -10,10 +9,8 @@ __all__ = [
     "Experiment",
     "Progress",
     "Run",
-    "compare",
     "load_recipe",
     "recipes",
     "resolve",
-    "run",
     "run_experiment",
 ]

@@ -1,17 +1,17 @@
-"""What every method needs and sends, as one table: as methods declare it, and measured."""
+"""A table of the declared requirements and the measured traffic of every method."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from protofed.analysis.style import number, size
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides, every_method, load_recipe, resolve
+from protofed.formats import number, size
 from protofed.methods import Method
 
 ROUNDS = 2
-"""Prototype methods send nothing down in the first round: the second is measured."""
+"""Prototype methods send nothing down in the first round, so the second is measured."""
 SETTING: dict[str, Any] = {
     "data.clients": 5,
     "model.name": "mlp",
@@ -23,7 +23,7 @@ SETTING: dict[str, Any] = {
 
 
 class Traffic(NamedTuple):
-    """What a client sends and is sent in a round, on average: numbers as papers count them, and bytes."""
+    """Mean traffic of a client per round, in parameters as papers count them and in bytes."""
 
     parameters_up: float
     parameters_down: float
@@ -32,9 +32,9 @@ class Traffic(NamedTuple):
 
 
 def measure(name: str) -> tuple[Method, Traffic | None]:
-    """Return a method at its defaults, and the traffic of its second round.
+    """Return a method with default options, and the traffic of its second round.
 
-    The traffic is None where it depends on what clients have learned.
+    The traffic is None if it depends on the results of training.
     """
     tree = apply_overrides(load_recipe("quickstart"), SETTING)
     federation, _ = assemble(resolve(tree, method=name))
@@ -44,12 +44,12 @@ def measure(name: str) -> tuple[Method, Traffic | None]:
             return federation.method, None
         *_, record = federation.run()
     clients = len(record.participants)
-    found = (record.parameters["up"], record.parameters["down"], record.bytes["up"], record.bytes["down"])
-    return federation.method, Traffic(*(value / clients for value in found))
+    totals = (record.parameters["up"], record.parameters["down"], record.bytes["up"], record.bytes["down"])
+    return federation.method, Traffic(*(value / clients for value in totals))
 
 
 def method_table() -> str:
-    """Return a Markdown table of all methods, those that exchange least first."""
+    """Return a Markdown table of all methods, in ascending order of what they exchange."""
     words = ["method", "exchanges", "different architectures", "different class sets", "sums suffice", "up", "down"]
     numbers = ["numbers up", "numbers down", "bytes up", "bytes down"]
     lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
@@ -63,7 +63,7 @@ def _declared(method: Method) -> list[str]:
     same = method.needs_same_architecture(method.options)
     architectures = "no" if same else "yes, one d" if method.same_feature_dim else "yes"
     sums = "–" if method.exchanges == "nothing" else "yes" if method.sums_only else "no"
-    # A bar inside a table's cell would end it.
+    # A bar would end the table's cell.
     formulas = [formula.replace("|", "\\|") for formula in (method.up, method.down)]
     return [method.exchanges, architectures, method.class_sets, sums, *formulas]
 

@@ -1,4 +1,4 @@
-"""Comparing methods: several runs on the same federation, one after the other or several at a time."""
+"""Comparisons of methods: several runs on the same federation, in turn or in parallel."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ import torch
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import CompareOptions, Experiment, Tree, apply_overrides, comparison, resolve
-from protofed.experiments.running import Progress, Run, run_experiment, write_report
-from protofed.federation.files import write_json
+from protofed.experiments.running import Progress, Report, Run, run_experiment
+from protofed.files import write_json
+from protofed.runs import ComparisonFile, ListedRun
 from protofed.training.workers import end, process_context, stay_with_parent
 
 
 class Cell(NamedTuple):
-    """What one run of a comparison is of.
+    """The position of one run in a comparison.
 
     Attributes:
-        method: Its method.
-        values: Names of its values along the comparison's axes.
-        seed: Its seed.
+        method: Name of the method.
+        values: Names of the run's values along the comparison's axes.
+        seed: Seed of the run.
     """
 
     method: str
@@ -36,12 +37,12 @@ class Cell(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The method, with the values along the axes: runs of one label differ in their seed."""
+        """The method and the values along the axes; runs with the same label differ only in their seed."""
         return ", ".join((self.method, *self.values))
 
     @property
     def folder(self) -> str:
-        """Name of its run directory."""
+        """Name of the run directory."""
         names = [self.method.rpartition(":")[2], *self.values]
         words = ["".join(c if c.isalnum() or c in "-_" else "-" for c in name) for name in names]
         return f"{'_'.join(words)}-seed{self.seed}"
@@ -49,11 +50,11 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several methods on the same federation, each with the same seeds, and perhaps along further axes.
+    """The results of several methods on the same federation, with the same seeds, and possibly along further axes.
 
     Attributes:
-        directory: Where its files are; one folder per run below.
-        runs: By label (the method, with its values along the axes), in the order of the seeds.
+        directory: Directory of the comparison, with one subfolder per run.
+        runs: Runs in the order of the seeds, by label (the method and the values along the axes).
         axes: Names of the values along each axis.
     """
 
@@ -63,12 +64,12 @@ class Comparison:
 
     @property
     def report(self) -> Path:
-        """The HTML report."""
+        """Path of the HTML report."""
         return self.directory / "report.html"
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Per label and rule: mean and standard deviation over seeds of ``best`` and ``final``."""
+        """Mean and standard deviation over seeds of ``best`` and ``final``, by label and rule."""
         return {
             label: {
                 rule: {
@@ -84,12 +85,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison will run: checked as a whole before its first run starts.
+    """The runs of a comparison, checked as a whole before the first one starts.
 
     Attributes:
         trees: The recipe with the overrides of each combination of values along the axes.
         options: Methods, seeds and axes.
-        experiments: What is run, in its order.
+        experiments: The experiments, in the order of the runs.
     """
 
     trees: dict[tuple[str, ...], Tree]
@@ -106,7 +107,7 @@ class Plan:
         """Resolve every run of ``tree``, and assemble each method once with every combination.
 
         Raises:
-            ProtofedError: For whatever is wrong with any of them.
+            ProtofedError: If any of the runs is invalid.
         """
         options = comparison(tree)
         if not options.methods:
@@ -115,7 +116,7 @@ class Plan:
             raise ConfigError("compare.methods and compare.seeds must not repeat a name")
         trees = {values: apply_overrides(tree, given) for values, given in options.combinations().items()}
         seeds = options.seeds or (resolve(tree, method=options.methods[0]).seed,)
-        # Seed by seed, so that the data of a seed are loaded once for all methods.
+        # Runs with the same seed are adjacent, so that its data are loaded once for all methods.
         cells = [Cell(m, values, s) for s in seeds for m in options.methods for values in trees]
         experiments = {cell: resolve(trees[cell.values], method=cell.method, seed=cell.seed) for cell in cells}
         for cell in cells:
@@ -123,8 +124,19 @@ class Plan:
                 assemble(experiments[cell])[0].executor.close()
         return cls(trees, options, experiments)
 
-    def run(self, directory: Path, *, resume: bool, progress: Progress, jobs: int) -> Comparison:
-        """Run everything below ``directory`` and write the report."""
+    def run(self, directory: Path, *, resume: bool, progress: Progress, jobs: int, report: Report) -> Comparison:
+        """Run all experiments and write the report.
+
+        Args:
+            directory: Directory of the comparison, in which one subfolder per run is created.
+            resume: Whether it may contain a part of this comparison.
+            progress: Receives progress reports; with several jobs, only of finished runs.
+            jobs: Number of parallel runs, each in a process of its own.
+            report: Writes the HTML report.
+
+        Raises:
+            ProtofedError: If a run fails.
+        """
         seeds = list(dict.fromkeys(cell.seed for cell in self.experiments))
         tasks = [
             _Task(
@@ -137,28 +149,19 @@ class Plan:
             for cell in self.experiments
         ]
         axes = {axis: list(values) for axis, values in self.options.axes.items()}
-        entries = [
-            {
-                "method": t.cell.method,
-                "seed": t.cell.seed,
-                "directory": t.directory.name,
-                **({"values": list(t.cell.values)} if axes else {}),
-            }
-            for t in tasks
-        ]
-        found: Tree = {"recipe": self.recipe, "methods": list(self.options.methods), "seeds": seeds}
-        found |= {"axes": axes} if axes else {}
-        write_json(directory / "comparison.json", {**found, "runs": entries})
+        listed = [ListedRun(t.cell.method, t.directory.name, t.cell.values, t.cell.seed) for t in tasks]
+        content = ComparisonFile(listed, axes, self.recipe, self.options.methods, seeds)
+        write_json(directory / "comparison.json", content.to_dict())
         finished = _in_processes(tasks, jobs, progress) if jobs > 1 else [task.run(progress) for task in tasks]
         runs: dict[str, list[Run]] = {cell.label: [] for cell in sorted(self.experiments, key=self._place)}
         for task, run in zip(tasks, finished, strict=True):
             runs[task.cell.label].append(run)
         result = Comparison(directory, runs, axes)
-        write_report([directory], result.report)
+        report([directory], result.report)
         return result
 
     def _place(self, cell: Cell) -> tuple[int, int]:
-        """Return where a cell's row stands in a table."""
+        """Return the position of a cell's row in a table."""
         return self.options.methods.index(cell.method), list(self.trees).index(cell.values)
 
 
@@ -174,13 +177,11 @@ class _Task:
 
     def run(self, progress: Progress | None = None) -> Run:
         experiment = resolve(self.tree, method=self.cell.method, seed=self.cell.seed)
-        return run_experiment(
-            experiment, self.directory, resume=self.resume, progress=progress, label=self.label, report=False
-        )
+        return run_experiment(experiment, self.directory, resume=self.resume, progress=progress, label=self.label)
 
 
 def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list[Run]:
-    """Run tasks ``jobs`` at a time; the first failure stops those that have not begun."""
+    """Run tasks, ``jobs`` at a time; after a failure, no further ones are started."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ProcessPoolExecutor(jobs, process_context(), _begin, (threads,)) as pool:
         waiting = {pool.submit(task.run): task for task in tasks}
@@ -189,11 +190,11 @@ def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list
                 progress.finished(waiting[future].label, future.result())
         except BrokenProcessPool:
             raise ProtofedError(
-                f"a process died, one of --jobs {jobs}: short of memory? The same command with --resume and "
-                "fewer jobs continues"
+                f"one of {jobs} processes (--jobs) died, perhaps for lack of memory: continue with the same "
+                "command, --resume and fewer jobs"
             ) from None
         except KeyboardInterrupt:
-            end(pool)  # runs that have begun can be resumed
+            end(pool)  # the interrupted runs can be resumed
             raise
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -202,7 +203,7 @@ def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list
 
 
 def _begin(threads: int) -> None:
-    """Set up a process that takes its share of the runs."""
+    """Set up a process of the pool."""
     stay_with_parent()
     torch.set_num_threads(threads)
 

@@ -1,4 +1,4 @@
-"""The typed configuration of one experiment, and how recipes and overrides become one."""
+"""The typed configuration of an experiment, and its resolution from recipes and overrides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofed import data, methods
 from protofed.data import DataOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
-from protofed.options import build_options, option, option_rows, plain
+from protofed.options import Options, build_options, option, option_fields, plain
 from protofed.reading import read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
 from protofed.training import LocalPlan
@@ -23,37 +23,36 @@ Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """Which models clients have."""
+class ModelOptions(Options):
+    """The models of the clients."""
 
     name: str = option("cnn2", "architecture, group of architectures, or package.module:callable")
-    d: int = option(512, "prototype dimension d")
-    map: Literal["pool", "linear"] = option("pool", "from a backbone's features to d: pooling, or a learned map")
-    init: Literal["same", "own"] = option(
-        "same", "initial weights: the same for clients of one architecture, as in all public code, or each its own"
+    d: int = option(512, "prototype dimension d", least=1)
+    map: Literal["pool", "linear"] = option(
+        "pool", "map from a backbone's features to d: pooling, or a learned linear map"
     )
-    shared: str = option("", "architecture for methods that need one for all clients ('' = model.name)")
+    init: Literal["same", "own"] = option(
+        "same",
+        "initial weights: the same for all clients of one architecture, as in all public code, or own per client",
+    )
+    shared: str = option("", "architecture for methods that need the same one for all clients ('' = model.name)")
     options: dict[str, Any] = option({}, "options of the architecture")
-
-    def __post_init__(self) -> None:
-        if self.d < 1:
-            raise ValueError(f"d must be at least 1, not {self.d}")
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
-    """How clients train."""
+class TrainingOptions(Options):
+    """Local training of the clients."""
 
-    epochs: int = option(1, "local epochs E per round")
-    batch_size: int = option(32, "batch size B; the last batch may be smaller")
+    epochs: int = option(1, "local epochs E per round", least=1)
+    batch_size: int = option(32, "batch size B; the last batch may be smaller", least=1)
     optimizer: str = option("SGD", "name of an optimiser in torch.optim, rebuilt every round")
     lr: float = option(0.01, "learning rate")
-    momentum: float = option(0.0, "momentum, where the optimiser has it")
+    momentum: float = option(0.0, "momentum, if the optimiser has it")
     weight_decay: float = option(0.0, "weight decay")
     options: dict[str, Any] = option({}, "further arguments of the optimiser")
 
     def plan(self, settings: Mapping[str, Any]) -> LocalPlan:
-        """Return a client's plan; ``settings`` may override epochs, batch_size and lr."""
+        """Return a client's plan, with the epochs, batch_size and lr of its own ``settings`` if given."""
         arguments: Tree = {"lr": settings.get("lr", self.lr), **self.options}
         for name in ("momentum", "weight_decay"):
             if getattr(self, name):
@@ -66,12 +65,13 @@ class TrainingOptions:
         )
 
     def __post_init__(self) -> None:
-        self.plan({})
+        super().__post_init__()
+        self.plan({})  # refuses options that torch.optim does not accept
 
 
 @dataclass(frozen=True)
-class WireOptions:
-    """How messages are encoded."""
+class WireOptions(Options):
+    """The encoding of messages."""
 
     codec: str = option(
         "float32",
@@ -82,54 +82,53 @@ class WireOptions:
 
 
 @dataclass(frozen=True)
-class ExecutionOptions:
-    """Where and how it is computed; no effect on what is computed beyond rounding."""
+class ExecutionOptions(Options):
+    """The execution of the computation, which affects results only by rounding."""
 
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto takes a GPU if there is one")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto uses a GPU if there is one")
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = option(
         "fp32",
-        "of models and training; bf16: layers in bfloat16 for those architectures that a short measurement finds "
-        "faster so; tf32: matrix products of a GPU",
+        "precision of models and training; bf16: bfloat16 layers for those architectures that a short measurement "
+        "shows to be faster with them; tf32: matrix products of a GPU",
     )
     executor: Literal["auto", "sequential", "workers", "fused"] = option(
         "auto",
         "one client after the other, side by side in processes, or all of one architecture in one step; "
         "auto: fused on a GPU, workers for longer runs on a CPU",
     )
-    workers: int = option(0, "processes of the executor workers (0 = one per core)")
-    threads: int = option(0, "CPU threads of each process (0 = the cores divided among the processes)")
+    workers: int = option(0, "processes of the executor workers (0 = one per core)", least=0)
+    threads: int = option(0, "CPU threads of each process (0 = the cores divided among the processes)", least=0)
     devices: int = option(
-        0, "GPUs that share the clients of fused (0 = all that torch sees; on a CPU as many processes, 0 = 1)"
+        0,
+        "GPUs that share the clients of fused (0 = all that torch sees; on a CPU as many processes, 0 = 1)",
+        least=0,
     )
     memory_budget: float = option(
-        0.0, "GB that clients stepping together may take with fused (0 = 4, or 70 % of a GPU's free memory)"
+        0.0,
+        "GB that clients stepping together may use with fused (0 = 4, or 70 % of a GPU's free memory)",
+        least=0,
     )
     clients_in: Literal["auto", "memory", "disk"] = option(
-        "auto", "where clients' models rest between visits (auto: on disk beyond 1 GiB, and with workers)"
+        "auto", "where clients' models are stored between visits (auto: on disk above 1 GiB, and with workers)"
     )
     memory_format: Literal["channels_last", "contiguous"] = option(
         "channels_last", "layout of images and convolutions; channels last is faster on most CPUs and GPUs"
     )
     convolutions: Literal["auto", "torch"] = option(
-        "auto", "auto computes those on small maps as matrix products where that is faster (channels last on a CPU)"
+        "auto", "auto computes convolutions on small maps as matrix products where faster (channels last on a CPU)"
     )
 
-    def __post_init__(self) -> None:
-        for name in ("workers", "threads", "devices", "memory_budget"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+
+@dataclass(frozen=True)
+class CheckpointOptions(Options):
+    """Checkpoints, from which a run can be resumed."""
+
+    every: int = option(1, "rounds between checkpoints (0 = none)", least=0)
 
 
 @dataclass(frozen=True)
-class CheckpointOptions:
-    """When a run can be continued from."""
-
-    every: int = option(1, "rounds between checkpoints (0 = none)")
-
-
-@dataclass(frozen=True)
-class CompareOptions:
-    """What `protofed compare` runs."""
+class CompareOptions(Options):
+    """The runs of `protofed compare`."""
 
     methods: tuple[str, ...] = option((), "methods to compare, or all")
     seeds: tuple[int, ...] = option((), "seeds to repeat with (none = the experiment's seed)")
@@ -138,7 +137,7 @@ class CompareOptions:
     )
 
     def combinations(self) -> dict[tuple[str, ...], Tree]:
-        """Return the overrides of every combination, by the names of its values along the axes.
+        """Return the overrides of every combination of values, by the names of the values along the axes.
 
         Raises:
             ConfigError: If an axis is not a table of tables.
@@ -173,12 +172,12 @@ SECTIONS: dict[str, type] = {
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
 OPTIONS_OF = {"partition.name": None, "data.source": "options", "model.name": "options"}
-"""Where the options of a named thing are: in the table of that name, or (None) in all the rest of its section."""
+"""Key of the table with the options of a component's name; None if they are the rest of its section."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One method on one federation with one seed: everything that decides the outcome."""
+    """One method on one federation with one seed: everything that determines the outcome."""
 
     recipe: str
     seed: int
@@ -199,7 +198,7 @@ class Experiment:
     checkpoint: CheckpointOptions
 
     def to_tree(self) -> Tree:
-        """Return the configuration as plain tables, fully resolved; a recipe of the same experiment."""
+        """Return the fully resolved configuration as plain tables, which form a recipe of the same experiment."""
         tree: Tree = {name: getattr(self, name) for name in SCALARS}
         for name in COMPONENTS:
             tree[name] = {"name": getattr(self, name), **plain(getattr(self, f"{name}_options"))}
@@ -209,7 +208,7 @@ class Experiment:
         return _without_none(tree)
 
     def identity(self) -> Tree:
-        """Return the part of :meth:`to_tree` that decides results, without what only decides speed."""
+        """Return the part of :meth:`to_tree` that determines results, without options that affect only speed."""
         return {k: v for k, v in self.to_tree().items() if k not in ("recipe", "execution", "checkpoint")}
 
 
@@ -260,9 +259,13 @@ def parse_overrides(items: Iterable[str]) -> Tree:
 
 
 def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tree:
-    """Return ``tree`` with dotted names set; whole tables may be given as well.
+    """Return a copy of ``tree`` with options set by dotted name.
 
     Naming another partition, data source or model drops the options that ``tree`` has for its own.
+
+    Args:
+        tree: A recipe.
+        overrides: Values by dotted name; a value may be a whole table.
 
     Raises:
         ConfigError: If a name leads through something that is not a table.
@@ -289,12 +292,12 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
 
     Args:
         tree: A recipe with its overrides.
-        method: Run this method in place of ``method.name``; options in ``[method]`` then apply as far as the
-            method has them.
-        seed: Run this seed in place of the recipe's.
+        method: Method to use in place of ``method.name``; options in ``[method]`` that it does not have are then
+            ignored.
+        seed: Seed to use in place of the recipe's.
 
     Raises:
-        ConfigError: For any unknown name or unsuitable value.
+        ConfigError: If a name is unknown or a value is invalid.
     """
     check_names(tree)
     scalars = {n: tree.get(n, default) for n, default in SCALARS.items()}
@@ -305,7 +308,6 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         if not isinstance(value, int) or isinstance(value, bool) or value < (name == "rounds"):
             raise ConfigError(f"{name} must be an integer of at least {int(name == 'rounds')}, not {value!r}")
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
-    sections["data"].check()
     method_name, method_options = _method(tree, method)
     partition = _table(tree, "partition")
     partition_name = partition.pop("name", "dirichlet")
@@ -321,7 +323,11 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
 
 
 def check_names(tree: Mapping[str, Any]) -> None:
-    """Raise ConfigError if ``tree`` has a top-level name that no experiment has."""
+    """Check the top-level names of ``tree`` and the options in ``[methods]``.
+
+    Raises:
+        ConfigError: If a name is unknown or an option is invalid.
+    """
     valid = [*SCALARS, *SECTIONS, *COMPONENTS, "methods", "summary"]
     for name in tree:
         if name not in valid:
@@ -331,26 +337,30 @@ def check_names(tree: Mapping[str, Any]) -> None:
 
 
 def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
-    """Return the method's name and options: ``[methods.NAME]`` first, ``[method]`` on top."""
-    generic = _table(tree, "method")
-    name = generic.pop("name", "fedproto")
+    """Return the method's name and options: those in ``[methods.NAME]``, overridden by those in ``[method]``."""
+    common = _table(tree, "method")
+    name = common.pop("name", "fedproto")
     if chosen is not None:
-        known = {row[0] for row in option_rows(methods.get(chosen).Options)}
-        generic = {n: v for n, v in generic.items() if n in known}
+        known = option_fields(methods.get(chosen).Options)
+        common = {n: v for n, v in common.items() if n in known}
         name = chosen
-    own = _as_table(_table(tree, "methods").get(name, {}), f"methods.{name}")
-    return name, build_options(methods.get(name).Options, {**own, **generic}, "method")
+    specific = _as_table(_table(tree, "methods").get(name, {}), f"methods.{name}")
+    return name, build_options(methods.get(name).Options, {**specific, **common}, "method")
 
 
 def comparison(tree: Mapping[str, Any]) -> CompareOptions:
-    """Return the ``compare`` section after checking its methods and that each ``[method]`` option fits one."""
+    """Return the ``compare`` section of a recipe.
+
+    Raises:
+        ConfigError: If it is invalid, or an option in ``[method]`` belongs to none of its methods.
+    """
     check_names(tree)
     options = build_options(CompareOptions, _table(tree, "compare"), "compare")
     if options.methods == ("all",):
         options = replace(options, methods=tuple(every_method()))
     known: set[str] = set()
     for name in options.methods:
-        known |= {row[0] for row in option_rows(methods.get(name).Options)}
+        known |= set(option_fields(methods.get(name).Options))
     for name in _table(tree, "method"):
         if options.methods and name not in known | {"name"}:
             raise ConfigError(unknown_name("option of method", name, known))
@@ -358,7 +368,7 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
 
 
 def every_method() -> list[str]:
-    """Return the names of all built-in methods, those that exchange least first."""
+    """Return the names of all built-in methods, in ascending order of what they exchange."""
     order = get_args(methods.Exchange)
     known = methods.methods()
     return sorted(known, key=lambda name: (order.index(known.get(name).exchanges), name))
@@ -379,5 +389,5 @@ def _copy(tree: Mapping[str, Any]) -> Tree:
 
 
 def _without_none(tree: Tree) -> Tree:
-    """Drop what TOML cannot express; a missing option has its default, which is None."""
+    """Drop None, which TOML cannot express and which is the default of the options dropped."""
     return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}

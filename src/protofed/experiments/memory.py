@@ -11,9 +11,12 @@ import torch
 
 
 class PeakMemory:
-    """Measures peak memory from its creation on: of the GPU if there is one, else resident memory of the process.
+    """Peak memory since the creation of this object: of the GPU if that is the device, else of the process.
 
-    Where the operating system cannot restart its count (anything but Linux), the peak includes what came before.
+    Systems other than Linux cannot reset the peak of the process, so there it covers the time before as well.
+
+    Args:
+        device: The device of the run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,7 +28,7 @@ class PeakMemory:
                 Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, see proc(5)
 
     def bytes(self) -> int:
-        """Return the peak so far."""
+        """Return the peak so far, in bytes."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         try:

@@ -1,4 +1,4 @@
-"""The run directory: everything a run leaves behind, readable without this package."""
+"""The run directory: all files of a run, readable without this package."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from protofed.analysis._files import read_rounds
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree
-from protofed.federation import Federation, RoundRecord, load_checkpoint, save_checkpoint
-from protofed.federation.files import read_json, remove_partial, write_json, write_tensors, write_text
+from protofed.federation import Federation, load_checkpoint, save_checkpoint
+from protofed.files import remove_partial, write_json, write_tensors, write_text
+from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.reading import read_toml, reason
+from protofed.runs import RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
+from protofed.samples import Samples
 from protofed.training.batches import batches
-from protofed.training.client import Client
 
 
 class RunDirectory:
-    """One run's files.
+    """The files of one run.
 
     Attributes:
-        path: The folder.
+        path: The directory.
+        checkpoints: Folder of the checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,10 +43,15 @@ class RunDirectory:
         return (self.path / "summary.json").is_file()
 
     def open(self, experiment: Experiment, *, resume: bool) -> None:
-        """Claim the folder for ``experiment``.
+        """Claim the directory for an experiment.
+
+        Args:
+            experiment: The experiment to run in it.
+            resume: Whether it may contain a part of that run.
 
         Raises:
-            ConfigError: If it holds another experiment, or the same one and ``resume`` is False.
+            ConfigError: If it contains anything else, or that experiment and ``resume`` is False.
+            CheckpointError: If its configuration cannot be read.
         """
         config = self.path / "config.toml"
         if config.is_file():
@@ -61,16 +68,16 @@ class RunDirectory:
         write_text(config, tomli_w.dumps(experiment.to_tree()))
 
     def _check_same(self, config: Path, experiment: Experiment) -> None:
-        """Refuse a folder with another configuration, naming the first option that differs."""
+        """Refuse a directory with another configuration, naming an option that differs."""
         try:
-            found = _flat(read_toml(config))
+            present = _options(read_toml(config))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{config}: {reason(error)}") from None
-        wanted = _flat(experiment.identity())
-        kept = {k: v for k, v in found.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
+        wanted = _options(experiment.identity())
+        kept = {k: v for k, v in present.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
         differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
         if differing:
-            # Another method or partition brings other options with it: its name says it all.
+            # Another method or partition has other options too, so its name is reported first.
             name = min(differing, key=lambda n: not n.endswith(".name"))
             raise ConfigError(
                 f"{self.path} holds a run with another configuration ({name} is {kept.get(name)!r} there and "
@@ -79,25 +86,26 @@ class RunDirectory:
 
     # Rounds and checkpoints.
 
-    def restore(self, federation: Federation) -> list[dict[str, Any]]:
-        """Bring ``federation`` to the last checkpoint; return the rounds recorded up to it.
+    def restore(self, federation: Federation) -> list[RoundRecord]:
+        """Restore ``federation`` from the last checkpoint, if any, and return the rounds recorded up to it.
 
-        Rounds recorded after the checkpoint are dropped: they will be run again. So is what was half-written.
+        Rounds recorded after the checkpoint, which will be run again, and partially written files are removed.
+
+        Raises:
+            CheckpointError: If the checkpoint or the recorded rounds are damaged.
+            OutputError: If a file cannot be written or removed.
         """
         remove_partial(self.path)
-        restored = load_checkpoint(self.checkpoints, federation.executor.clients)
-        rounds: list[dict[str, Any]] = []
-        if restored is not None:
-            round, server = restored
-            rounds = self.rounds()[:round]
-            if len(rounds) < round:
+        rounds: list[RoundRecord] = []
+        if load_checkpoint(self.checkpoints, federation.state, federation.executor.clients):
+            rounds = self.rounds()[: federation.round]
+            if len(rounds) < federation.round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
-            federation.resume(round, server, rounds)
-        write_text(self.path / "rounds.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in rounds))
+        write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
         return rounds
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """Return the recorded rounds; a last line cut off by a crash is left out.
+    def rounds(self) -> list[RoundRecord]:
+        """Return the recorded rounds, without a last line that was cut off by a crash.
 
         Raises:
             CheckpointError: If the file is damaged.
@@ -106,108 +114,139 @@ class RunDirectory:
         return read_rounds(path) if path.exists() else []
 
     def add_round(self, record: RoundRecord, federation: Federation, every: int) -> dict[str, Any]:
-        """Append a round and, when due, a checkpoint.
+        """Record a round and, if one is due, write a checkpoint.
+
+        Args:
+            record: The record of the round.
+            federation: The federation after the round.
+            every: Number of rounds between checkpoints; 0 for none.
+
+        Returns:
+            The record as plain values, as written to ``rounds.jsonl``.
 
         Raises:
-            OutputError: If the system refuses, or the folder is gone.
+            OutputError: If a file cannot be written, or the directory is gone.
         """
-        line = record.to_dict()
+        values = record.to_dict()
         path = self.path / "rounds.jsonl"
         self._check_present()
         with writing(path), path.open("a") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.write(_line(values))
         if every and federation.round % every == 0 and federation.round < federation.rounds:
-            save_checkpoint(self.checkpoints, federation.round, federation.server, federation.executor.clients)
-        return line
+            save_checkpoint(self.checkpoints, federation.state, federation.executor.clients)
+        return values
 
     def _check_present(self) -> None:
-        """Refuse to go on in a folder that is gone, or was moved, rather than make a part of it anew."""
+        """Refuse to continue in a directory that was removed or moved, instead of recreating a part of it."""
         if not (self.path / "config.toml").is_file():
             raise OutputError(
-                f"{self.path}: is gone; if it was moved, the same command with --resume and --out continues there"
+                f"{self.path}: is gone; if it was moved, continue with the same command, --resume and its new --out"
             )
 
     def bfloat16(self) -> list[str] | None:
-        """Return for which models the run began in bfloat16; None if it has not begun."""
+        """Return the kinds of models that the run computes in bfloat16, or None if it has not begun."""
         path = self.path / "federation.json"
         if not path.is_file():
             return None
-        found = read_json(path).get("bfloat16", [])
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise CheckpointError(f"{path}: bfloat16 should list names of models")
-        return found
+        return read_federation(path).bfloat16
 
     # The end.
 
     def write_federation(self, description: Tree) -> None:
-        """Write what is known before training."""
+        """Write the description of the federation."""
         write_json(self.path / "federation.json", description)
 
-    def finish(self, federation: Federation, summary: Mapping[str, Any]) -> None:
-        """Write models, prototypes, the server's state and, last, the summary; remove checkpoints.
+    def finish(self, federation: Federation, summary: Summary) -> None:
+        """Write models, prototypes, the server's state and finally the summary; remove the checkpoint.
+
+        Args:
+            federation: The federation after the last round.
+            summary: The summary of the run.
 
         Raises:
-            OutputError: If the system refuses, or the folder is gone.
+            OutputError: If a file cannot be written, or the directory is gone.
         """
         self._check_present()
         clients = federation.executor.clients
-        for name in clients.here:
-            metadata = {"architecture": clients.members[name].architecture}  # one: safetensors shuffles several
-            write_tensors(self.path / "clients" / name / "model.safetensors", clients.parked(name).model, metadata)
+        for name in clients if clients.rests_here else ():
+            # Only one entry, because safetensors does not keep the order of several.
+            metadata = {"architecture": clients[name].architecture}
+            write_tensors(
+                self.path / "clients" / name / "model.safetensors", clients.snapshot(name).model, metadata
+            )
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
         if federation.server:
             write_tensors(self.path / "server.safetensors", federation.server)
-        write_json(self.path / "summary.json", dict(summary))
+        write_json(self.path / "summary.json", summary.to_dict())
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the summary of a finished run."""
-        summary: dict[str, Any] = read_json(self.path / "summary.json")
+    def summary(self) -> Summary:
+        """Return the summary of a finished run.
+
+        Raises:
+            CheckpointError: If the file is missing or damaged.
+        """
+        path = self.path / "summary.json"
+        summary = read_summary(path)
+        if summary is None:
+            raise CheckpointError(f"{path}: missing: the run has not finished")
         return summary
 
 
 def final_prototypes(federation: Federation) -> dict[str, Tensor]:
-    """Return global prototypes, if the method has any, and every client's own.
+    """Return the global prototypes, if the method has any, and the prototypes of each client.
 
-    A method that keeps no prototypes at its clients is given class means of the final features, so that runs can be
-    compared.
+    If a method keeps no prototypes at its clients, the class means of the final features take their place, so that
+    runs can be compared.
+
+    Returns:
+        Tensors named ``global.…`` and ``local.CLIENT.…``.
     """
     tensors: dict[str, Tensor] = {}
     if "prototypes" in federation.server:
         tensors |= {f"global.{n}": t for n, t in Prototypes.of(federation.server).tensors().items()}
     clients = federation.executor.clients
-    for name in clients.here:
-        state = clients.parked(name).state
+    for name in clients if clients.rests_here else ():
+        state = clients.snapshot(name).state
         if "prototypes" in state:
-            own = Prototypes.of(state)
-        elif len(clients.members[name].train):
-            own = _class_means(clients.fetch(name), federation.method.task.num_classes)
+            local = Prototypes.of(state)
+        elif len(clients[name].train):
+            local = _class_means(
+                clients.working_model(name), clients[name].train, federation.method.task.num_classes
+            )
         else:
             continue
-        tensors |= {f"local.{name}.{n}": t for n, t in own.tensors().items()}
+        tensors |= {f"local.{name}.{n}": t for n, t in local.tensors().items()}
     return tensors
 
 
 @torch.no_grad()
-def _class_means(client: Client, num_classes: int) -> Prototypes:
-    client.model.eval()
-    parts = [
-        class_sums(client.model(batch.x).features, batch.y, num_classes)
-        for batch in batches(client.train, client.model)
-    ]
+def _class_means(model: SplitModel, train: Samples, num_classes: int) -> Prototypes:
+    model.eval()
+    parts = [class_sums(model(batch.x).features, batch.y, num_classes) for batch in batches(train, model)]
     return class_means(sum(s for s, _ in parts), sum(c for _, c in parts))  # type: ignore[arg-type]
 
 
 def directory_for(out: str | Path | None, experiment: Experiment, *, resume: bool) -> Path:
-    """Return where to run an experiment: ``out``, or a directory below ``runs`` named after it."""
+    """Return the run directory of an experiment: ``out``, or a directory below ``runs`` named after it.
+
+    Args:
+        out: The directory, if one is requested.
+        experiment: The experiment.
+        resume: Whether to return an existing directory of this experiment, if there is one.
+    """
     method = experiment.method.rpartition(":")[2]
     return place_for(out, f"{experiment.recipe}-{method}", resume=resume, experiment=experiment)
 
 
 def place_for(out: str | Path | None, name: str, *, resume: bool, experiment: Experiment | None = None) -> Path:
-    """Return ``out``, or ``runs/NAME``, numbered where taken.
+    """Return ``out``, or ``runs/NAME`` with a number appended if it exists.
 
-    To resume, that is the newest of those there are, or the newest that belongs to ``experiment``.
+    Args:
+        out: The directory, if one is requested.
+        name: Name below ``runs``.
+        resume: Whether to return the newest existing directory, if there is one.
+        experiment: The experiment to which a directory to resume must belong; None for any.
     """
     if out is not None:
         return Path(out)
@@ -229,7 +268,7 @@ def _free(base: Path) -> Path:
 
 
 def _existing(base: Path) -> Sequence[Path]:
-    """Return ``base``, ``base-2``, … as far as they exist, newest first."""
+    """Return those of ``base``, ``base-2``, … that exist, newest first."""
     numbered = [p for p in base.parent.glob(f"{base.name}-*") if p.name.removeprefix(f"{base.name}-").isdigit()]
     numbered.sort(key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
     return [*numbered, *([base] if base.is_dir() else [])]
@@ -243,11 +282,11 @@ def _resumable(path: Path, experiment: Experiment) -> bool:
     return True
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
-    return flat
+def _options(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options by dotted name, with the types that TOML returns."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in flat(tree).items()}
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    """Return a line of ``rounds.jsonl``."""
+    return json.dumps(record, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""Running one experiment in its directory."""
+"""Execution of one experiment in its run directory."""
 
 from __future__ import annotations
 
@@ -13,26 +13,47 @@ import torch
 
 import protofed
 from protofed import numerics
-from protofed.analysis.summary import summarise
-from protofed.experiments.assemble import assemble, describe_clients
+from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree
+from protofed.experiments.description import describe_clients
+from protofed.experiments.hardware import Hardware
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
-from protofed.experiments.workshop import device_of
 from protofed.federation import Federation
+from protofed.runs import Outcome, RoundRecord, Summary
+
+Report = Callable[[Sequence[Path], Path], object]
+"""Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""
 
 
 class Progress:
-    """What a run tells while it goes on; the default is silent."""
+    """Receiver of progress reports; this base class ignores them."""
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
-        """A run of ``rounds`` rounds begins, or goes on after ``done`` of them."""
+        """Report the start of a run, or its resumption.
+
+        Args:
+            label: Name of the run.
+            rounds: Total number of rounds.
+            done: Number of rounds already completed.
+            directory: The run directory.
+        """
 
     def round(self, label: str, record: Mapping[str, Any]) -> None:
-        """A round is over; ``record`` is its line of ``rounds.jsonl``."""
+        """Report the end of a round.
+
+        Args:
+            label: Name of the run.
+            record: The round's line of ``rounds.jsonl``.
+        """
 
     def finished(self, label: str, run: Run) -> None:
-        """A run is complete."""
+        """Report the end of a run.
+
+        Args:
+            label: Name of the run.
+            run: The finished run.
+        """
 
 
 @dataclass(frozen=True)
@@ -40,7 +61,7 @@ class Run:
     """A finished run.
 
     Attributes:
-        directory: Where its files are.
+        directory: The run directory.
         summary: The contents of ``summary.json``.
         rounds: The lines of ``rounds.jsonl``.
     """
@@ -51,7 +72,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The HTML report."""
+        """Path of the HTML report."""
         return self.directory / "report.html"
 
 
@@ -62,80 +83,104 @@ def run_experiment(
     resume: bool = False,
     progress: Progress | None = None,
     label: str = "",
-    report: bool = True,
+    report: Report | None = None,
 ) -> Run:
-    """Run one experiment in ``directory``, or return it if it is there already and ``resume`` is set."""
+    """Run one experiment.
+
+    Args:
+        experiment: The experiment.
+        directory: The run directory; a complete run in it is returned if ``resume`` is set.
+        resume: Whether ``directory`` may contain a part of this run.
+        progress: Receives progress reports.
+        label: Name of the run for ``progress``; the method's name by default.
+        report: Writes the HTML report; None for no report.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ProtofedError: As :func:`run_federation`.
+    """
     files = RunDirectory(directory)
 
-    def begin() -> tuple[Federation, Tree]:
-        federation, federated = assemble(experiment, bfloat16=files.bfloat16())
+    def begin(hardware: Hardware) -> tuple[Federation, Tree]:
+        federation, federated = assemble(experiment, bfloat16=files.bfloat16(), hardware=hardware)
         return federation, describe_clients(federation, federated)
 
-    return conduct(experiment, files, begin, resume=resume, progress=progress, label=label, report=report)
+    return run_federation(experiment, files, begin, resume=resume, progress=progress, label=label, report=report)
 
 
-def conduct(
+def run_federation(
     experiment: Experiment,
     files: RunDirectory,
-    begin: Callable[[], tuple[Federation, Tree]],
+    begin: Callable[[Hardware], tuple[Federation, Tree]],
     *,
     resume: bool = False,
     progress: Progress | None = None,
     label: str = "",
-    report: bool = True,
+    report: Report | None = None,
 ) -> Run:
-    """Run a federation from its last checkpoint to its end, wherever its clients are.
+    """Run a federation, with local or remote clients, from its last checkpoint to its end.
 
     Args:
-        experiment: What is run.
-        files: Where to; a run that is complete there is returned.
-        begin: Returns the federation and what is known of its clients.
-        resume: Whether ``files`` may hold a part of this run.
-        progress: Is told what happens.
-        label: What ``progress`` calls the run.
-        report: Whether to write the HTML report.
+        experiment: The experiment.
+        files: The run directory; a complete run in it is returned if ``resume`` is set.
+        begin: Builds the federation for the hardware of this process; also returns the description of its clients.
+        resume: Whether ``files`` may contain a part of this run.
+        progress: Receives progress reports.
+        label: Name of the run for ``progress``; the method's name by default.
+        report: Writes the HTML report; None for no report.
+
+    Returns:
+        The finished run.
 
     Raises:
-        ProtofedError: For anything wrong with the experiment or the directory; FederationError if clients are gone.
+        ProtofedError: If anything is wrong with the experiment or the directory; FederationError if too few clients
+            remain.
     """
     progress = progress or Progress()
     label = label or experiment.method
     if not files.finished:
         numerics.warn_if_unrepeatable()
-        memory = PeakMemory(device_of(experiment))
-        federation, description = begin()
+        hardware = Hardware.of(experiment.execution)
+        memory = PeakMemory(hardware.device)
+        federation, description = begin(hardware)
         with closing(federation.executor):
             files.open(experiment, resume=resume)
             files.write_federation(description)
             rounds = files.restore(federation)
             progress.started(label, experiment.rounds, federation.round, files.path)
             for record in federation.run():
-                rounds.append(files.add_round(record, federation, experiment.checkpoint.every))
-                progress.round(label, rounds[-1])
-            files.finish(federation, _summary(experiment, rounds, federation, memory.bytes()))
+                rounds.append(record)
+                progress.round(label, files.add_round(record, federation, experiment.checkpoint.every))
+            files.finish(federation, _summary(experiment, hardware.device, rounds, federation, memory.bytes()))
     else:
         files.open(experiment, resume=resume)
-    result = Run(files.path, files.summary(), files.rounds())
+    result = Run(files.path, files.summary().to_dict(), [record.to_dict() for record in files.rounds()])
     if report:
-        write_report([files.path], result.report)
+        report([files.path], result.report)
     progress.finished(label, result)
     return result
 
 
 def _summary(
-    experiment: Experiment, rounds: Sequence[dict[str, Any]], federation: Federation, memory: int
-) -> dict[str, Any]:
-    device = device_of(experiment)
-    return {
-        "protofed": protofed.__version__,
-        "recipe": experiment.recipe,
-        "method": experiment.method,
-        "exchanges": federation.method.exchanges,
-        "seed": experiment.seed,
-        "clients": len(federation.names),
-        **summarise(rounds),
-        "peak_memory_bytes": memory,
-        "environment": {
+    experiment: Experiment,
+    device: torch.device,
+    rounds: Sequence[RoundRecord],
+    federation: Federation,
+    memory: int,
+) -> Summary:
+    """Return the summary of a run after its last round."""
+    return Summary(
+        protofed=protofed.__version__,
+        recipe=experiment.recipe,
+        method=experiment.method,
+        exchanges=federation.method.exchanges,
+        seed=experiment.seed,
+        clients=len(federation.names),
+        outcome=Outcome.of(rounds),
+        peak_memory_bytes=memory,
+        environment={
             "python": platform.python_version(),
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -143,11 +188,4 @@ def _summary(
             **numerics.facts(),
             **federation.executor.description(),
         },
-    }
-
-
-def write_report(directories: Sequence[Path], out: Path) -> None:
-    """Write the HTML report of runs or comparisons; matplotlib is imported only when one is due."""
-    from protofed.analysis import report
-
-    report.write_report(list(directories), out)
+    )

@@ -1,8 +1,9 @@
-"""The round loop, its records and its checkpoints."""
+"""The round loop and its checkpoints."""
 
 from protofed.federation.checkpoint import load_checkpoint, save_checkpoint
 from protofed.federation.loop import EvaluationOptions, Federation, ParticipationOptions
-from protofed.federation.records import Accuracy, RoundRecord
+from protofed.federation.state import ServerState
+from protofed.runs import Accuracy, RoundRecord
 
 __all__ = [
     "Accuracy",
@@ -10,6 +11,7 @@ __all__ = [
     "Federation",
     "ParticipationOptions",
     "RoundRecord",
+    "ServerState",
     "load_checkpoint",
     "save_checkpoint",
 ]

@@ -1,21 +1,21 @@
-"""The round loop: who takes part, what is sent, what comes back, how good it is."""
+"""The round loop: participation, broadcasts, uploads, evaluation."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from protofed.errors import ConfigError, DivergedError, FederationError, PayloadError
-from protofed.federation.records import Accuracy, RoundRecord
-from protofed.federation.standing import Standing
+from protofed.federation.state import ServerState
 from protofed.methods.contract import Method, Tensors, Upload
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.robust import Attackers, Findings, Guard, RobustOptions
+from protofed.runs import Accuracy, Attack, RoundRecord
 from protofed.seeding import generator
 from protofed.training import Evaluated, Executor, Messages, Missing, Trained
 from protofed.wire import Codec, cast
@@ -23,42 +23,34 @@ from protofed.wire.validate import check_values
 
 
 @dataclass(frozen=True)
-class ParticipationOptions:
-    """Who takes part in a round."""
+class ParticipationOptions(Options):
+    """Selection of the participants of a round."""
 
-    fraction: float = option(1.0, "share of the clients that train in each round, drawn anew")
+    fraction: float = option(1.0, "share of the clients that train in each round, drawn anew", above=0, most=1)
     sampling: Literal["uniform", "samples"] = option(
         "uniform", "clients are drawn alike, or with probability proportional to n_i (FedProx, Algorithm 2)"
     )
-    min_clients: int = option(1, "in a network, a round with fewer usable results is repeated")
-    attempts: int = option(3, "in a network, how often a round is tried before the run ends with an error")
-    deadline_s: float = option(0.0, "in a network, seconds to wait for training, and for scores (0 = no limit)")
+    min_clients: int = option(1, "in a network, a round with fewer usable results is repeated", least=1)
+    attempts: int = option(3, "in a network, attempts at a round before the run ends with an error", least=1)
+    deadline_s: float = option(
+        0.0, "in a network, seconds to wait for training, and for scores (0 = no limit)", least=0
+    )
     max_refusals: int = option(
         0,
         "a client whose uploads were refused so often is left out (0 = never); one whose model had diverged is "
         "asked again after as many rounds",
+        least=0,
     )
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must lie in (0, 1], not {self.fraction}")
-        for name, least in (("min_clients", 1), ("attempts", 1), ("deadline_s", 0), ("max_refusals", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
-    """When clients are scored."""
+class EvaluationOptions(Options):
+    """Times of evaluation."""
 
-    every: int = option(1, "rounds between evaluations; the last round is always evaluated")
+    every: int = option(1, "rounds between evaluations; the last round is always evaluated", least=1)
     at: Literal["broadcast", "trained"] = option(
         "broadcast", "score clients after they received the new broadcast, or as they were trained"
     )
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every must be at least 1, not {self.every}")
 
 
 @dataclass
@@ -69,15 +61,13 @@ class Federation:
         method: The algorithm.
         codec: How messages are encoded.
         executor: Runs the clients.
-        rounds: How many rounds to run.
-        seed: The experiment's seed.
-        participation: Who takes part.
-        evaluation: When clients are scored.
-        robust: The rule between validated uploads and the method.
+        rounds: Number of rounds to run.
+        seed: Seed of the experiment.
+        participation: Selection of the participants of a round.
+        evaluation: Times of evaluation.
+        robust: Robust rule applied to validated uploads.
         attackers: Hostile clients of a simulation, or None.
-        server: The server's state.
-        round: Rounds done so far.
-        standing: Whose uploads were refused.
+        state: State of the server; new before the first round.
     """
 
     method: Method
@@ -89,15 +79,13 @@ class Federation:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     robust: RobustOptions = field(default_factory=lambda: RobustOptions("none"))
     attackers: Attackers | None = None
-    server: Tensors = field(default_factory=dict)
-    round: int = 0
-    standing: Standing = field(init=False)
+    state: ServerState = field(default_factory=ServerState)
 
     def __post_init__(self) -> None:
         self.names = list(self.executor.clients)
         if not self.names:
             raise ConfigError("the federation has no clients")
-        self.trainable = [n for n in self.names if len(self.executor.clients.members[n].train)]
+        self.trainable = [n for n in self.names if len(self.executor.clients[n].train)]
         if not self.trainable:
             raise ConfigError("no client has training samples")
         least = self.participation.min_clients
@@ -106,21 +94,30 @@ class Federation:
                 f"participation.min_clients={least}, but only {len(self.trainable)} clients have training samples"
             )
         self._check_optimizers()
-        self.standing = Standing(self.participation.max_refusals)
         K = self.method.task.num_classes
-        training = {n: m.train for n, m in self.executor.clients.members.items()}
+        training = {n: m.train for n, m in self.executor.clients.items()}
         counts = {n: samples.most(K).cpu() for n, samples in training.items()}
         withheld = {n for n, samples in training.items() if not samples.exact}
         self.guard = Guard(self.robust, self.method, counts, withheld)
         self.guard.check(self._number_of(self.trainable))
-        if not self.round:
-            self.server = self.method.server_state()
+        if not self.state.round:
+            self.state.tensors = self.method.server_state()
+
+    @property
+    def server(self) -> Tensors:
+        """The method's server state."""
+        return self.state.tensors
+
+    @property
+    def round(self) -> int:
+        """Rounds completed."""
+        return self.state.round
 
     def _check_optimizers(self) -> None:
-        """Raise ConfigError where a method sets what some client's optimiser does not have."""
+        """Raise ConfigError if the method overrides a setting that some client's optimiser lacks."""
         phases = [phase for round in range(1, self.rounds + 1) for phase in self.method.phases(round)]
         wanted = {tuple(sorted(u.optimizer.items())) for phase in phases for u in phase.updates if u.optimizer}
-        plans = {repr(m.plan): m.plan for m in self.executor.clients.members.values()}
+        plans = {repr(m.plan): m.plan for m in self.executor.clients.values()}
         for plan, overrides in itertools.product(plans.values(), wanted):
             try:
                 plan.check(*plan.chosen(dict(overrides)))
@@ -128,68 +125,62 @@ class Federation:
                 raise ConfigError(f"method {self.method.name} sets {dict(overrides)}, but {error}") from None
 
     def run(self) -> Iterator[RoundRecord]:
-        """Run the rounds that are left, yielding a record after each."""
+        """Run the remaining rounds and yield a record after each."""
         while self.round < self.rounds:
             yield self._round(self.round + 1)
 
     def participants(self, round: int) -> list[str]:
         """Return the clients that train in ``round``, in their fixed order."""
-        able = self.standing.able(self.trainable, round)
+        able = self.state.standing.able(self.trainable, round, self.participation.max_refusals)
         number = self._number_of(able)
         if number >= len(able) or self.method.everyone(round):
             return able
         drawing = generator(self.seed, "participation", round)
         if self.participation.sampling == "samples":
-            members = self.executor.clients.members
-            sizes = torch.tensor([len(members[n].train) for n in able], dtype=torch.float64)
+            clients = self.executor.clients
+            sizes = torch.tensor([len(clients[n].train) for n in able], dtype=torch.float64)
             order = torch.multinomial(sizes, number, generator=drawing)
         else:
             order = torch.randperm(len(able), generator=drawing)
         return [able[i] for i in sorted(order[:number].tolist())]
 
     def _number_of(self, able: Sequence[str]) -> int:
-        """Return how many of the clients that could are asked to train."""
+        """Return the number of clients to ask among those able to train."""
         return max(1, int(self.participation.fraction * len(able) + 0.5))
-
-    def resume(self, round: int, server: Tensors, records: Sequence[Mapping[str, Any]]) -> None:
-        """Go on after ``round`` with the server's state then, and the records of the rounds up to it."""
-        self.round, self.server = round, server
-        for record in records:
-            self.standing.note(record, self.names)
 
     def _round(self, round: int) -> RoundRecord:
         start = time.perf_counter()
         names = self.participants(round)
         record = RoundRecord(round, names)
         while not self._attempt(names, round, record):
-            if record.attempts == self.participation.attempts or self.executor.clients.here:
+            if record.attempts == self.participation.attempts or self.executor.clients.rests_here:
                 raise FederationError(self._why(round, record))
             record.attempts += 1
-        self.round = round
+        self.state.round = round
         if round % self.evaluation.every == 0 or round == self.rounds:
             self._evaluate(round, record)
         record.seconds["total"] = time.perf_counter() - start
-        self.standing.note(record.to_dict(), self.names)
+        self.state.standing.note(record, self.names)
         return record
 
     def _attempt(self, names: Sequence[str], round: int, record: RoundRecord) -> bool:
-        """Train and aggregate; nothing changes if fewer clients of a network gave a usable result than needed.
+        """Train and aggregate; over a network, leave the state unchanged if too few results were usable.
 
-        Nodes that keep their clients answer a repeated request with the result they have. Clients that are here
-        would train once more; those of a simulation over a network have had several attempts each.
+        A repeated attempt is safe only there: nodes answer a repeated request with the result they already have,
+        whereas clients of this process would train once more.
         """
         messages = self._messages(names, round, record)
         state, diagnostics, usable = self._aggregate(names, messages, round, record)
-        if usable < self.participation.min_clients and self.executor.clients.away:
+        if usable < self.participation.min_clients and self.executor.remote:
             return False
         if reason := self._unsound(state, round):
-            record.robust["kept"] = reason
+            record.robust.kept = reason
         else:
-            self.server, record.diagnostics = state, diagnostics
+            self.state.tensors, record.diagnostics = state, diagnostics
         return True
 
     def _unsound(self, state: Tensors, round: int) -> str:
-        """Say why clients would refuse what the server would send next; empty if they would not."""
+        """Return the reason why clients would refuse the next broadcast; empty if they would accept it."""
         for name, tensor in state.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 return f"{name}: not finite"
@@ -204,16 +195,16 @@ class Federation:
         return ""
 
     def _why(self, round: int, record: RoundRecord) -> str:
-        """Return why a round could not be completed, in one line."""
-        reasons = [f"{m['client']}: {m['reason']}" for m in record.missing]
-        reasons += [f"{r['client']}: {r['field']} {r['reason']}" for r in record.refused]
+        """Return the reason why a round could not be completed, as one line."""
+        reasons = [f"{m.client}: {m.reason}" for m in record.missing]
+        reasons += [f"{r.client}: {r.field} {r.reason}" for r in record.refused]
         return (
             f"round {round}: fewer than participation.min_clients={self.participation.min_clients} clients gave a "
             f"usable result in {record.attempts} attempts; last {'; '.join(reasons[-3:]) or 'nobody was asked'}"
         )
 
     def _messages(self, names: Sequence[str], round: int, record: RoundRecord | None = None) -> Messages:
-        """Encode the broadcast for ``names``; count it where it opens a round."""
+        """Encode the broadcast for ``names``, and count its traffic if ``record`` is given."""
         schema = self.method.broadcast_schema
         if schema is None:
             return dict.fromkeys(names)
@@ -237,7 +228,7 @@ class Federation:
     def _aggregate(
         self, names: Sequence[str], messages: Messages, round: int, record: RoundRecord
     ) -> tuple[Tensors, dict[str, Any], int]:
-        """Train clients and aggregate their uploads as they arrive; return also how many results were usable."""
+        """Train clients and aggregate their uploads as they arrive; also return the number of usable results."""
         start = time.perf_counter()
         waiting = _Clock()
         trained: list[Trained] = []
@@ -253,7 +244,7 @@ class Federation:
             uploads_left = sum(1 for _ in screened)
             assert not uploads_left, f"{self.method.name} left uploads unread"
             usable = next(counter)
-            record.robust = findings.to_dict()
+            record.robust = findings
         else:
             for _ in uploads:
                 pass
@@ -264,7 +255,7 @@ class Federation:
         return state, diagnostics, usable
 
     def _opening(self, round: int) -> Tensors | None:
-        """Return the broadcast that opened ``round``, where it was the same for all."""
+        """Return the broadcast that opened ``round``; None if it differed between clients."""
         if self.method.broadcast_schema is None or self.method.personal_broadcast:
             return None
         return self.method.broadcast(self.server, round)
@@ -272,7 +263,7 @@ class Federation:
     def _uploads(
         self, results: Iterator[Trained | Missing], trained: list[Trained], record: RoundRecord
     ) -> Iterator[Upload]:
-        """Decode and validate uploads one by one; a refused one is recorded and left out."""
+        """Decode and validate uploads one by one; refused ones are recorded and left out."""
         schema = self.method.upload_schema
         for result in results:
             if isinstance(result, Missing):
@@ -302,11 +293,11 @@ class Federation:
             record.validation = Accuracy.of([r.validation for r in results], self.method.rules)
         if self.attackers is not None:
             honest = [r for r in results if r.client not in self.attackers.names]
-            record.attack = {
-                "clients": self.attackers.names,
-                "honest": Accuracy.of([(r.correct, r.samples) for r in honest], self.method.rules).weighted,
-                "success": self.attackers.success(),
-            }
+            record.attack = Attack(
+                clients=self.attackers.names,
+                honest=Accuracy.of([(r.correct, r.samples) for r in honest], self.method.rules).weighted,
+                success=self.attackers.success(),
+            )
         record.seconds["evaluation"] = time.perf_counter() - start
 
     @staticmethod
@@ -318,7 +309,7 @@ class Federation:
 
 
 class _Clock:
-    """Adds up the time spent waiting for an iterator."""
+    """Measures the time spent waiting for an iterator."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

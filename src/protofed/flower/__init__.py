@@ -1,1 +1,1 @@
-"""A federation of machines of their own, over Flower."""
+"""Federations over a network of separate machines, with Flower."""

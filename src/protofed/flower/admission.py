@@ -1,7 +1,7 @@
-"""Which of the clients that described themselves can take part together, and which are left out and why.
+"""Selection of the clients that can take part together, with a reason for each of the others.
 
-Where two disagree, the majority of clients is right, and among equals those who came first: a newcomer cannot put
-the others out by being different.
+Disagreements are settled by the majority of clients, and ties by the order of arrival, so that a newcomer cannot
+exclude the others by being different.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import TypeVar
 
 from protofed import claims, limits, methods, models
 from protofed.errors import ConfigError
-from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import (
+from protofed.experiments.architectures import (
     Architecture,
-    Census,
+    FederationSummary,
     counts_needed,
     is_code,
     one_architecture,
     recipe_names,
 )
-from protofed.flower.census import elsewhere
+from protofed.experiments.config import Experiment
 from protofed.flower.messages import Description
+from protofed.flower.summary import described_federation
 
 T = TypeVar("T", bound=Hashable)
 
 
 @dataclass
 class Admission:
-    """Clients that fit each other.
+    """Clients that are compatible with each other.
 
     Attributes:
-        clients: In the order of the federation.
-        classes: Names of all classes, in their order.
-        left_out: Why each of the others cannot take part.
+        clients: Descriptions of the clients, in the order of the federation.
+        classes: Names of all classes, in order.
+        left_out: Reason for each client that cannot take part, by name.
     """
 
     clients: list[Description]
@@ -43,7 +43,7 @@ class Admission:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def drop(self, unfit: Mapping[str, str]) -> None:
-        """Leave clients out."""
+        """Leave clients out, given the reason for each by name."""
         self.left_out |= unfit
         self.clients = [d for d in self.clients if d.name not in unfit]
 
@@ -52,26 +52,35 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
     """Return the clients that can take part together.
 
     Args:
-        experiment: What is run.
-        descriptions: Of all clients, in the order in which they came.
-        chosen: The classes in their order, if the operator of the server gives them.
+        experiment: The experiment.
+        descriptions: Descriptions of all clients, in order of arrival.
+        chosen: Names of the classes in order, if the operator of the server sets them; else empty.
+
+    Returns:
+        The clients that take part, their classes, and the reasons for the others.
 
     Raises:
-        ConfigError: If the experiment itself does not suit the method, whoever the clients are.
+        ConfigError: If the experiment itself does not suit the method, whatever the clients are.
     """
-    found = Admission(list(descriptions))
+    admission = Admission(list(descriptions))
     for check in (_settings, _counts, _shapes):
-        found.drop(check(experiment, found.clients))
-    order, unfit = class_order(found.clients, chosen, experiment.data.classes or limits.CLASSES)
-    found.classes = order
-    found.drop(unfit)
-    found.drop(_models(experiment, found.clients, order))
-    found.clients.sort(key=lambda d: (d.place, d.name))
-    return found
+        admission.drop(check(experiment, admission.clients))
+    order, unfit = class_order(admission.clients, chosen, experiment.data.classes or limits.CLASSES)
+    admission.classes = order
+    admission.drop(unfit)
+    admission.drop(_models(experiment, admission.clients, order))
+    admission.clients.sort(key=lambda d: (d.place, d.name))
+    return admission
 
 
 def majority(values: Iterable[T], preferred: T | None = None) -> T:
-    """Return the most frequent value; of several ``preferred``, or else the first."""
+    """Return the most frequent value.
+
+    Args:
+        values: At least one value.
+        preferred: The value to return if it is among several that are equally frequent; otherwise the first one is
+            returned.
+    """
     votes = Counter(values)
     most = max(votes.values())
     first = [value for value, n in votes.items() if n == most]
@@ -81,16 +90,17 @@ def majority(values: Iterable[T], preferred: T | None = None) -> T:
 def class_order(
     descriptions: Sequence[Description], chosen: Sequence[str] = (), most: int = limits.CLASSES
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of all classes in their order, and the clients that do not fit it, with reasons.
+    """Determine the order of the classes and the clients that do not fit it.
 
     Args:
-        descriptions: Of all clients, in the order in which they came.
-        chosen: The order, if the operator of the server gives it.
-        most: How many classes there may be.
+        descriptions: Descriptions of all clients, in order of arrival.
+        chosen: Names of the classes in order, if the operator of the server sets them; else empty.
+        most: Maximum number of classes.
 
     Returns:
-        ``chosen``, or the names that all have in common, or for numbered classes the longest list, or for named
-        ones the sorted union, as a federation folder with the same clients would have it.
+        The names of the classes in order, and the reason for each client that does not fit, by name. The names are
+        ``chosen`` if given; the clients' common list if they all have the same; otherwise the longest list of
+        numbered classes, or the sorted union of named ones, as for a federation folder with the same clients.
     """
     unfit: dict[str, str] = {}
     holding = [d for d in descriptions if any(d.train) or any(d.test)]
@@ -104,16 +114,16 @@ def class_order(
         order = tuple(chosen)
         unfit |= _beyond(rest, order)
     elif named:
-        order, more = _union(rest, most)
-        unfit |= more
+        order, excluded = _union(rest, most)
+        unfit |= excluded
     else:
-        order, more = _longest(rest, most)
-        unfit |= more
+        order, excluded = _longest(rest, most)
+        unfit |= excluded
     return order, unfit
 
 
 def _beyond(descriptions: Sequence[Description], order: tuple[str, ...]) -> dict[str, str]:
-    """Refuse clients with classes that the operator does not name."""
+    """Refuse clients with classes that the operator did not list."""
     known, unfit = set(order), {}
     for d in descriptions:
         missing = next((name for name in d.classes if name not in known), None) if d.named else None
@@ -125,7 +135,7 @@ def _beyond(descriptions: Sequence[Description], order: tuple[str, ...]) -> dict
 
 
 def _union(descriptions: Sequence[Description], most: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Take the classes that anyone names; beyond ``most``, those that most clients name."""
+    """Return the union of the named classes, or the ``most`` most frequent ones, and the clients left out."""
     if len({d.classes for d in descriptions}) == 1 and len(descriptions[0].classes) <= most:
         return descriptions[0].classes, {}
     votes = Counter(name for d in descriptions for name in d.classes)
@@ -138,7 +148,7 @@ def _union(descriptions: Sequence[Description], most: int) -> tuple[tuple[str, .
 
 
 def _longest(descriptions: Sequence[Description], most: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Take the longest list of numbered classes; where names of one number differ, that of most clients."""
+    """Return the longest list of numbered classes, each with its most frequent name, and the clients left out."""
     unfit = {d.name: f"has {len(d.classes)} classes, at most {most}" for d in descriptions if len(d.classes) > most}
     order: list[str] = []
     rest = [d for d in descriptions if d.name not in unfit]
@@ -147,23 +157,23 @@ def _longest(descriptions: Sequence[Description], most: int) -> tuple[tuple[str,
         name = majority(d.classes[number] for d in rest)
         for d in rest:
             if d.classes[number] != name:
-                own = claims.clean(d.classes[number], 80)
-                unfit[d.name] = f"class {number} is {own!r}, for most others {claims.clean(name, 80)!r}"
+                differing = claims.clean(d.classes[number], 80)
+                unfit[d.name] = f"class {number} is {differing!r}, for most others {claims.clean(name, 80)!r}"
         rest = [d for d in rest if d.name not in unfit]
         order.append(name)
     return tuple(order), unfit
 
 
 def _settings(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:
-    """Refuse models that there are not, and plans that the optimiser does not take."""
+    """Refuse clients with unknown models or with training options that the optimiser rejects."""
     unfit: dict[str, str] = {}
     for d in descriptions:
         try:
-            own = d.settings.get("model", claims.PRIVATE)
-            if is_code(own) and not recipe_names(experiment, own):
-                raise ConfigError(f"model {own!r}: code is taken from the recipe alone, not from a client")
-            if own != claims.PRIVATE:
-                models.assign(own, 1)
+            model = d.settings.get("model", claims.PRIVATE)
+            if is_code(model) and not recipe_names(experiment, model):
+                raise ConfigError(f"model {model!r}: only the recipe may name code, not a client")
+            if model != claims.PRIVATE:
+                models.assign(model, 1)
             experiment.training.plan(d.settings)
         except ConfigError as error:
             unfit[d.name] = claims.clean(error)
@@ -171,13 +181,13 @@ def _settings(experiment: Experiment, descriptions: Sequence[Description]) -> di
 
 
 def _counts(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:
-    """Refuse clients that withhold numbers which are needed."""
+    """Refuse clients that withhold numbers of samples that are needed."""
     why = counts_needed(experiment)
     return {d.name: f"counts={d.counts}, but {why}" for d in descriptions if d.counts != "exact"} if why else {}
 
 
 def _shapes(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:
-    """Refuse clients whose samples have another shape than most."""
+    """Refuse clients whose samples differ in shape from the majority's."""
     if not descriptions:
         return {}
     usual = majority(d.input_shape for d in descriptions)
@@ -191,13 +201,13 @@ def _shapes(experiment: Experiment, descriptions: Sequence[Description]) -> dict
 def _models(
     experiment: Experiment, descriptions: Sequence[Description], classes: tuple[str, ...]
 ) -> dict[str, str]:
-    """Refuse clients that differ in what the method needs all to share."""
+    """Refuse clients that differ in a property that the method requires all to share."""
     kind, same = methods.get(experiment.method), one_architecture(experiment)
     if not descriptions:
         return {}
-    # The recipe's own models have to suit the method: that is no client's fault.
+    # If the recipe's own models do not suit the method, that is an error of the recipe, not of a client.
     plain = [replace(d, settings={}) for d in descriptions if "model" not in d.settings]
-    assigned = Census.of(experiment, elsewhere(plain, classes)).architectures if plain else ()
+    assigned = FederationSummary.of(experiment, described_federation(plain, classes)).architectures if plain else ()
     unfit: dict[str, str] = {}
     if kind.same_feature_dim or same:
         why = "shares weights" if same else "exchanges features"
@@ -207,15 +217,15 @@ def _models(
     if same and not experiment.model.shared:
         private = [d.name for d in descriptions if d.settings.get("model") == claims.PRIVATE]
         why = "shares weights and needs one architecture: set model.shared"
-        unfit |= dict.fromkeys(private, f"has a model of its own, but the method {why}")
+        unfit |= dict.fromkeys(private, f"has its own model, but the method {why}")
         rest = [d for d in descriptions if d.name not in unfit]
         usual = str(assigned[0]) if assigned else None
-        unfit |= _differing(rest, lambda d: _own(d) or usual, usual, why)
+        unfit |= _differing(rest, lambda d: _chosen_architecture(d) or usual, usual, why)
     return unfit
 
 
-def _own(description: Description) -> str:
-    """Return the architecture that a client chooses for itself; empty if it does not."""
+def _chosen_architecture(description: Description) -> str:
+    """Return the architecture that a client chooses for itself, or "" if it chooses none."""
     name = description.settings.get("model")
     return str(Architecture(*models.assign(name, 1)[0], 0)) if name else ""
 
@@ -227,11 +237,11 @@ def _differing(
         return {}
     usual = majority((of(d) for d in descriptions), preferred)
     return {
-        d.name: f"has {_said(of(d))}, most clients have {_said(usual)}, but the method {why}"
+        d.name: f"has {_described(of(d))}, most clients have {_described(usual)}, but the method {why}"
         for d in descriptions
         if of(d) != usual
     }
 
 
-def _said(value: Hashable) -> str:
+def _described(value: Hashable) -> str:
     return f"d={value}" if isinstance(value, int) else str(value)

@@ -1,7 +1,7 @@
-"""The folder that ``flwr run`` takes: an app that is one file, whatever lies beside it.
+"""The app folder for ``flwr run``.
 
 Flower bundles a folder's Python, TOML, JSON, YAML and Markdown files and sends them to every node. The nodes have
-protofed installed, so the bundle of this app holds ``pyproject.toml`` alone.
+protofed installed, so the bundle of this app consists of ``pyproject.toml`` alone, whatever else is in the folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import protofed
 from protofed.flower.folder import check_new, write_folder
 
-IGNORED = """# Flower bundles nothing that is named here: `flwr run` sends pyproject.toml alone.
+IGNORED = """# Flower does not bundle ignored files: `flwr run` sends only pyproject.toml.
 /*
 !/.gitignore
 !/pyproject.toml
@@ -23,13 +23,13 @@ def create_app(directory: Path) -> list[Path]:
     """Write a Flower app.
 
     Args:
-        directory: New, or empty.
+        directory: A directory that is empty or does not exist yet.
 
     Returns:
-        ``pyproject.toml``, with the defaults of a run's configuration, and ``.gitignore``.
+        Paths of ``pyproject.toml``, with the defaults of a run's configuration, and ``.gitignore``.
 
     Raises:
-        ConfigError: If the directory holds something or cannot be made.
+        ConfigError: If the directory is not empty or cannot be created.
     """
     check_new(directory, "an app is never overwritten")
     text = resources.files("protofed.flower").joinpath("app.toml").read_text(encoding="utf-8")

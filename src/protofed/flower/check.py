@@ -1,6 +1,6 @@
-"""What an operator can know before the first round: whether a node's data, model, certificates and key fit.
+"""Checks of a node's data, model, certificates and key, for its operator to run before the first round.
 
-Every check ends in one line: ok, a problem with what would be right, or skipped because its option is not given.
+Every check ends in one line: ok; a problem and its remedy; or skipped, because its option is not given.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from protofed.data import DataOptions
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError, DataError, ModelError, ProtofedError
 from protofed.experiments import Experiment, load_recipe, resolve
+from protofed.experiments.architectures import FederationSummary, group_of
+from protofed.experiments.builder import Builder
 from protofed.experiments.config import apply_overrides, parse_overrides
-from protofed.experiments.workshop import Census, group_of, open_workshop, place
-from protofed.federation.files import read_tensors
+from protofed.experiments.hardware import Hardware
+from protofed.files import read_tensors
 from protofed.flower import trust
 from protofed.flower.sources import check_counts
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.training import Memory
 from protofed.training.batches import batches
 
 T = TypeVar("T")
@@ -34,17 +35,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """What to check; each None leaves its check out.
+    """Inputs of the checks; a check is skipped if its input is None.
 
     Attributes:
-        client_dir: One client's folder: ``train``, ``test``, perhaps ``client.toml``.
-        classes: Names of all classes of the federation in order, or none.
-        recipe: The experiment that the node will take part in.
-        overrides: ``NAME=VALUE``, on top of the recipe.
-        state_dir: Where the node keeps its model between rounds.
-        superlink: ``HOST:PORT``.
-        root_certificates: The authority that signed the SuperLink's certificate.
-        key: The node's private key.
+        client_dir: Folder of one client, with ``train``, ``test`` and optionally ``client.toml``.
+        classes: Names of all classes of the federation in order; may be empty.
+        recipe: Recipe of the experiment in which the node will take part.
+        overrides: Overrides of the recipe, as ``NAME=VALUE``.
+        state_dir: Folder in which the node keeps its model between rounds.
+        superlink: Address of the SuperLink, as ``HOST:PORT``.
+        root_certificates: File with the certificate of the authority that signed the SuperLink's.
+        key: File with the node's private key.
     """
 
     client_dir: Path | None = None
@@ -66,11 +67,11 @@ class Finding(NamedTuple):
 
 
 class _SkippedError(Exception):
-    """A check that cannot be made yet."""
+    """Raised by a check that cannot be carried out."""
 
 
 def check_node(request: Request) -> Iterator[Finding]:
-    """Yield the outcome of every check, in the order in which an operator would mend things."""
+    """Yield the outcome of every check, in the order in which an operator would fix problems."""
     node = _Node(request)
     steps: list[tuple[str, Callable[[], str]]] = [
         ("recipe", node.check_recipe),
@@ -89,12 +90,13 @@ def check_node(request: Request) -> Iterator[Finding]:
             yield Finding(name, "skipped", str(reason))
         except ProtofedError as error:
             yield Finding(name, "problem", str(error))
-        except OSError as error:  # a folder that may not be listed, a file that may not be read
-            yield Finding(name, "problem", f"{error.filename}: {error.strerror}: correct the path, or its rights")
+        except OSError as error:  # e.g. no permission to list a folder or to read a file
+            text = f"{error.filename}: {error.strerror}: correct the path or its permissions"
+            yield Finding(name, "problem", text)
 
 
 class _Node:
-    """A node as its operator describes it; later checks use what earlier ones found."""
+    """A node as its operator describes it; checks keep results that later ones use."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -107,7 +109,7 @@ class _Node:
     def check_recipe(self) -> str:
         recipe = _given(self.request.recipe, "RECIPE")
         chosen = resolve(apply_overrides(load_recipe(recipe), parse_overrides(self.request.overrides)))
-        # Whoever checks a folder of their own trusts it, as their node will.
+        # The operator trusts the code that the folder names, as the node will.
         self.experiment = replace(chosen, data=replace(chosen.data, trust_code=True))
         return f"{self.experiment.recipe}: {self.experiment.method}"
 
@@ -117,19 +119,19 @@ class _Node:
         client = self.federated.clients[0]
         if self.experiment is not None:
             check_counts(self.experiment, client.name, client.settings.get("counts", "exact"))
-        held = int((client.train.counts(self.federated.num_classes) > 0).sum())
-        own = ", ".join(f"{name} = {value!r}" for name, value in client.settings.items())
+        present = int((client.train.counts(self.federated.num_classes) > 0).sum())
+        settings = ", ".join(f"{name} = {value!r}" for name, value in client.settings.items())
         return (
             f"{client.name}: {len(client.train)} training and {len(client.test)} test samples of shape "
-            f"{_show(self.federated.input_shape)}, {held} of {self.federated.num_classes} classes"
-            + (f", client.toml: {own}" if own else "")
+            f"{_show(self.federated.input_shape)}, {present} of {self.federated.num_classes} classes"
+            + (f", client.toml: {settings}" if settings else "")
         )
 
     def check_model(self) -> str:
         _given(self.request.recipe, "RECIPE")
         _given(self.request.client_dir, "--client-dir")
         if self.experiment is None or self.federated is None:
-            raise _SkippedError("needs a recipe and a client's folder without problems")
+            raise _SkippedError("needs a recipe and a client folder without problems")
         try:
             described, self.models = _build_models(self.experiment, self.federated)
         except ProtofedError:
@@ -145,30 +147,30 @@ class _Node:
         if not existing.is_dir():
             raise ConfigError(f"{existing}: is a file: give a folder that belongs to this node alone")
         try:
-            # Rights alone do not tell: the file system may be read-only or full.
+            # Permissions are not enough: the file system may be read-only or full.
             with tempfile.TemporaryFile(dir=existing) as file:
                 file.write(bytes(4096))
         except OSError as error:
             raise ConfigError(
-                f"{existing}: cannot be written to ({error.strerror}): give this user the right, or another folder"
+                f"{existing}: cannot be written to ({error.strerror}): grant this user permission, or give another "
+                "folder"
             ) from None
         if not folder.exists():
-            return f"{folder}: not there yet, can be made"
+            return f"{folder}: does not exist yet, can be created"
         name = self.federated.clients[0].name if self.federated else ""
-        own = (
-            folder / name if (folder / name).is_dir() else folder
-        )  # a node keeps each client in a folder of its own
-        saved = [(path, found) for path in _newest_first(own) if (found := _saved_model(path))]
+        # A node keeps each client in a subfolder.
+        client = folder / name if (folder / name).is_dir() else folder
+        saved = [(path, weights) for path in _newest_first(client) if (weights := _saved_model(path))]
         if not saved:
             return f"{folder}: writable, no saved model yet"
         if not self.models:
-            return f"{folder}: writable; its saved model is not compared, for lack of a model without problems"
+            return f"{folder}: writable; its saved model is not compared, because there is no valid model"
         for path, tensors in saved:
             reasons = [_misfit(tensors, model) for model in self.models]
             if all(reasons):
                 raise ModelError(
-                    f"{path}: {reasons[0]}: saved under another recipe or client.toml: set those right, or move "
-                    f"{path.parent} away to begin anew"
+                    f"{path}: {reasons[0]}: saved under another recipe or client.toml: correct those, or move "
+                    f"{path.parent} away to start afresh"
                 )
         return f"{folder}: writable, its saved model fits"
 
@@ -203,17 +205,17 @@ def _given(value: T | None, option: str) -> T:
 
 
 def _read_client(folder: Path, experiment: Experiment | None, classes: tuple[str, ...]) -> FederatedData:
-    """Return what the node will read, with the settings checked as far as they can be without a recipe."""
+    """Return the client's data, with the settings checked as far as possible without a recipe."""
     data, seed = (experiment.data, experiment.seed) if experiment else (DataOptions(), 0)
     federated, named = load_client(folder, data, seed, classes)
     if classes and not named:
-        # Numbers are numbers whatever they are called, so names that differ would go unnoticed.
-        own = load_client(folder, data, seed)[0].class_names
-        pairs = enumerate(zip(own, classes, strict=False))
-        if any(mine not in (theirs, str(number)) for number, (mine, theirs) in pairs):
+        # Only the numbers of these classes are used, so a wrong order of names would go unnoticed.
+        present = load_client(folder, data, seed)[0].class_names
+        pairs = enumerate(zip(present, classes, strict=False))
+        if any(name not in (expected, str(number)) for number, (name, expected) in pairs):
             raise DataError(
-                f"{folder}: its classes are {', '.join(own)}, but --classes says {', '.join(classes)}: number the "
-                "classes in that order"
+                f"{folder}: its classes are {', '.join(present)}, but --classes says {', '.join(classes)}: number "
+                "the classes in that order"
             )
     settings = federated.clients[0].settings
     if "model" in settings:
@@ -225,33 +227,36 @@ def _read_client(folder: Path, experiment: Experiment | None, classes: tuple[str
 
 
 def _build_models(experiment: Experiment, alone: FederatedData) -> tuple[list[str], list[models.SplitModel]]:
-    """Return the models that this node may be given, with their descriptions, after a forward pass of each."""
+    """Return the models that this node may be assigned, with their descriptions, after a forward pass of each."""
     client = alone.clients[0]
     clients = _turns(experiment, client)
-    # What the method needs all clients to share is compared with a client that decides nothing for itself.
-    Census.of(experiment, replace(alone, clients=(*clients, replace(client, name="the recipe", settings={}))))
-    federated = place(experiment, replace(alone, clients=clients))
-    census = replace(Census.of(experiment, federated), clients=0)  # how many take part, only the server will know
-    _, roster = open_workshop(experiment, federated, Memory(), census=census)
-    for member in roster.members.values():
-        some = member.train if len(member.train) else member.test
-        model = roster.models[member.kind].eval()
+    # Properties that all clients must share are compared with those of a client without settings of its own.
+    plain = replace(client, name="the recipe", settings={})
+    FederationSummary.of(experiment, replace(alone, clients=(*clients, plain)))
+    hardware = Hardware.of(experiment.execution)
+    federated = hardware.place(replace(alone, clients=clients))
+    summary = FederationSummary.of(experiment, federated)
+    summary = replace(summary, clients=0)  # only the server knows how many take part
+    builder = Builder(experiment, federated, hardware, summary)
+    for member in builder.members:
+        samples = member.train if len(member.train) else member.test
+        model = builder.models[member.kind].eval()
         with torch.no_grad():
-            output = model(next(batches(Samples(some.x[:1], some.y[:1]), model)).x)
-        for what, tensor, width in (
+            output = model(next(batches(Samples(samples.x[:1], samples.y[:1]), model)).x)
+        for name, tensor, width in (
             ("features", output.features, model.feature_dim),
             ("logits", output.logits, alone.num_classes),
         ):
             if tuple(tensor.shape) != (1, width) or not bool(tensor.isfinite().all()):
                 raise ModelError(
-                    f"{member.name}: {member.kind}: {what} of a sample are {_show(tuple(tensor.shape))}, "
+                    f"{member.name}: {member.kind}: {name} of a sample are {_show(tuple(tensor.shape))}, "
                     f"expected 1×{width} finite numbers"
                 )
-    return list(roster.models), list(roster.models.values())
+    return list(builder.models), list(builder.models.values())
 
 
 def _turns(experiment: Experiment, client: ClientData) -> tuple[ClientData, ...]:
-    """Return the client once per architecture it may be given: a group's go to clients in turn."""
+    """Return the client once per architecture it may be assigned: those of a group are assigned in turn."""
     group = group_of(experiment)
     if "model" in client.settings or group not in models.groups:
         return (client,)
@@ -260,27 +265,27 @@ def _turns(experiment: Experiment, client: ClientData) -> tuple[ClientData, ...]
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """Return the files with tensors; a client's model as it is now before older ones."""
+    """Return the files with tensors, a client's current model before older ones."""
     return sorted(folder.rglob("*.safetensors"), key=lambda path: (path.name != "model.safetensors", path))
 
 
 def _saved_model(path: Path) -> dict[str, Tensor]:
-    """Return the weights in a file: of a client at rest (``model.…``) or of a model alone; else nothing."""
+    """Return the weights in a file of a client (``model.…``) or of a model alone; else an empty dict."""
     tensors = read_tensors(path)
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     return model or (tensors if "head.weight" in tensors else {})
 
 
 def _misfit(tensors: dict[str, Tensor], model: models.SplitModel) -> str:
-    """Say why ``tensors`` are not the weights of ``model``; empty if they are."""
-    own = model.state_dict()
-    for name, tensor in own.items():
+    """Return why ``tensors`` are not the weights of ``model``, or "" if they are."""
+    weights = model.state_dict()
+    for name, tensor in weights.items():
         if name not in tensors:
             return f"has no {name}, which the model has"
         if tensors[name].shape != tensor.shape:
             return f"{name} is {_show(tuple(tensors[name].shape))}, but {_show(tuple(tensor.shape))} in the model"
-    extra = tensors.keys() - own.keys()
-    return f"has {min(extra)}, which the model has not" if extra else ""
+    extra = tensors.keys() - weights.keys()
+    return f"has {min(extra)}, which the model does not have" if extra else ""
 
 
 def _show(shape: tuple[int, ...]) -> str:

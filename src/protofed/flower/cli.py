@@ -1,4 +1,4 @@
-"""``protofed deploy``: what operators of a real federation need. Heavy imports happen inside commands."""
+"""``protofed deploy``: commands for operators of a real federation. Heavy imports happen inside commands."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ COLOURS = {"ok": "green", "problem": "bold red", "skipped": "dim"}
 
 @deploy.command()
 def keys(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make; new or empty.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
     nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Number of SuperNodes.")],
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="By which nodes reach the SuperLink; may be repeated (default: 127.0.0.1 and localhost)."
+            help="Host by which nodes reach the SuperLink; may be repeated (default: 127.0.0.1 and localhost)."
         ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=36_500, help="How long the certificates are valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="Validity of the certificates in days.")] = 365,
 ) -> None:
-    """Make certificates and node keys for a trial: TLS, and SuperNodes that prove who they are."""
+    """Make certificates and node keys for a trial: TLS, and SuperNodes that authenticate themselves."""
     _need_cryptography()
     from protofed.flower.keys import HOSTS, create_keys
 
@@ -36,21 +36,21 @@ def keys(
     create_keys(directory, nodes, hosts, days)
     which = "node1, node1.pub" if nodes == 1 else f"node1 … node{nodes}, each with .pub"
     for files, use in (
-        ("ca.crt", "for everybody: SuperLink (--ssl-ca-certfile), nodes and users (--root-certificates)"),
+        ("ca.crt", "for all: SuperLink (--ssl-ca-certfile), nodes and users (--root-certificates)"),
         ("server.pem, server.key", f"for the SuperLink, reached as {', '.join(hosts)}; valid for {days} days"),
         (which, "a node's private key, for its operator alone; `flwr supernode register` takes the .pub"),
         ("ca.key", "signs further certificates: keep it away from all machines of the federation"),
     ):
         console.print(Text(f"{directory / files}: {use}"), soft_wrap=True)
-    note = "For a trial: whoever made this directory has everybody's keys. In earnest each node makes its own."
+    note = "For trials only: this directory holds the keys of all nodes. In production, each node makes its own."
     console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
 @deploy.command()
 def app(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make; new or empty.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
 ) -> None:
-    """Write the Flower app that `flwr run DIR` starts: one file, and nodes are sent nothing else."""
+    """Write the Flower app that `flwr run DIR` starts: a single file, the only one that is sent to nodes."""
     from protofed.flower.app import create_app
 
     settings, _ = create_app(directory)
@@ -59,9 +59,9 @@ def app(
 
 @deploy.command()
 def example(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make; new or empty.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
 ) -> None:
-    """Write data for a trial: three hospitals with digits, each with classes and an architecture of its own."""
+    """Write data for a trial: three hospitals with digits, each with its own classes and architecture."""
     from protofed.flower.example import create_example
 
     for line in create_example(directory):
@@ -74,7 +74,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [NAME=VALUE]...",
-            help="The experiment, as in `protofed run` (default with NAME=VALUE: quickstart); its model is tried.",
+            help="The experiment, as in `protofed run` (default with NAME=VALUE: quickstart); its model is tested.",
         ),
     ] = None,
     client_dir: Annotated[Path | None, typer.Option(help="One client's folder: train, test, client.toml.")] = None,
@@ -84,7 +84,7 @@ def check(
     root_certificates: Annotated[Path | None, typer.Option(help="The SuperLink's ca.crt.")] = None,
     key: Annotated[Path | None, typer.Option(help="This node's private key.")] = None,
 ) -> None:
-    """Tell what is wrong with a node before the first round: one line per check, exit status 1 for a problem."""
+    """Check a node before the first round: one line per check, exit status 1 for a problem."""
     _need_cryptography()
     from protofed.flower.check import Request, check_node
 
@@ -101,7 +101,7 @@ def check(
 
 
 def _need_cryptography() -> None:
-    """End the command unless the package is there; printed here, since main takes brackets as markup."""
+    """Exit with status 2 if cryptography is missing; echoed here because main would take brackets as markup."""
     if importlib.util.find_spec("cryptography") is None:
         typer.echo("error: the package cryptography is missing: pip install 'protofed[flower]'", err=True)
         raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""The ClientApp: hands what Flower brings to the node, and the node's answers to Flower."""
+"""The ClientApp: passes Flower's messages to the node and the node's answers to Flower."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from protofed.flower.node import Node
 from protofed.flower.sources import source_of
 
 app = ClientApp()
-"""The ClientApp, of a simulation and of a deployment, that runs any method."""
+"""The ClientApp for any method, in simulations and deployments."""
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tell the server whose data are here, or how large the model of a client is."""
+    """Describe the node's clients to the server, or tell it the size of one client's model.
+
+    Args:
+        message: The server's question: a job if it is about a client's model, else the experiment's configuration.
+        context: Flower's context, with the node's configuration.
+    """
 
     def act(values: Values) -> Values:
         if "client" in values:
@@ -36,7 +41,12 @@ def query(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train one client."""
+    """Train one client.
+
+    Args:
+        message: The job.
+        context: Flower's context, with the node's configuration.
+    """
 
     def work(node: Node, job: Job) -> Values:
         result, left = node.train(job)
@@ -47,7 +57,12 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Score one client."""
+    """Evaluate one client.
+
+    Args:
+        message: The job.
+        context: Flower's context, with the node's configuration.
+    """
 
     def work(node: Node, job: Job) -> Values:
         result, left = node.evaluate(job)
@@ -57,7 +72,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _visit(message: Message, context: Context, work: Callable[[Node, Job], Values]) -> Message:
-    """Return what the node makes of a job."""
+    """Answer a message that carries a job."""
 
     def act(values: Values) -> Values:
         return work(_node(context), Job.of(values))
@@ -66,14 +81,14 @@ def _visit(message: Message, context: Context, work: Callable[[Node, Job], Value
 
 
 def _answer(message: Message, act: Callable[[Values], Values]) -> Message:
-    """Return what ``act`` makes of a message, or what is wrong with it in one line."""
+    """Answer a message with the result of ``act``, or with a one-line error."""
     given = message.content.get(RECORD)
     values = dict(given) if isinstance(given, ConfigRecord) else {}
     try:
-        found = act(values)
+        answer = act(values)
     except ProtofedError as error:
-        found = {"error": str(error), "client": str(values.get("client", ""))}
-    content: dict[str, Any] = {RECORD: ConfigRecord(found)}
+        answer = {"error": str(error), "client": str(values.get("client", ""))}
+    content: dict[str, Any] = {RECORD: ConfigRecord(answer)}
     return Message(RecordDict(content), reply_to=message)
 
 
@@ -86,5 +101,5 @@ def _node(context: Context) -> Node:
         raise ConfigError(f"fresh={fresh!r} in --node-config: must be true or false")
     place = Path(str(config["state-dir"])).expanduser() if "state-dir" in config else None
     if place is None and "client-dir" in config:
-        raise ConfigError('the node has no place for its model: add state-dir="FOLDER" to --node-config')
+        raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
     return Node(source_of(config), place, device, fresh)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Three hospitals for a trial of a deployment: digits, with classes and an architecture of their own for each."""
+"""Data for a trial of a deployment: three hospitals with digits, each with its own classes and architecture."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ HOSPITALS = {
     "south": (range(3, 8), 'model = "cnn4"\nepochs = 2\n'),
     "west": (range(5, 10), 'model = "mlp"\n'),
 }
-"""Classes, and what each decides for itself (its ``client.toml``)."""
+"""Classes and ``client.toml`` of each hospital."""
 
 
 def create_example(directory: Path) -> list[str]:
-    """Write a folder for each hospital with its share of scikit-learn's 1,797 digits; a class is in two at most.
+    """Write a folder for each hospital with its share of scikit-learn's 1,797 digits; at most two share a class.
 
     Args:
-        directory: New, or empty.
+        directory: A directory that is empty or does not exist yet.
 
     Returns:
-        A line on each hospital.
+        One line of description for each hospital.
 
     Raises:
-        ConfigError: If the directory holds something or cannot be made.
+        ConfigError: If the directory is not empty or cannot be created.
     """
     from sklearn.datasets import load_digits
 

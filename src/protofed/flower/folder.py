@@ -1,4 +1,4 @@
-"""New folders that are either whole or not there."""
+"""Atomic creation of folders: a new folder is either complete or absent."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def check_new(directory: Path, never: str) -> None:
     """Refuse a folder that is neither new nor empty.
 
     Args:
-        directory: The folder to make.
-        never: What is not done to the files that are there, e.g. ``"keys are never overwritten"``.
+        directory: The folder to create.
+        never: The rule that protects existing files, for the message, e.g. ``"keys are never overwritten"``.
 
     Raises:
-        ConfigError: If it holds something, or is a file.
+        ConfigError: If it is a file or a folder that is not empty.
     """
     target = directory.expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -28,19 +28,20 @@ def check_new(directory: Path, never: str) -> None:
 
 
 def write_folder(directory: Path, files: Mapping[str, tuple[bytes, int]]) -> list[Path]:
-    """Write all files beside ``directory``, then rename; only the folder's owner may enter it.
+    """Create a folder with files, which only its owner may enter.
 
-    A rename onto a directory that filled up meanwhile fails.
+    The files are written to a temporary folder beside ``directory``, which is then renamed. The rename fails if
+    ``directory`` has received files in the meantime.
 
     Args:
-        directory: New, or empty.
-        files: Content and mode by name, which may contain slashes.
+        directory: A directory that is empty or does not exist yet.
+        files: Content and mode of each file by name, which may contain slashes.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
-        ConfigError: If they cannot be written.
+        ConfigError: If the files cannot be written.
     """
     target = directory.expanduser().resolve()
     try:

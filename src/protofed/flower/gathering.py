@@ -1,4 +1,4 @@
-"""Before the first round: who comes, who fits, and what a server that starts again remembers of it."""
+"""Gathering of the clients before the first round, and its record for a server that restarts."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from typing import Any, cast
 
 from protofed import claims, limits
 from protofed.errors import CheckpointError, ConfigError, FederationError
+from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import Census
-from protofed.federation.files import read_json
+from protofed.files import read_json
 from protofed.flower.admission import Admission, admit
-from protofed.flower.census import elsewhere, shared
 from protofed.flower.identity import IDENTITIES, Bindings, Identity, bound, read_roster
 from protofed.flower.messages import Description, Job, description, read_sizes, sizes
 from protofed.flower.nodes import QUERY, Nodes, message, reason_of, values_of
+from protofed.flower.summary import client_summaries, described_federation
 
 PATIENCE = 300.0
 """Seconds to wait for a node to build its model."""
 REQUEST_BITS = 24
-"""A server numbers its requests from its start on, in seconds, times two to this power."""
+"""A server numbers its requests from the time of its start (seconds since the epoch) times two to this power."""
 log = logging.getLogger("protofed")
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """Whom to wait for before the first round.
+    """Conditions for the clients before the first round.
 
     Attributes:
-        clients: How many clients; 0 for as many as a round needs and whoever else has come by then.
+        clients: Number of clients to wait for; 0 for as many as a round needs and any others that have arrived by
+            then.
         wait_s: Seconds to wait.
-        classes: Names of all classes in their order; empty to take them from the clients.
-        roster: A file with the clients' public keys (see :func:`~protofed.flower.identity.read_roster`); empty to
-            bind each name to the key that brings it first.
-        identity: ``key``, or ``name`` where nodes are not authenticated, and are believed.
-        clients_per_node: How many clients a node may bring.
+        classes: Names of all classes in order; empty to take them from the clients.
+        roster: File with the clients' public keys (see :func:`~protofed.flower.identity.read_roster`); "" to bind
+            each name to the first key that uses it.
+        identity: ``key``, or ``name`` to trust the names that nodes state, if these are not authenticated.
+        clients_per_node: Maximum number of clients per node.
     """
 
     clients: int = 0
@@ -57,7 +58,7 @@ class Gathering:
             raise ConfigError(f"clients-per-node={self.clients_per_node}: must be at least 1")
 
     def bindings(self) -> Bindings:
-        """Return what is known of keys before anybody has come."""
+        """Return the bindings of names to keys before any client has arrived."""
         keys = read_roster(Path(self.roster).expanduser()) if self.roster else {}
         return Bindings(keys, bool(keys), cast(Identity, self.identity), self.clients_per_node)
 
@@ -67,14 +68,14 @@ class Party:
     """The clients of a run.
 
     Attributes:
-        run: Identifies the run.
-        clients: In the order of the federation.
-        classes: Names of all classes, in their order.
-        sizes: Of models that the server does not build, by client.
-        left_out: Who came and does not take part, and why.
-        keys: Fingerprint of each client's key.
-        order: Number of the server's latest start, which its requests begin with.
-        anew: Which clients began anew in which round, their nodes having lost their states.
+        run: Identifier of the run.
+        clients: Descriptions of the clients, in the order of the federation.
+        classes: Names of all classes, in order.
+        sizes: Sizes of the models that the server does not build, by client.
+        left_out: Reason for each node or client that does not take part, by name.
+        keys: Fingerprint of each client's key, by name.
+        order: Number of the server's latest start, with which the numbers of its requests begin.
+        anew: Client and round of each fresh start of a client whose node had lost its state.
     """
 
     run: str
@@ -87,25 +88,29 @@ class Party:
     anew: list[dict[str, Any]] = field(default_factory=list)
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the record as plain values."""
+        """Return the party as plain values."""
         return asdict(self)
 
     @classmethod
     def of(cls, tree: object, experiment: Experiment) -> Party:
-        """Undo :meth:`to_tree`.
+        """Return a party from plain values; the inverse of :meth:`to_tree`.
+
+        Args:
+            tree: The plain values.
+            experiment: The experiment of the run.
 
         Raises:
-            ValueError: If something is missing, of another type, or out of range.
+            ValueError: If a value is missing, of another type, or out of range.
         """
         kept = claims.mapping(tree, "nodes", cls.__dataclass_fields__)
         clients = [description(d) for d in claims.items(kept["clients"], "clients", limits.JSON_CHARACTERS)]
         dims = {d.name: d.settings.get("d", experiment.model.d) for d in clients}
-        left_out, keys, found = (_table(kept[name], name) for name in ("left_out", "keys", "sizes"))
+        left_out, keys, known = (_table(kept[name], name) for name in ("left_out", "keys", "sizes"))
         return cls(
             claims.identifier(f"r{kept['run']}", "run")[1:],
             clients,
             claims.class_names(kept["classes"]),
-            {name: sizes(found[name], d) for name, d in dims.items() if name in found},
+            {name: sizes(known[name], d) for name, d in dims.items() if name in known},
             {claims.clean(who): claims.clean(why) for who, why in left_out.items()},
             {name: "" for name in dims if keys.get(name) == ""}
             | bound({name: keys[name] for name in dims if keys.get(name)}),
@@ -115,10 +120,10 @@ class Party:
 
 
 def _note(item: object) -> dict[str, Any]:
-    found = claims.mapping(item, "anew", ("client", "round"))
+    note = claims.mapping(item, "anew", ("client", "round"))
     return {
-        "client": claims.client_name(found["client"]),
-        "round": claims.whole(found["round"], "round", 0, limits.ROUNDS),
+        "client": claims.client_name(note["client"]),
+        "round": claims.whole(note["round"], "round", 0, limits.ROUNDS),
     }
 
 
@@ -129,10 +134,18 @@ def _table(value: object, what: str) -> Mapping[str, Any]:
 
 
 def meet(nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
-    """Wait for clients; return those that fit.
+    """Wait for clients and admit those that can take part together.
+
+    Args:
+        nodes: The nodes of the network.
+        experiment: The experiment.
+        gathering: Conditions for the clients.
+
+    Returns:
+        The clients of a new run.
 
     Raises:
-        FederationError: If too few come, or fit.
+        FederationError: If too few clients arrive or are compatible.
         ConfigError: If the experiment itself does not suit the method.
     """
     least = experiment.participation.min_clients
@@ -142,38 +155,49 @@ def meet(nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
     run, unfit, known = secrets.token_hex(8), dict[str, str](), dict[str, Any]()
     while True:
         candidates = [d for d in nodes.descriptions.values() if d.name not in unfit]
-        found = admit(experiment, candidates, gathering.classes)
-        left_out = nodes.left_out | unfit | found.left_out
-        if len(found.clients) < least:
+        admission = admit(experiment, candidates, gathering.classes)
+        left_out = nodes.left_out | unfit | admission.left_out
+        if len(admission.clients) < least:
             raise FederationError(
-                f"{len(found.clients)} clients fit, participation.min_clients={least} are needed: "
+                f"{len(admission.clients)} clients fit, participation.min_clients={least} are needed: "
                 + "; ".join(f"{who}: {why}" for who, why in list(left_out.items())[:5])
             )
-        strange = [d.name for d in found.clients if _chooses(d, experiment) and d.name not in known]
-        if not strange:
+        unknown = [d.name for d in admission.clients if _chooses(d, experiment) and d.name not in known]
+        if not unknown:
             break
-        known |= (answers := _ask_sizes(nodes, experiment, found, run, strange, gathering.wait_s))[0]
-        unfit |= answers[1]
-        if not answers[1]:
+        answers, refused = _ask_sizes(nodes, experiment, admission, run, unknown, gathering.wait_s)
+        known |= answers
+        unfit |= refused
+        if not refused:
             break
     for who, why in left_out.items():
         log.warning("%s: left out: %s", who, why)
-    names = {d.name for d in found.clients}
+    names = {d.name for d in admission.clients}
     keys = {name: key for name, key in nodes.bindings.keys.items() if name in names}
-    return Party(run, found.clients, found.classes, {n: s for n, s in known.items() if n in names}, left_out, keys)
+    known = {name: sizes for name, sizes in known.items() if name in names}
+    return Party(run, admission.clients, admission.classes, known, left_out, keys)
 
 
 def recall(path: Path, nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
-    """Return the clients of a run that goes on, once enough are there.
+    """Wait until enough clients of a resumed run are connected.
+
+    Args:
+        path: The file that records the run's clients.
+        nodes: The nodes of the network.
+        experiment: The experiment.
+        gathering: Conditions for the clients.
+
+    Returns:
+        The clients of the run, connected or not.
 
     Raises:
         CheckpointError: If the file is damaged.
-        FederationError: If too few come.
+        FederationError: If too few clients connect.
     """
     try:
         party = Party.of(read_json(path), experiment)
     except ValueError as error:
-        raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): begin the run anew") from None
+        raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): start a new run") from None
     nodes.bindings.keys = {**party.keys, **nodes.bindings.keys}
     nodes.descriptions = {d.name: d for d in party.clients}
     nodes.wait(min(experiment.participation.min_clients, len(party.clients)), gathering.wait_s)
@@ -183,28 +207,28 @@ def recall(path: Path, nodes: Nodes, experiment: Experiment, gathering: Gatherin
 
 
 def _chooses(d: Description, experiment: Experiment) -> bool:
-    """Whether a client's model is its own choice, which the server does not build."""
+    """Return whether a client chooses its own model, which the server does not build."""
     return "model" in d.settings or d.settings.get("d", experiment.model.d) != experiment.model.d
 
 
 def _ask_sizes(
-    nodes: Nodes, experiment: Experiment, found: Admission, run: str, names: Collection[str], wait_s: float
+    nodes: Nodes, experiment: Experiment, admission: Admission, run: str, names: Collection[str], wait_s: float
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Ask nodes to build the models of their clients; return the sizes, and the reasons of those that cannot."""
-    census = Census.of(experiment, elsewhere(found.clients, found.classes))
-    told = {d.name: s.to_json() for d, s in zip(found.clients, shared(census, found.classes), strict=True)}
-    there: Sequence[Description] = [d for d in found.clients if d.name in names and d.name in nodes.node_of]
+    """Ask nodes to build the models of clients; return the sizes, and the reasons of those that could not."""
+    summary = FederationSummary.of(experiment, described_federation(admission.clients, admission.classes))
+    texts = {d.name: text for d, text in zip(admission.clients, client_summaries(summary), strict=True)}
+    connected: Sequence[Description] = [d for d in admission.clients if d.name in names and d.name in nodes.node_of]
     questions = [
-        message(Job(run, d.name, 0, nodes.config, told[d.name]).to_values(), nodes.node_of[d.name], QUERY)
-        for d in there
+        message(Job(run, d.name, 0, nodes.config, texts[d.name]).to_values(), nodes.node_of[d.name], QUERY)
+        for d in connected
     ]
     known: dict[str, Any] = {}
-    unfit = dict.fromkeys(names, "did not say how large its model is")
+    unfit = dict.fromkeys(names, "did not state the size of its model")
     for number, reply in nodes.exchange(questions, min(max(wait_s, 1.0), PATIENCE)):
-        d = there[number]
+        d = connected[number]
         try:
             known[d.name] = read_sizes(values_of(reply), d.settings.get("d", experiment.model.d))
             del unfit[d.name]
-        except Exception as error:  # whatever a node sent: it must not end the run
+        except Exception as error:  # no answer of a node may end the run
             unfit[d.name] = reason_of(error)
     return known, unfit

@@ -1,4 +1,4 @@
-"""Nodes behind Flower's grid, as an executor: the round loop does not know that its clients are elsewhere."""
+"""The executor that sends visits to the nodes behind Flower's grid, transparently to the round loop."""
 
 from __future__ import annotations
 
@@ -11,36 +11,39 @@ from typing import TypeVar
 from torch import Tensor
 
 from protofed.errors import PayloadError
-from protofed.flower.census import Shared
-from protofed.flower.messages import Job, Left, Scored, Values, read_evaluated, read_trained
+from protofed.federation import ServerState
+from protofed.flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
 from protofed.flower.nodes import EVALUATE, QUERY, RECORD, TRAIN, Nodes, message, reason_of, values_of
-from protofed.training import Evaluated, Messages, Missing, Parked, Roster, Trained
-from protofed.training.client import pack, unpack
+from protofed.snapshots import Snapshot, pack, unpack
+from protofed.training import Evaluated, Messages, Missing, Roster, Trained
 
 __all__ = ["EVALUATE", "QUERY", "RECORD", "TRAIN", "GridExecutor", "Nodes"]
 
 UNDER_WAY = 2**28
-"""Bytes of clients' models that are on their way to nodes at a time, in a simulation."""
+"""Maximum bytes of clients' models in transit at a time, in a simulation."""
 T = TypeVar("T", Trained, Evaluated)
 
 
 class GridExecutor:
-    """Sends visits to nodes.
+    """Executor that sends visits to nodes.
 
-    A client whose state is here (``clients.here``) travels with its visits, which may then happen anywhere: that is
-    a simulation. Nodes of a deployment keep their clients; the server knows by name what each of them holds.
+    In a simulation, clients are stored at the server and travel with their visits, so any node can carry these out.
+    Nodes of a deployment keep their clients; the server knows the name of the state that each of them holds.
 
     Args:
-        nodes: Who is connected.
-        run: Identifies the run.
-        order: Number that the requests begin with, higher than all of the run before.
-        clients: As the server knows them.
-        shared: What each client is told of the federation.
-        scored: By how many samples each client counts.
-        rules: By which the method classifies.
-        deadline: Seconds to wait for the answers of a round; 0 waits as long as it takes.
-        began_anew: Is told when a client has: its name and the round.
+        nodes: The nodes of the network.
+        run: Identifier of the run.
+        order: Number of the first request, higher than all earlier ones of the run.
+        clients: The clients as the server knows them.
+        state: The server's state, with the names of the client states that nodes have confirmed.
+        summaries: Summary of the federation for each client, as JSON, by name.
+        scored: Numbers of samples that each client counts for, by name.
+        rules: Inference rules of the method.
+        deadline: Seconds to wait for the answers of a round; 0 for no limit.
+        began_anew: Called with the name of a client that started afresh because its state was lost, and the round.
     """
+
+    remote = True
 
     def __init__(
         self,
@@ -48,7 +51,8 @@ class GridExecutor:
         run: str,
         order: int,
         clients: Roster,
-        shared: Mapping[str, Shared],
+        state: ServerState,
+        summaries: Mapping[str, str],
         scored: Mapping[str, Scored],
         rules: tuple[str, ...],
         deadline: float,
@@ -58,7 +62,8 @@ class GridExecutor:
         self.run = run
         self.orders = itertools.count(order)
         self.clients = clients
-        self.shared = {name: s.to_json() for name, s in shared.items()}
+        self.state = state
+        self.summaries = summaries
         self.scored = scored
         self.rules = rules
         self.deadline = deadline
@@ -67,9 +72,18 @@ class GridExecutor:
         self.origins: dict[str, str] = {}
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
-        """Train the named clients, wherever they are."""
-        if round != self.round:  # a round that is repeated starts where it started
-            self.round, self.origins = round, dict(self.clients.generations)
+        """Train the named clients at their nodes.
+
+        Args:
+            names: Names of the participants.
+            messages: Encoded broadcast for each client, or None, by name.
+            round: Number of the round, from 1.
+
+        Yields:
+            Results in the order of ``names``; ``Missing`` for a client without a usable answer.
+        """
+        if round != self.round:  # a repeated round starts from the same states
+            self.round, self.origins = round, dict(self.state.generations)
         jobs = [self._job(name, messages[name], round, self.origins) for name in names]
 
         def read(values: Values, name: str) -> Trained:
@@ -80,10 +94,20 @@ class GridExecutor:
     def evaluate(
         self, names: Iterable[str], messages: Messages | None, round: int
     ) -> Iterator[Evaluated | Missing]:
-        """Evaluate the named clients; without messages, as they were left by training."""
+        """Evaluate the named clients at their nodes.
+
+        Args:
+            names: Names of the clients.
+            messages: Encoded broadcast to deliver to each client first, by name; None to evaluate clients as
+                training left them.
+            round: Number of the round, from 1.
+
+        Yields:
+            Results in the order of ``names``; ``Missing`` for a client without a usable answer.
+        """
         jobs = [
             replace(
-                self._job(name, messages[name] if messages else None, round, self.clients.generations),
+                self._job(name, messages[name] if messages else None, round, self.state.generations),
                 deliver=messages is not None,
             )
             for name in names
@@ -95,88 +119,89 @@ class GridExecutor:
         yield from self._answers(jobs, EVALUATE, read)
 
     def description(self) -> dict[str, str | int]:
-        """Return what a report says of it."""
+        """Return the facts about the executor for the report."""
         return {"executor": "flower", "nodes": len(set(self.nodes.node_of.values()))}
 
     def close(self) -> None:
-        """Free the store; nodes outlive a run."""
-        self.clients.store.close()
+        """Close the store, if the clients are stored at the server; nodes outlive a run."""
+        if self.clients.rests_here:
+            self.clients.store.close()
 
     def _job(self, name: str, message: bytes | None, round: int, generations: Mapping[str, str]) -> Job:
-        after, saved = generations.get(name, ""), self.clients.saved.get(name, "")
-        own = self.nodes.config, self.shared[name], message
-        return Job(self.run, name, round, *own, order=next(self.orders), after=after, saved=saved)
+        after, saved = generations.get(name, ""), self.state.saved.get(name, "")
+        content = self.nodes.config, self.summaries[name], message
+        return Job(self.run, name, round, *content, order=next(self.orders), after=after, saved=saved)
 
     def _answers(self, jobs: Sequence[Job], kind: str, read: Callable[[Values, str], T]) -> Iterator[T | Missing]:
-        """Send jobs; yield answers in their order as soon as it is complete so far."""
+        """Send jobs; yield each answer in the order of the jobs, as soon as those before it are there."""
         self.nodes.refresh()
-        there = [job for job in jobs if job.client in self.nodes.node_of]
-        found: dict[str, T | Missing] = {
+        sent = [job for job in jobs if job.client in self.nodes.node_of]
+        answers: dict[str, T | Missing] = {
             job.client: Missing(job.client, "not connected") for job in jobs if job.client not in self.nodes.node_of
         }
         order = iter(jobs)
         job = next(order, None)
-        messages = (message(self._packed(j).to_values(), self.nodes.node_of[j.client], kind) for j in there)
+        messages = (message(self._packed(j).to_values(), self.nodes.node_of[j.client], kind) for j in sent)
         for number, reply in self.nodes.exchange(messages, self.deadline, self._at_once()):
-            name = there[number].client
+            name = sent[number].client
             try:
                 values = values_of(reply)
-                result, left = read(values, name), self._left(there[number], values)
-            except Exception as error:  # whatever a node sent: it must not end the run
-                found[name] = Missing(name, reason_of(error))
+                result, left = read(values, name), self._left(sent[number], values)
+            except Exception as error:  # no answer of a node may end the run
+                answers[name] = Missing(name, reason_of(error))
             else:
-                self._keep(there[number], *left)
-                found[name] = result
-            while job is not None and job.client in found:
-                yield found.pop(job.client)
+                self._keep(sent[number], *left)
+                answers[name] = result
+            while job is not None and job.client in answers:
+                yield answers.pop(job.client)
                 job = next(order, None)
         late = f"no answer within {self.deadline:g} s" if self.deadline else "could not be sent"
         while job is not None:
-            yield found.pop(job.client, Missing(job.client, late))
+            yield answers.pop(job.client, Missing(job.client, late))
             job = next(order, None)
 
     def _packed(self, job: Job) -> Job:
-        """Return a job with its client, if that is here."""
-        return replace(job, state=pack(self.clients.parked(job.client))) if job.client in self.clients.here else job
+        """Return a job with its client's state, if that is stored at the server."""
+        return replace(job, state=pack(self.clients.snapshot(job.client))) if self.clients.rests_here else job
 
     def _at_once(self) -> int:
-        """Return how many visits may be under way at a time."""
-        if not self.clients.here:
+        """Return the maximum number of visits in progress at a time."""
+        if not self.clients.rests_here:
             return sys.maxsize
         largest = max(sum(t.nbytes for t in m.state_dict().values()) for m in self.clients.models.values())
         result: int = max(16, UNDER_WAY // max(1, largest))
         return result
 
-    def _left(self, job: Job, values: Values) -> tuple[Left, Parked | None]:
-        """Return what a visit left of its client, and the client itself if it travels and has changed.
+    def _left(self, job: Job, values: Values) -> tuple[VisitOutcome, Snapshot | None]:
+        """Read the outcome of a visit for its client, with the client's state if it travels and has changed.
 
         Raises:
-            PayloadError: If the answer does not say, or the client does not fit its model any more.
+            PayloadError: If the outcome is missing or invalid, or the client does not fit its model.
         """
-        left = Left.of(values)
-        if job.client not in self.clients.here:
+        left = VisitOutcome.of(values)
+        if not self.clients.rests_here:
             if left.state is not None:
-                raise PayloadError("state: not asked for")
+                raise PayloadError("state: was not requested")
             if job.deliver and not left.generation:
                 raise PayloadError("generation: missing")
             return left, None
         if left.generation or left.anew:
-            raise PayloadError("generation: the client is not the node's")
+            raise PayloadError("generation: the server keeps this client, not the node")
         if not job.deliver:
             return left, None
-        parked = unpack(left.state or b"")
-        if parked.model and not _same_form(parked.model, self.clients.parked(job.client).model):
+        snapshot = unpack(left.state or b"")
+        if snapshot.model and not _same_form(snapshot.model, self.clients.snapshot(job.client).model):
             raise PayloadError(f"state: does not fit the model of {job.client}")
-        return left, parked
+        return left, snapshot
 
-    def _keep(self, job: Job, left: Left, parked: Parked | None) -> None:
-        """Take note of what a visit left of its client."""
+    def _keep(self, job: Job, left: VisitOutcome, snapshot: Snapshot | None) -> None:
+        """Record the outcome of a visit for its client."""
         if left.anew:
             self.began_anew(job.client, job.round)
         if left.generation:
-            self.clients.generations[job.client] = left.generation
-        if parked is not None:
-            self.clients.store.write(job.client, parked, model=bool(parked.model))
+            self.state.generations[job.client] = left.generation
+        if snapshot is not None:
+            self.clients.store.write(job.client, snapshot, model=bool(snapshot.model))
 
 
 def _same_form(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

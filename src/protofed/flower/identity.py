@@ -1,9 +1,9 @@
-"""Whose client is whose: names bound to the keys of the nodes that bring them.
+"""Identity of clients: names bound to the keys of the nodes that hold the clients.
 
-What this rests on: with ``--enable-supernode-auth`` the SuperLink checks on every request of a node that it is
-signed with the private half of the key under which the node was registered, and tells the ServerApp the public half
-(``Grid.get_nodes``). Without node authentication every SuperNode makes up a key when it starts; nodes are then
-believed with ``identity="name"``, or one that restarts counts as a stranger.
+With ``--enable-supernode-auth``, the SuperLink verifies that every request of a node is signed with the private
+half of the key under which the node was registered, and gives the public half to the ServerApp
+(``Grid.get_nodes``). Without node authentication, every SuperNode generates a key when it starts, so a restarted
+node counts as a stranger unless ``identity="name"`` makes the server trust the names that nodes state.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PUBLIC = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 @dataclass
 class Bindings:
-    """Which key brings which clients.
+    """The key to which each client's name is bound.
 
     Attributes:
-        keys: Fingerprint of each client's key; empty where a node shows none.
+        keys: Fingerprint of each client's key, by name; "" if its node shows none.
         closed: Whether only these clients may take part.
-        by: ``key``, or ``name`` to believe what nodes say they are.
-        per_key: How many clients a key may bring.
+        by: ``key``, or ``name`` to trust the names that nodes state.
+        per_key: Maximum number of clients per key.
     """
 
     keys: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,12 @@ class Bindings:
     per_key: int = 1
 
     def refusal(self, name: str, key: str) -> str:
-        """Return why a node with ``key`` may not bring client ``name``; empty if it may."""
+        """Return why a node may not hold a client, or "" if it may.
+
+        Args:
+            name: Name of the client.
+            key: Fingerprint of the node's key; "" if it shows none.
+        """
         if name not in self.keys:
             return self._stranger(name, key)
         if self.by == "key" and self.keys[name] != key:
@@ -54,30 +59,34 @@ class Bindings:
 
     def _stranger(self, name: str, key: str) -> str:
         if self.closed:
-            return f"says it is {name}, whom the roster does not name"
+            return f"says it is {name}, which the roster does not list"
         same = next((other for other in self.keys if claims.twin(other) == claims.twin(name)), None)
         if same is not None:
             return f"says it is {name}, which reads as {same}"
-        if self.by == "key" and key and len(own := self.names(key)) >= self.per_key:
-            return (
-                f"says it is {name}, but its key is that of {', '.join(own)}: allow clients-per-node={len(own) + 1}"
-            )
+        if self.by == "key" and key and len(names := self.names(key)) >= self.per_key:
+            allowed = len(names) + 1
+            return f"says it is {name}, but its key is that of {', '.join(names)}: allow clients-per-node={allowed}"
         return ""
 
     def bind(self, name: str, key: str) -> None:
-        """Let ``key`` alone bring client ``name`` from now on."""
+        """Bind a client to a key, unless it is bound already.
+
+        Args:
+            name: Name of the client.
+            key: Fingerprint of its node's key; "" if it shows none.
+        """
         self.keys.setdefault(name, key)
 
     def names(self, key: str) -> list[str]:
-        """Return the clients that a key brings."""
+        """Return the names bound to a key."""
         return [name for name, other in self.keys.items() if other == key]
 
 
 def fingerprint(key: bytes) -> str:
-    """Return a public key's fingerprint as ``ssh-keygen -lf node1.pub`` prints it; empty for what is no key.
+    """Return a public key's fingerprint as ``ssh-keygen -lf node1.pub`` prints it, or "" if it is not a key.
 
     Args:
-        key: PEM, as Flower keeps it, or OpenSSH's one line.
+        key: The key in PEM form, as Flower keeps it, or in OpenSSH's one-line form.
     """
     try:
         load = (
@@ -93,30 +102,31 @@ def read_roster(path: Path) -> dict[str, str]:
     """Read a JSON file ``{"north": "SHA256:…", "south": "ecdsa-sha2-nistp384 AAAA…"}``.
 
     Returns:
-        The fingerprint of each client's key.
+        The fingerprint of each client's key, by name.
 
     Raises:
-        ConfigError: If the file cannot be read, or a name or a key is none.
+        ConfigError: If the file cannot be read, or contains an invalid name or key.
     """
     try:
-        found = claims.parse(path.read_text(encoding="utf-8"), "roster")
-        if not isinstance(found, Mapping) or not found:
-            raise ValueError("expected an object from clients' names to public keys or their fingerprints")
-        return bound(found)
+        roster = claims.parse(path.read_text(encoding="utf-8"), "roster")
+        if not isinstance(roster, Mapping) or not roster:
+            raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
+        return bound(roster)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}): correct the path, or its rights") from None
+        message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
+        raise ConfigError(message) from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def bound(found: Mapping[object, object]) -> dict[str, str]:
-    """Return the fingerprint of each client's key from plain values.
+def bound(table: Mapping[object, object]) -> dict[str, str]:
+    """Return the fingerprint of each client's key, by name, from plain values.
 
     Raises:
-        ValueError: If a name or a key is none, or two names read the same.
+        ValueError: If a name or a key is invalid, or two names read the same.
     """
     keys: dict[str, str] = {}
-    for given, key in found.items():
+    for given, key in table.items():
         name = claims.client_name(given)
         print_ = key if isinstance(key, str) and _FINGERPRINT.fullmatch(key) else fingerprint(str(key).encode())
         if not print_:

@@ -1,4 +1,4 @@
-"""Certificates and node keys for a trial of a real federation: TLS, and SuperNodes that prove who they are."""
+"""Certificates and node keys for a trial of a real federation with TLS and authenticated SuperNodes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from protofed.flower.folder import check_new, write_folder
 
 HOSTS = ("127.0.0.1", "localhost")
 CURVE = ec.SECP384R1
-"""Flower takes NIST's curves (P-256, P-384, P-521) and makes its own keys on this one."""
+"""Flower accepts NIST's curves (P-256, P-384, P-521) and generates its own keys on this one."""
 CLOCKS_DIFFER = timedelta(hours=1)
-"""Certificates are valid from this long ago, for machines whose clock is behind."""
+"""Time by which certificates are backdated, for machines whose clocks are slow."""
 _DNS = re.compile(r"(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?")
 
 
@@ -36,19 +36,19 @@ class Signed(NamedTuple):
 def create_keys(directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days: int = 365) -> list[Path]:
     """Write ``ca.crt``, ``ca.key``, ``server.pem``, ``server.key``, and ``node1`` with ``node1.pub`` and so on.
 
-    The directory is whole or not there; only its owner may enter it, and only they may read private keys.
+    The directory is created as a whole or not at all. Only its owner may enter it or read the private keys.
 
     Args:
-        directory: New, or empty.
+        directory: A directory that is empty or does not exist yet.
         nodes: Number of key pairs.
         hosts: Names and addresses by which nodes reach the SuperLink.
-        days: How long the certificates are valid; keys of nodes do not expire.
+        days: Validity of the certificates in days; keys of nodes do not expire.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
-        ConfigError: If the directory holds something or cannot be made, or a host is neither name nor address.
+        ConfigError: If the directory is not empty or cannot be created, or a host is neither a name nor an address.
     """
     names = [_subject_name(host) for host in hosts]
     check_new(directory, "keys are never overwritten")
@@ -63,9 +63,14 @@ def create_keys(directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days:
 
 
 def certificate_authority(start: datetime, end: datetime) -> Signed:
-    """Return a new authority that signs itself."""
+    """Create a self-signed certificate authority.
+
+    Args:
+        start: Start of its validity.
+        end: End of its validity.
+    """
     key = ec.generate_private_key(CURVE())
-    # Two trials have two authorities: the number in the name tells them apart in error messages.
+    # The number in the name tells the authorities of different trials apart in error messages.
     name = _name(f"protofed trial CA {os.urandom(4).hex()}")
     usage = _usage(key_cert_sign=True, crl_sign=True)
     builder = (
@@ -79,7 +84,14 @@ def certificate_authority(start: datetime, end: datetime) -> Signed:
 def server_certificate(
     authority: Signed, hosts: Sequence[x509.GeneralName], start: datetime, end: datetime
 ) -> Signed:
-    """Return a server's certificate for ``hosts``, signed by ``authority``."""
+    """Create a server's certificate.
+
+    Args:
+        authority: The authority that signs it.
+        hosts: Names and addresses for which it is valid.
+        start: Start of its validity.
+        end: End of its validity.
+    """
     key = ec.generate_private_key(CURVE())
     issuer = authority.certificate
     builder = (

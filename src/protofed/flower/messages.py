@@ -1,7 +1,7 @@
-"""What the server asks of nodes and what they answer, as plain values: text, numbers and bytes, never pickles.
+"""Requests of the server and answers of nodes, as plain values: text, numbers and bytes, never pickles.
 
-What comes from the other side is checked here for type and range, before anything is made of it; what a payload may
-contain is the wire's business.
+Everything received is checked here for type and range before it is used; the contents of payloads are checked by
+``protofed.wire``.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from protofed.errors import PayloadError
 from protofed.training import Evaluated, Trained
 
 Values = dict[str, Any]
-"""What Flower's ``ConfigRecord`` holds: text, numbers, bytes."""
-"""Characters of a table of losses or scores."""
+"""Contents of Flower's ``ConfigRecord``: text, numbers, bytes."""
 SHARES = 100
-"""A client that withholds its counts tells its scores as so many correct of a hundred."""
+"""Denominator of the scores of a client that withholds its counts: these are percentages."""
 GENERATION = re.compile(r"[0-9]{6,9}-[0-9a-f]{16}")
 """Names of generations, as :class:`~protofed.flower.state.ClientFolder` gives them."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a node tells of one of its clients before the first round.
+    """A node's description of one of its clients before the first round.
 
     Attributes:
         name: The client's name, unique in the federation.
-        classes: Names of the classes it knows.
-        named: Whether its data name their classes, or number them.
-        train: Training samples of each class, as ``counts`` says.
-        test: Test samples of each class.
-        validation: Validation samples.
+        classes: Names of the classes in its data.
+        named: Whether its data name their classes; otherwise they number them.
+        train: Number of training samples of each class, rounded as ``counts`` specifies.
+        test: Number of test samples of each class, rounded likewise.
+        validation: Number of validation samples, rounded likewise.
         input_shape: Shape of one sample.
-        settings: What it decides for itself (its ``client.toml``), a model of its own without its name.
-        place: Where it comes in the order of clients; those of one place are in the order of their names.
-        counts: Whether numbers of samples are ``exact``, ``coarse`` (the power of two above) or ``none``: 1 where
-            there are any.
+        settings: The client's own settings (its ``client.toml``), without the name of a model of its own.
+        place: Position in the order of clients; clients with equal positions are ordered by name.
+        counts: ``exact``; ``coarse`` for numbers rounded up to a power of two; or ``none`` for 1 in place of any
+            number above 0.
     """
 
     name: str
@@ -58,13 +57,13 @@ class Description:
 
 @dataclass(frozen=True)
 class Scored:
-    """How many samples a client was trained and scored on, as far as the server knows.
+    """Numbers of samples on which a client is trained and evaluated, as far as the server knows.
 
     Attributes:
-        train: Training samples, by which losses are averaged.
-        test: Test samples.
-        validation: Validation samples.
-        shares: Whether scores come as correct of :data:`SHARES` instead of numbers of samples.
+        train: Number of training samples, the weight of the client's losses in averages.
+        test: Number of test samples.
+        validation: Number of validation samples.
+        shares: Whether scores are shares out of :data:`SHARES` instead of numbers of samples.
     """
 
     train: int
@@ -75,29 +74,29 @@ class Scored:
 
 @dataclass(frozen=True)
 class Job:
-    """One visit that the server asks for.
+    """A visit that the server requests.
 
     Attributes:
-        run: Identifies the run, also across a restart of the server.
-        client: Whose visit.
-        round: Counted from 1.
+        run: Identifier of the run, which survives restarts of the server.
+        client: Name of the client.
+        round: Number of the round, from 1.
         config: The experiment's configuration, as JSON.
-        census: What is known of all clients (see :class:`~protofed.flower.census.Shared`), as JSON.
+        summary: Summary of the federation (see :func:`~protofed.flower.summary.client_summaries`), as JSON.
         message: The encoded broadcast, or None.
-        deliver: Whether an evaluation delivers the broadcast.
-        order: Grows with every request of a run, across restarts of the server too.
-        after: The client's generation from which, or from what came of it, the visit must start; "" for the client
-            as it was before the run.
-        saved: The generation to which the server goes back if it is stopped now.
-        state: The client as :func:`~protofed.training.client.pack` returns it, if it travels with its visits; None
-            if its node keeps it.
+        deliver: Whether an evaluation delivers the broadcast first.
+        order: Number of the request, which increases throughout a run, also across restarts of the server.
+        after: Name of the client's generation from which, or from a descendant of which, the visit must start; ""
+            for the client as it was before the run.
+        saved: Name of the generation in the server's last checkpoint.
+        state: The client's snapshot as :func:`protofed.snapshots.pack` returns it, if the client travels with its
+            visits; None if its node keeps it.
     """
 
     run: str
     client: str
     round: int
     config: str
-    census: str
+    summary: str
     message: bytes | None = None
     deliver: bool = True
     order: int = 0
@@ -106,49 +105,49 @@ class Job:
     state: bytes | None = None
 
     def to_values(self) -> Values:
-        """Return the job as Flower carries it."""
+        """Return the job as the values of a message."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Job:
-        """Undo :meth:`to_values`.
+        """Return a job from the values of a message; the inverse of :meth:`to_values`.
 
         Raises:
-            PayloadError: If something is missing, of another type, or out of range.
+            PayloadError: If a value is missing, of another type, or out of range.
         """
-        kinds = {
+        types = {
             "run": str,
             "client": str,
             "round": int,
             "config": str,
-            "census": str,
+            "summary": str,
             "deliver": bool,
             "order": int,
             "after": str,
             "saved": str,
         }
-        found = {name: _take(values, name, kind) for name, kind in kinds.items()}
+        fields = {name: _take(values, name, kind) for name, kind in types.items()}
         try:
-            claims.client_name(found["client"])
-            claims.whole(found["round"], "round", 0, limits.ROUNDS)
-            claims.whole(found["order"], "order", 0, limits.ORDER)
-            claims.identifier(f"run_{found['run']}", "run")
+            claims.client_name(fields["client"])
+            claims.whole(fields["round"], "round", 0, limits.ROUNDS)
+            claims.whole(fields["order"], "order", 0, limits.ORDER)
+            claims.identifier(f"run_{fields['run']}", "run")
         except ValueError as error:
             raise PayloadError(str(error)) from None
         for name in ("after", "saved"):
-            _check_generation(found[name], name)
-        return cls(**found, message=_bytes(values, "message"), state=_bytes(values, "state"))
+            _check_generation(fields[name], name)
+        return cls(**fields, message=_bytes(values, "message"), state=_bytes(values, "state"))
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a visit left of the client, beside its result.
+class VisitOutcome:
+    """The outcome of a visit for the client's stored state.
 
     Attributes:
-        generation: Name of the generation that the node keeps now; "" if nothing changed.
-        anew: Whether the node had lost the client, and its operator let it begin anew.
-        state: The client as :func:`~protofed.training.client.pack` returns it, if it travels and has changed; with
-            no model if that has not.
+        generation: Name of the generation that the node has stored; "" if the client did not change.
+        anew: Whether the node had lost the client's state and its operator allowed a fresh start.
+        state: The client's snapshot as :func:`protofed.snapshots.pack` returns it, if the client travels and has
+            changed; without the model if that has not changed.
     """
 
     generation: str = ""
@@ -156,15 +155,15 @@ class Left:
     state: bytes | None = None
 
     def to_values(self) -> Values:
-        """Return the record as Flower carries it."""
+        """Return the record as the values of a message."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Left:
-        """Undo :meth:`to_values`.
+    def of(cls, values: Mapping[str, Any]) -> VisitOutcome:
+        """Return a record from the values of a message; the inverse of :meth:`to_values`.
 
         Raises:
-            PayloadError: If something is missing or of another type, or the generation has a name that none has.
+            PayloadError: If a value is missing or of another type, or the generation's name is malformed.
         """
         name = _take(values, "generation", str)
         _check_generation(name, "generation")
@@ -177,19 +176,23 @@ def _check_generation(name: str, what: str) -> None:
 
 
 def description_values(descriptions: list[Description]) -> Values:
-    """Return the answer to a node's first question."""
+    """Return descriptions as the values of a message."""
     return {"clients": json.dumps([asdict(d) for d in descriptions])}
 
 
 def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> list[Description]:
-    """Undo :func:`description_values`.
+    """Read descriptions from the values of a message; the inverse of :func:`description_values`.
+
+    Args:
+        values: The values of the message.
+        most: Maximum number of clients.
 
     Raises:
-        PayloadError: If something is missing, of another type or out of range, or there are more than ``most``.
+        PayloadError: If a value is missing, of another type or out of range, or there are more than ``most``.
     """
     try:
-        found = claims.items(claims.parse(values.get("clients"), "clients"), "clients", most)
-        return [description(item) for item in found]
+        items = claims.items(claims.parse(values.get("clients"), "clients"), "clients", most)
+        return [description(item) for item in items]
     except ValueError as error:
         raise PayloadError(f"clients: not a description of clients ({claims.clean(error)})") from None
 
@@ -198,91 +201,102 @@ def description(item: object) -> Description:
     """Return a description from plain values.
 
     Raises:
-        ValueError: If something is missing, of another type, or out of range.
+        ValueError: If a value is missing, of another type, or out of range.
     """
-    found = claims.mapping(item, "description", Description.__dataclass_fields__)
-    name = claims.client_name(found["name"])
+    fields = claims.mapping(item, "description", Description.__dataclass_fields__)
+    name = claims.client_name(fields["name"])
     try:
-        return _description(name, found)
+        return _description(name, fields)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _description(name: str, found: Mapping[str, Any]) -> Description:
-    classes = claims.class_names(found["classes"])
-    kind = claims.one_of(found["counts"], "counts", claims.COUNTS)
-    validation = claims.whole(found["validation"], "validation", 0, limits.CLAIMED_SAMPLES)
+def _description(name: str, fields: Mapping[str, Any]) -> Description:
+    classes = claims.class_names(fields["classes"])
+    kind = claims.one_of(fields["counts"], "counts", claims.COUNTS)
+    validation = claims.whole(fields["validation"], "validation", 0, limits.CLAIMED_SAMPLES)
     if validation != claims.withheld(validation, kind):
         raise ValueError(f"validation: not a {kind} count")
-    settings = claims.settings(found["settings"])
+    settings = claims.settings(fields["settings"])
     settings.pop("counts", None)
     return Description(
         name,
         classes,
-        claims.flag(found["named"], "named"),
-        claims.counts(found["train"], "train", len(classes), kind),
-        claims.counts(found["test"], "test", len(classes), kind),
+        claims.flag(fields["named"], "named"),
+        claims.counts(fields["train"], "train", len(classes), kind),
+        claims.counts(fields["test"], "test", len(classes), kind),
         validation,
-        claims.shape(found["input_shape"]),
+        claims.shape(fields["input_shape"]),
         settings,
-        claims.whole(found["place"], "place", 0, limits.CLIENTS),
+        claims.whole(fields["place"], "place", 0, limits.CLIENTS),
         kind,
     )
 
 
 def sizes_values(sizes: Mapping[str, Any]) -> Values:
-    """Return what a node tells of a model that only it builds."""
+    """Return the sizes of a model that only its node builds as the values of a message."""
     return {"sizes": json.dumps(sizes)}
 
 
 def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
-    """Undo :func:`sizes_values`.
+    """Read the sizes of a model from the values of a message; the inverse of :func:`sizes_values`.
 
     Args:
-        values: What came.
-        d: Length of the features that the client's settings or the recipe demand.
+        values: The values of the message.
+        d: Length of the features, as the client's settings or the recipe require.
 
     Raises:
-        PayloadError: If something is missing, of another type, or out of range.
+        PayloadError: If a value is missing, of another type, or out of range.
     """
     try:
-        found = claims.parse(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS)
-        return sizes(found, d)
+        return sizes(claims.parse(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS), d)
     except ValueError as error:
         raise PayloadError(claims.clean(error)) from None
 
 
 def sizes(item: object, d: int) -> dict[str, Any]:
-    """Return the sizes of a model from plain values: ``parameters``, those of its ``extras`` by name, and ``d``.
+    """Return the sizes of a model from plain values.
+
+    Args:
+        item: The plain values.
+        d: Length of the features, as the client's settings or the recipe require.
+
+    Returns:
+        The number of ``parameters``, that of each network in ``extras`` by name, and ``d``.
 
     Raises:
-        ValueError: If something is missing, of another type, or out of range.
+        ValueError: If a value is missing, of another type, or out of range.
     """
-    found = claims.mapping(item, "sizes", ("parameters", "extras", "d"))
-    extras = found["extras"]
+    fields = claims.mapping(item, "sizes", ("parameters", "extras", "d"))
+    extras = fields["extras"]
     if not isinstance(extras, Mapping) or len(extras) > limits.NETWORKS:
         raise ValueError(f"extras: expected a table of at most {limits.NETWORKS} networks")
     return {
-        "parameters": claims.whole(found["parameters"], "parameters", 1, limits.PARAMETERS),
+        "parameters": claims.whole(fields["parameters"], "parameters", 1, limits.PARAMETERS),
         "extras": {
             claims.identifier(name, "network"): claims.whole(n, "parameters", 0, limits.PARAMETERS)
             for name, n in extras.items()
         },
-        "d": claims.whole(found["d"], "d", d, d),
+        "d": claims.whole(fields["d"], "d", d, d),
     }
 
 
 def trained_values(result: Trained) -> Values:
-    """Return a training result as Flower carries it; the losses may be any floats, NaN too."""
+    """Return a training result as the values of a message; losses may be any floats, including NaN."""
     values: Values = {"client": result.client, "losses": json.dumps(result.losses), "seconds": result.seconds}
     return values if result.message is None else {**values, "message": result.message}
 
 
 def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Trained:
-    """Undo :func:`trained_values`; the number of samples is what the client described, whatever it says now.
+    """Read a training result from the values of a message; the inverse of :func:`trained_values`.
+
+    Args:
+        values: The values of the message.
+        name: Name of the client.
+        scored: The client's numbers of samples, which the answer cannot change.
 
     Raises:
-        PayloadError: If something is missing, of another type, or too much.
+        PayloadError: If a value is missing, of another type, or too large.
     """
     message = _bytes(values, "message")
     losses = _numbers(values, "losses")
@@ -290,11 +304,12 @@ def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Traine
 
 
 def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
-    """Return an evaluation as Flower carries it.
+    """Return an evaluation as the values of a message.
 
     Args:
         result: The evaluation.
-        counts: If not ``exact``, scores go as correct of :data:`SHARES`, which hides numbers of samples.
+        counts: Disclosure of numbers of samples, one of :data:`protofed.claims.COUNTS`; unless it is ``exact``,
+            scores are sent as shares out of :data:`SHARES`, which hides these numbers.
     """
     (validation, held_out), values = result.validation, {"client": result.client, "seconds": result.seconds}
     if counts == "exact":
@@ -305,7 +320,13 @@ def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
 
 
 def read_evaluated(values: Mapping[str, Any], name: str, scored: Scored, rules: tuple[str, ...]) -> Evaluated:
-    """Undo :func:`evaluated_values`.
+    """Read an evaluation from the values of a message; the inverse of :func:`evaluated_values`.
+
+    Args:
+        values: The values of the message.
+        name: Name of the client.
+        scored: The client's numbers of samples.
+        rules: Inference rules of the method.
 
     Raises:
         PayloadError: If a rule is missing or a count is impossible.
@@ -322,15 +343,15 @@ def _shares(correct: Mapping[str, float], samples: int) -> dict[str, int]:
 
 
 def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
-    """Return a table of named numbers, which may be NaN or infinite, as losses of a diverged model are."""
+    """Return a table of named numbers, which may be NaN or infinite, like the losses of a diverged model."""
     text = _take(values, where, str)
     try:
         if len(text) > limits.ANSWER_CHARACTERS:
             raise ValueError(f"{len(text)} characters, at most {limits.ANSWER_CHARACTERS} are allowed")
-        found = json.loads(text)
-        if not isinstance(found, dict) or len(found) > limits.LOSSES:
+        table = json.loads(text)
+        if not isinstance(table, dict) or len(table) > limits.LOSSES:
             raise ValueError(f"expected at most {limits.LOSSES} named numbers")
-        return {claims.class_name(name): _real(value) for name, value in found.items()}
+        return {claims.class_name(name): _real(value) for name, value in table.items()}
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"{where}: not a table of numbers ({claims.clean(error, 160)})") from None
 
@@ -341,18 +362,18 @@ def _real(value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]
     except OverflowError:
-        raise ValueError("a number that no float holds") from None
+        raise ValueError("a number too large for a float") from None
 
 
 def _counts(
     values: Mapping[str, Any], where: str, rules: tuple[str, ...], samples: int, shares: bool
 ) -> dict[str, float]:
-    """Return how many of ``samples`` each rule has right."""
-    found, most = _numbers(values, where), SHARES if shares and samples else samples
+    """Return how many of ``samples`` each rule classifies correctly."""
+    correct, most = _numbers(values, where), SHARES if shares and samples else samples
     for rule in rules:
-        if not 0 <= found.get(rule, -1) <= most or found[rule] % 1:
-            raise PayloadError(f"{where}: {rule} must be a count from 0 to {most}, not {found.get(rule)}")
-    return {rule: found[rule] / most * samples if shares and samples else int(found[rule]) for rule in rules}
+        if not 0 <= correct.get(rule, -1) <= most or correct[rule] % 1:
+            raise PayloadError(f"{where}: {rule} must be a count from 0 to {most}, not {correct.get(rule)}")
+    return {rule: correct[rule] / most * samples if shares and samples else int(correct[rule]) for rule in rules}
 
 
 def _seconds(values: Mapping[str, Any]) -> float:

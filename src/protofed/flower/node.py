@@ -1,12 +1,12 @@
-"""A node at work: takes one of its clients through a visit.
+"""Execution of clients' visits at a node.
 
-Nothing here knows Flower: a visit is the same as on the local engine, between fetching a client and leaving it.
+This module is independent of Flower: a visit is the same as on the local engine, once the client has been fetched.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,31 +15,34 @@ from typing import Any, Literal
 
 from protofed import claims
 from protofed.errors import ConfigError, PayloadError
-from protofed.experiments.assemble import sizes_of
+from protofed.experiments.architectures import Architecture, is_code, recipe_names
+from protofed.experiments.builder import Builder
+from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.config import Experiment, resolve
-from protofed.experiments.workshop import Architecture, fill, is_code, open_workshop, place, recipe_names
-from protofed.flower.census import Shared
-from protofed.flower.messages import Description, Job, Left
+from protofed.experiments.description import sizes_of
+from protofed.experiments.hardware import Hardware
+from protofed.flower.messages import Description, Job, VisitOutcome
 from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import ClientFolder, locked
+from protofed.flower.summary import read_summary
 from protofed.flower.visits import Carried, Kept, Place
 from protofed.samples import ClientData
-from protofed.training import Evaluated, LocalTrainer, Memory, Parked, Roster, Sequential, Trained
-from protofed.training.calibration import faster_in_bfloat16
+from protofed.snapshots import Snapshot
+from protofed.training import Evaluated, LocalTrainer, Memory, Roster, Sequential, Trained
 
 BFLOAT16 = "bfloat16"
 
 
 @dataclass(frozen=True)
 class Node:
-    """What one machine brings to the federation.
+    """One node of the federation.
 
     Attributes:
-        source: Where its clients' data are.
-        state: Folder in which its clients' models and states are kept, one folder per client; None for a node of a
+        source: Source of its clients' data.
+        state: Folder of its clients' models and states, with one subfolder per client; None for a node of a
             simulation, whose clients travel with their visits.
-        device: Where it computes: ``auto``, ``cpu`` or ``cuda``.
-        fresh: Whether a client whose state is lost begins anew instead of being refused.
+        device: Device on which it computes: ``auto``, ``cpu`` or ``cuda``.
+        fresh: Whether a client whose state is lost starts afresh instead of being refused.
     """
 
     source: Source
@@ -48,30 +51,30 @@ class Node:
     fresh: bool = False
 
     def describe(self, config: str) -> list[Description]:
-        """Return what the server has to know of the clients."""
+        """Return descriptions of the node's clients, given the experiment's configuration as JSON."""
         return self.source.describe(self._experiment(config))
 
     def fit(self, job: Job) -> dict[str, Any]:
-        """Return the sizes of a client's model, as :func:`~protofed.experiments.assemble.sizes_of` does.
+        """Return the sizes of a client's model, as :func:`~protofed.experiments.description.sizes_of` does.
 
         Raises:
-            ProtofedError: If it cannot be built, or the method cannot work with it.
+            ProtofedError: If the model cannot be built, or the method cannot use it.
         """
         experiment = self._experiment(job.config)
         check_counts(experiment, job.client, self.counts(job))
-        _, roster, _ = _workshop(self.source, experiment_key(experiment), job.census, job.client)
-        return sizes_of(roster.models[roster.members[job.client].kind])
+        _, roster, _ = _built(self.source, experiment_key(experiment), job.summary, job.client)
+        return sizes_of(roster.models[roster[job.client].kind])
 
     def counts(self, job: Job) -> str:
-        """Return how much the client says of its numbers of samples."""
+        """Return a client's disclosure of its numbers of samples, one of :data:`protofed.claims.COUNTS`."""
         return self.source.counts(self._experiment(job.config), job.client)
 
-    def train(self, job: Job) -> tuple[Trained, Left]:
-        """Train one client, once for each request.
+    def train(self, job: Job) -> tuple[Trained, VisitOutcome]:
+        """Train one client; answer a repeated request with the existing result.
 
         Raises:
             ProtofedError: If the broadcast, the data or the state do not fit; CheckpointError if the node does not
-                hold the state that the visit must start from.
+                have the state from which the visit must start.
         """
         with self._open(job) as (trainer, roster, place):
             answered = place.answered()
@@ -81,8 +84,8 @@ class Node:
             (result,) = Sequential(trainer, roster).train([job.client], {job.client: job.message}, job.round)
             return result, place.trained(result)
 
-    def evaluate(self, job: Job) -> tuple[Evaluated, Left]:
-        """Score one client; it keeps what it is delivered.
+    def evaluate(self, job: Job) -> tuple[Evaluated, VisitOutcome]:
+        """Evaluate one client, which keeps a delivered broadcast.
 
         Raises:
             ProtofedError: As :meth:`train`.
@@ -99,40 +102,35 @@ class Node:
 
     @contextmanager
     def _open(self, job: Job) -> Iterator[tuple[LocalTrainer, Roster, Place]]:
-        """Open what a visit needs; a node that keeps its clients never gives one away.
+        """Open the trainer, the roster and the storage for a visit; a node never gives a stored client away.
 
         Raises:
-            ConfigError: If the job and the node do not go together.
+            ConfigError: If the job does not suit the node.
         """
         if job.state is None and self.state is None:
-            raise ConfigError('the node has no place for its model: add state-dir="FOLDER" to --node-config')
+            raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
         if job.state is not None and self.state is not None:
-            raise ConfigError("the server asks for the client itself, but this node keeps its own")
+            raise ConfigError("the server sent the client's state, but this node stores its clients itself")
         experiment = self._experiment(job.config)
         check_counts(experiment, job.client, self.counts(job))
-        trainer, roster, initial = _workshop(self.source, experiment_key(experiment), job.census, job.client)
+        trainer, roster, initial = _built(self.source, experiment_key(experiment), job.summary, job.client)
         keep = nullcontext() if self.state is None else locked(self.state / job.client, job.run, job.order)
         with keep, closing(roster.store):
             roster.store.write(job.client, initial)
             if self.state is None:
-                _use_bfloat16(roster, Shared.of(job.census).bfloat16)
+                roster.compute_in_bfloat16(read_summary(job.summary).bfloat16)
                 yield trainer, roster, Carried(job, roster)
                 return
             folder = ClientFolder(self.state / job.client, job.run)
             if experiment.execution.precision == "bf16":
-                if BFLOAT16 not in folder.notes:  # found out once per run
+                if BFLOAT16 not in folder.notes:  # measured once per run
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
-                _use_bfloat16(roster, folder.notes[BFLOAT16])
+                roster.compute_in_bfloat16(folder.notes[BFLOAT16])
             yield trainer, roster, Kept(job, roster, folder, self.fresh)
 
 
-def _use_bfloat16(roster: Roster, kinds: Collection[str]) -> None:
-    for kind, model in roster.models.items():
-        model.in_bfloat16 = kind in kinds
-
-
 def experiment_key(experiment: Experiment) -> str:
-    """Return an experiment as JSON, which :func:`_resolve` undoes."""
+    """Return an experiment's configuration as JSON."""
     return json.dumps(experiment.to_tree(), sort_keys=True)
 
 
@@ -148,27 +146,29 @@ def _resolve(config: str) -> Experiment:
 
 
 @lru_cache(maxsize=16)
-def _workshop(source: Source, config: str, census: str, name: str) -> tuple[LocalTrainer, Roster, Parked]:
-    """Return what a client's visits need, and where it begins; kept, because a process may see many of them."""
-    experiment, shared = _resolve(config), Shared.of(census)
-    federated = place(experiment, source.load(experiment, name, shared.classes))
-    shared = replace(shared, architecture=_own(experiment, shared.architecture, federated.clients[0]))
-    trainer, roster = open_workshop(experiment, federated, Memory(), census=shared.census)
-    fill(experiment, federated, trainer.method, roster, shared.census)
-    return trainer, roster, roster.parked(name)
+def _built(source: Source, config: str, text: str, name: str) -> tuple[LocalTrainer, Roster, Snapshot]:
+    """Return the trainer and roster for a client's visits, and its first snapshot; cached for later visits."""
+    experiment, summary = _resolve(config), read_summary(text)
+    hardware = Hardware.of(experiment.execution)
+    federated = hardware.place(source.load(experiment, name, summary.classes))
+    architecture = _architecture(experiment, summary.architectures[0], federated.clients[0])
+    builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)))
+    roster = builder.roster(Memory())
+    builder.fill(roster)
+    return builder.trainer, roster, roster.snapshot(name)
 
 
-def _own(experiment: Experiment, told: Architecture, client: ClientData) -> Architecture:
-    """Return the architecture that the server told, a model of the client's own by its name.
+def _architecture(experiment: Experiment, assigned: Architecture, client: ClientData) -> Architecture:
+    """Return the architecture that the server assigned, with the name of a private model filled in.
 
     Raises:
         PayloadError: If it is code that neither the recipe nor the client names.
     """
-    if told.name == claims.PRIVATE:
-        if not is_code(own := client.settings.get("model", "")):
-            raise PayloadError("census: tells of a model of the client's own, but its client.toml names none")
-        return replace(told, name=own, options={})
-    named = recipe_names(experiment, told.name) or told.name == client.settings.get("model")
-    if is_code(told.name) and not named:
-        raise PayloadError(f"census: architecture {told.name!r} is code that no recipe or client names")
-    return told
+    if assigned.name == claims.PRIVATE:
+        if not is_code(name := client.settings.get("model", "")):
+            raise PayloadError("summary: the client has its own model, but its client.toml names none")
+        return replace(assigned, name=name, options={})
+    named = recipe_names(experiment, assigned.name) or assigned.name == client.settings.get("model")
+    if is_code(assigned.name) and not named:
+        raise PayloadError(f"summary: architecture {assigned.name!r} is code that no recipe or client names")
+    return assigned

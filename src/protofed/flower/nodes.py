@@ -1,6 +1,6 @@
-"""The nodes of a network: who is connected, whose clients are where, and how questions reach them.
+"""The nodes of a network: connections, the clients of each node, and the exchange of messages.
 
-Nothing that a node sends is believed or can end a run: what cannot be read is named and left out.
+Nothing that a node sends is trusted or can end a run: unreadable answers are logged, and their nodes are left out.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from protofed.flower.messages import Description, Values, read_descriptions
 RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 POLL = 0.01, 0.3
-"""Least and most seconds between two looks for replies; the longer nothing comes, the more."""
+"""Shortest and longest seconds between two polls for replies; the pause grows while none arrive."""
 RETRY = 30.0
-"""Seconds until a node whose answer was of no use is asked again, while too few are there."""
+"""Seconds until a node is asked again after an unusable answer, while too few clients are connected."""
 UNREADABLE = 700
-"""Code of an error that stands for an answer Flower could not take apart."""
+"""Error code for an answer that Flower could not parse."""
 log = logging.getLogger("protofed")
 
 
 @dataclass
 class Nodes:
-    """Who is connected, and whose clients are where.
+    """The connected nodes and their clients.
 
     Attributes:
-        grid: Flower's.
+        grid: Flower's grid.
         config: The experiment's configuration, as JSON.
-        bindings: Which key brings which clients.
-        node_of: Of each client, the node that holds it.
-        descriptions: Of each client, in the order in which they came.
-        left_out: Why a node, or a client of one, does not take part.
-        failed: Nodes whose answer was of no use.
+        bindings: The key to which each client's name is bound.
+        node_of: Node of each connected client, by the client's name.
+        descriptions: Description of each client by name, in order of arrival.
+        left_out: Reason for each node or client that does not take part, by name.
+        failed: Nodes whose answer was unusable.
+        asked: Connected nodes that need not be asked for their clients.
+        waiting: Node of each question that has no answer yet, by Flower's message number.
     """
 
     grid: Grid
@@ -59,10 +61,9 @@ class Nodes:
     waiting: dict[str, int] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Ask nodes that are new whose data they have, and take the answers that are there.
+        """Ask new nodes for their clients, process the answers that have arrived, and forget nodes that have left.
 
-        Nobody is waited for: a node that keeps silent holds nobody up. What is known of nodes that have left is
-        where their clients were, which is forgotten.
+        This does not wait for answers, so a silent node does not delay the others.
         """
         online = self._online()
         self.asked &= online.keys()
@@ -81,12 +82,15 @@ class Nodes:
     def exchange(
         self, messages: Iterable[Message], seconds: float, at_once: int = sys.maxsize
     ) -> Iterator[tuple[int, Message]]:
-        """Send messages; yield the number of each with its reply, as they come.
+        """Send messages and yield replies as they arrive.
 
         Args:
-            messages: At most one for each client.
-            seconds: How long to wait; 0 for as long as it takes. Flower answers for nodes that are gone.
-            at_once: How many messages wait for their replies at a time.
+            messages: At most one message per client.
+            seconds: Seconds to wait; 0 for no limit. Flower answers for nodes that are gone.
+            at_once: Maximum number of messages without a reply at a time.
+
+        Yields:
+            The index of a message in ``messages``, and its reply.
         """
         numbered = enumerate(messages)
         waiting: dict[str, int] = {}
@@ -106,16 +110,21 @@ class Nodes:
                 time.sleep(pause)
 
     def wait(self, number: int, seconds: float, least: int = 1) -> None:
-        """Wait until ``number`` clients are there.
+        """Wait until enough clients are connected.
+
+        Args:
+            number: Number of clients to wait for.
+            seconds: Seconds to wait.
+            least: Number of clients that suffices after that time if nodes or clients were left out.
 
         Raises:
-            FederationError: If they are not there in time; but ``least`` are enough where others are left out.
+            FederationError: If too few clients are connected in time.
         """
         end = time.monotonic() + seconds
         again = time.monotonic() + RETRY
         self.refresh()
         while len(self.node_of) < number:
-            if time.monotonic() > again:  # its operator may have mended what was wrong
+            if time.monotonic() > again:  # their operators may have fixed the problem
                 self.asked -= self.failed
                 again += RETRY
             if time.monotonic() > end:
@@ -129,7 +138,12 @@ class Nodes:
             self.refresh()
 
     def settle(self, seconds: float, patience: float = 3.0) -> None:
-        """Wait until nobody new has come for some seconds and all questions are answered, but not for longer."""
+        """Wait until no new client has arrived for a while and all questions are answered.
+
+        Args:
+            seconds: Maximum seconds to wait.
+            patience: Seconds without a new client after which the wait ends.
+        """
         end = time.monotonic() + seconds
         while True:
             before = set(self.node_of)
@@ -139,7 +153,7 @@ class Nodes:
                 return
 
     def complaints(self) -> str:
-        """Return who was left out and why, to end a sentence with."""
+        """Return the first exclusions and their reasons, as the end of a sentence."""
         return "".join(f"; without {who}: {why}" for who, why in list(self.left_out.items())[:5])
 
     def _online(self) -> dict[int, str]:
@@ -149,7 +163,7 @@ class Nodes:
         return {info.node_id: fingerprint(info.public_key) for info in self.grid.get_nodes()}
 
     def _recognise(self, node: int, key: str) -> bool:
-        """Take a node that comes back for the one whose key it shows: it need not be asked again."""
+        """Assign a node the clients bound to its key, if all are known; return whether they are."""
         names = self.bindings.names(key) if key and self.bindings.by == "key" else []
         if not names or any(name not in self.descriptions for name in names):
             return False
@@ -157,26 +171,26 @@ class Nodes:
         return True
 
     def _hear(self, node: int, reply: Message, key: str) -> None:
-        """Take what a node says of its clients."""
+        """Process a node's answer to the question for its clients."""
         try:
-            found = read_descriptions(values_of(reply), self.bindings.per_key)
+            descriptions = read_descriptions(values_of(reply), self.bindings.per_key)
         except Unreachable as error:
             log.warning("node %s: %s", node, error)
             self.asked.discard(node)
-        except Exception as error:  # whatever it sent: it must not end the run
+        except Exception as error:  # no answer of a node may end the run
             self.failed.add(node)
             self._leave_out(f"node {node}", reason_of(error))
         else:
             self.failed.discard(node)
             self.left_out.pop(f"node {node}", None)
-            for description in found:
+            for description in descriptions:
                 self._welcome(description, node, key)
 
     def _welcome(self, description: Description, node: int, key: str) -> None:
         name = description.name
         refusal = self.bindings.refusal(name, key)
         if not refusal and self.node_of.get(name, node) != node:
-            refusal = f"says it is {name}, who is at node {self.node_of[name]} already"
+            refusal = f"says it is {name}, which is already at node {self.node_of[name]}"
         if refusal:
             self._leave_out(f"node {node}", refusal)
             return
@@ -189,16 +203,16 @@ class Nodes:
         self.left_out[who] = reason
 
     def _push(self, numbered: Sequence[tuple[int, Message]]) -> dict[str, int]:
-        """Send messages; return the number of each by Flower's own."""
-        # What a reply belongs to is known from Flower's own numbers, not from what its sender says.
+        """Send messages; return the index of each, by Flower's message number."""
+        # A reply is matched to its request by Flower's message number, never by a claim of the sender.
         pushed = set(self.grid.push_messages([m for _, m in numbered])) if numbered else set()
         return {m.metadata.message_id: n for n, m in numbered if m.metadata.message_id in pushed}
 
     def _pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, Message]]:
-        """Yield the replies that are there, each with the number of what it answers.
+        """Yield the replies that have arrived, each with the number of the message that it answers.
 
-        Flower takes an answer apart before anybody sees it, and one that it cannot take apart would bring down all
-        that were fetched with it: so each is fetched alone, unless nodes are trusted.
+        Flower parses replies as it fetches them, and one that it cannot parse would fail all those fetched with it.
+        Each reply is therefore fetched separately, unless nodes are trusted.
         """
         asked = set(numbers)
         batches = [[number] for number in numbers] if self.bindings.by == "key" else [list(numbers)]
@@ -220,25 +234,30 @@ class Nodes:
                     yield number, reply
 
 
-class Unreachable(PayloadError):  # noqa: N818  # what is wrong is the network
-    """Flower's word that a node could not be reached: it may be asked again."""
+class Unreachable(PayloadError):  # noqa: N818  # the fault is in the network
+    """Raised if Flower reports that a node could not be reached; the node may be asked again."""
 
 
 def message(values: Values, node: int, kind: str) -> Message:
     """Return a message to a node.
 
-    Flower numbers messages by a digest of their content, and takes a reply from whoever knows the number: what
-    nobody else can guess makes sure that the node itself answers.
+    Flower numbers messages by a digest of their content and accepts a reply from any node that knows the number. A
+    random nonce in the content makes the number impossible to guess, so only the addressed node can reply.
+
+    Args:
+        values: Contents of the message.
+        node: Number of the node.
+        kind: Type of the message: ``query``, ``train`` or ``evaluate``.
     """
     content: dict[str, Any] = {RECORD: ConfigRecord({**values, "nonce": secrets.token_hex(16)})}
     return Message(RecordDict(content), dst_node_id=node, message_type=kind)
 
 
 def values_of(reply: Message) -> Values:
-    """Return what a reply says.
+    """Return the contents of a reply.
 
     Raises:
-        PayloadError: If it is an error, of Flower or of the node.
+        PayloadError: If the reply reports an error of Flower or of the node.
     """
     if reply.has_error():
         kind = PayloadError if reply.error.code == UNREADABLE else Unreachable
@@ -253,13 +272,13 @@ def values_of(reply: Message) -> Values:
 
 
 def reason_of(error: Exception) -> str:
-    """Return in one line why an answer is of no use."""
+    """Return in one line why an answer is unusable."""
     if isinstance(error, PayloadError):
         return claims.clean(error)
     return f"an answer that cannot be read ({type(error).__name__}: {claims.clean(error, 120)})"
 
 
 def _unreadable(error: Exception) -> Message:
-    """Return what stands for an answer that Flower could not take apart."""
-    reason = f"an answer that cannot be taken apart ({type(error).__name__}: {claims.clean(error, 100)})"
+    """Return an error message in place of an answer that Flower could not parse."""
+    reason = f"an answer that cannot be parsed ({type(error).__name__}: {claims.clean(error, 100)})"
     return Message(Error(code=UNREADABLE, reason=reason), reply_to=message({}, 1, QUERY))

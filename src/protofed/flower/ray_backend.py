@@ -1,8 +1,8 @@
-"""Flower's Ray backend, made to survive the loss of a machine.
+"""Flower's Ray backend, extended to survive the loss of a machine.
 
-Flower keeps an actor that died in its pool, where it fails one visit after the other, the next ones first. Here an
-actor that died is replaced if the cluster still has room for it, and the visit that it took along is made again: a
-simulated client travels with its visit, so it starts from where it stood.
+Flower keeps a dead actor in its pool, where it fails one visit after the other. This backend replaces a dead actor
+if the cluster still has room for one, and repeats the visit that was lost with it: a simulated client travels with
+its visit, so the repetition starts from the same state.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ray.exceptions import RayError, RayTaskError
 from protofed.errors import FederationError
 
 ATTEMPTS = 3
-"""How many actors a visit may lose before it counts as the cause."""
+"""Number of actors lost with a visit after which the visit counts as the cause."""
 PATIENCE = 10.0
-"""Seconds that an idle actor has to say that it is alive, once another one has died."""
+"""Seconds within which an idle actor must show that it is alive, once another one has died."""
 START = 60.0
-"""Seconds to wait for a new actor when all are lost."""
+"""Seconds to wait for a new actor if all are lost."""
 PAUSE = 0.5
-"""Seconds between two looks for actors that have started."""
+"""Seconds between two polls for actors that have started."""
 log = logging.getLogger("protofed")
 
 
@@ -48,10 +48,17 @@ class LastingBackend(raybackend.RayBackend):
         self.changed = threading.Condition()
 
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
-        """Make a visit.
+        """Carry out a visit.
+
+        Args:
+            message: The request.
+            context: Flower's context of the node.
+
+        Returns:
+            The reply and the updated context.
 
         Raises:
-            FederationError: If no machine is left, or the visit lost one actor after the other.
+            FederationError: If no machine is left, or the visit lost :data:`ATTEMPTS` actors.
             RayTaskError: If the app failed.
         """
         client = str(context.node_config[PARTITION_ID_KEY])
@@ -65,7 +72,7 @@ class LastingBackend(raybackend.RayBackend):
                 raise
             except RayError as error:
                 reason = " ".join(str(error).split())[:200]
-                log.warning("a Ray actor was lost with a visit (%s): it is made again", reason)
+                log.warning("a Ray actor was lost with a visit (%s): repeating the visit", reason)
                 self._replace()
                 continue
             self._give(actor)
@@ -87,14 +94,14 @@ class LastingBackend(raybackend.RayBackend):
             self.changed.notify()
 
     def _replace(self) -> None:
-        """Do without an actor that has died, and those that died with it; start others if there is room."""
+        """Remove an actor that has died and those that died with it; start others if there is room."""
         assert self.pool is not None
         with self.changed:
             alive = [actor for actor in self.idle if _lives(actor)]
             self.actors -= 1 + len(self.idle) - len(alive)
             try:
                 room = pool_size_from_resources(self.client_resources)
-            except ValueError:  # Flower's way to say none
+            except ValueError:  # raised by Flower if there is none
                 room = 0
             self.idle[:] = alive
             self.lost = time.monotonic()
@@ -104,7 +111,7 @@ class LastingBackend(raybackend.RayBackend):
             self.changed.notify_all()
 
     def _welcome(self) -> None:
-        """Take up actors that have started; one for which there was no room after all may never do."""
+        """Add actors that have started to the idle ones; some may never start, for lack of room."""
         for ready in ray.wait(list(self.starting), timeout=0)[0] if self.starting else ():
             actor = self.starting.pop(ready)
             if _lives(actor):

@@ -1,11 +1,11 @@
-"""The ServerApp: the round loop of a simulation, with clients at the nodes of a network."""
+"""The ServerApp: the ordinary round loop, with clients at the nodes of a network."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,30 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofed import limits
+from protofed.analysis.report import write_report
 from protofed.errors import ConfigError, ProtofedError
-from protofed.experiments.assemble import describe_clients, found, load_data, resting_place
+from protofed.experiments.architectures import FederationSummary
+from protofed.experiments.assemble import build_federation
+from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
+from protofed.experiments.description import describe_clients
+from protofed.experiments.executors import bfloat16_kinds, resting_place
+from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory, directory_for
-from protofed.experiments.running import Progress, Run, conduct
-from protofed.experiments.workshop import Census, fill, open_workshop, place
-from protofed.federation import Federation
-from protofed.federation.files import write_json
-from protofed.flower.census import elsewhere, scored, shared
+from protofed.experiments.running import Progress, Run, run_federation
+from protofed.federation import Federation, ServerState
+from protofed.files import write_json
 from protofed.flower.gathering import REQUEST_BITS, Gathering, Party, meet, recall
 from protofed.flower.grid import GridExecutor, Nodes
 from protofed.flower.node import experiment_key
+from protofed.flower.summary import client_summaries, described_federation, scored
 from protofed.samples import FederatedData
 from protofed.training import Memory
-from protofed.training.calibration import faster_in_bfloat16
 
 log = logging.getLogger("protofed")
 NODES = "nodes.json"
-"""In the run directory: which clients there are, so that a server that starts again knows those who are away."""
+"""File in the run directory that records the clients, so that a restarted server knows those that are absent."""
 
 
 def serve(
@@ -47,116 +52,126 @@ def serve(
     report: bool = True,
     simulated: bool = False,
 ) -> Run:
-    """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.conduct`.
+    """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.run_federation`.
 
     Args:
-        grid: Flower's.
-        experiment: What is run.
-        files: Where to.
-        gathering: Whom to wait for.
-        resume: Whether ``files`` may hold a part of this run.
-        progress: Is told what happens.
-        label: What ``progress`` calls the run.
+        grid: Flower's grid.
+        experiment: The experiment.
+        files: The run directory.
+        gathering: Conditions for the clients.
+        resume: Whether ``files`` may contain a part of this run.
+        progress: Receives progress reports.
+        label: Name of the run for ``progress``.
         report: Whether to write the HTML report.
-        simulated: Whether the nodes hold shares of data that the server has too. Clients then rest here and travel
-            with their visits, to whichever machine these happen on; otherwise each rests with its node.
+        simulated: Whether the nodes hold shares of data that the server has too. Clients are then stored at the
+            server and travel with their visits to any machine; otherwise each is stored at its node.
+
+    Returns:
+        The finished run.
 
     Raises:
-        ProtofedError: For anything wrong with the experiment, the directory or the clients; FederationError if too
-            few clients come or stay.
+        ProtofedError: If anything is wrong with the experiment, the directory or the clients; FederationError if
+            too few clients connect or remain.
     """
     if not files.finished:
-        files.open(experiment, resume=resume)  # before anybody is asked
+        files.open(experiment, resume=resume)  # fail before any node is asked
 
-    def begin() -> tuple[Federation, Tree]:
-        return _federation(grid, experiment, files, gathering, simulated)
+    def begin(hardware: Hardware) -> tuple[Federation, Tree]:
+        return _federation(grid, experiment, hardware, files, gathering, simulated)
 
-    return conduct(_as_server(experiment), files, begin, resume=True, progress=progress, label=label, report=report)
+    writer = write_report if report else None
+    return run_federation(
+        _as_server(experiment), files, begin, resume=True, progress=progress, label=label, report=writer
+    )
 
 
 def _as_server(experiment: Experiment) -> Experiment:
-    """Return the experiment as the server computes it: nodes decide for themselves where they compute."""
+    """Return the experiment with the server's own execution options; nodes choose theirs."""
     execution = replace(experiment.execution, executor="sequential", threads=0, workers=0, device="cpu")
     return replace(experiment, execution=execution)
 
 
 def _federation(
-    grid: Grid, experiment: Experiment, files: RunDirectory, gathering: Gathering, simulated: bool
+    grid: Grid,
+    experiment: Experiment,
+    hardware: Hardware,
+    files: RunDirectory,
+    gathering: Gathering,
+    simulated: bool,
 ) -> tuple[Federation, Tree]:
-    """Meet the clients and build the federation as the server knows it."""
-    here = _as_server(experiment)
-    if simulated:  # all nodes are this run's own
+    """Gather the clients and build the federation as the server knows it."""
+    local = _as_server(experiment)
+    if simulated:  # all nodes belong to this run
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
-    nodes = Nodes(grid, _told(here, simulated), gathering.bindings())
-    known = files.path / NODES
-    party = recall(known, nodes, here, gathering) if known.is_file() else None
-    if party is None:
-        party = meet(nodes, here, gathering)
-    # Requests of a server that was restarted come after all that it made before, whatever its clock says.
+    nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings())
+    record = files.path / NODES
+    party = recall(record, nodes, local, gathering) if record.is_file() else meet(nodes, local, gathering)
+    # The requests of a restarted server must be numbered above all earlier ones, even if its clock was set back.
     party.order = max(party.order + 1, int(time.time()))
-    write_json(known, party.to_tree())
+    write_json(record, party.to_tree())
 
     def began_anew(client: str, round: int) -> None:
         note = {"client": client, "round": round}
         if note not in party.anew[-len(party.clients) :]:
-            log.warning("%s: its node had lost its state and let it begin anew in round %d", client, round)
+            log.warning("%s: its node had lost its state, so it started afresh in round %d", client, round)
             party.anew.append(note)
-            write_json(known, party.to_tree())
+            write_json(record, party.to_tree())
 
-    federated = _with_samples(here, party) if simulated else elsewhere(party.clients, party.classes)
+    federated = (
+        _with_samples(local, hardware, party) if simulated else described_federation(party.clients, party.classes)
+    )
     sizes = {} if simulated else party.sizes
-    own = [number for number, d in enumerate(party.clients) if d.name in sizes]
-    census = Census.of(here, federated).without(here, own)
-    low = _bfloat16(experiment, files) if simulated else ()
-    trainer, roster = open_workshop(here, federated, Memory(), low, census=census, absent=sizes)
-    roster.away = True
+    private = [number for number, d in enumerate(party.clients) if d.name in sizes]
+    summary = FederationSummary.of(local, federated).without(local, private)
     if simulated:
-        roster.store = resting_place(here, roster)
-    else:
-        roster.here = []
-    told = shared(census, party.classes, low)
+        summary = replace(summary, bfloat16=tuple(_bfloat16(experiment, files)))
+    builder = Builder(local, federated, hardware, summary, absent=sizes)
+    roster = builder.roster(resting_place(local, builder.size) if simulated else None)
+    roster.compute_in_bfloat16(summary.bfloat16)
+    state = ServerState()
     executor = GridExecutor(
         nodes,
         party.run,
         party.order << REQUEST_BITS,
         roster,
-        {d.name: record for d, record in zip(party.clients, told, strict=True)},
+        state,
+        dict(zip(roster, client_summaries(summary), strict=True)),
         scored(party.clients),
-        trainer.method.rules,
+        builder.method.rules,
         experiment.participation.deadline_s,
         began_anew,
     )
     try:
         if simulated:
-            fill(here, federated, trainer.method, roster)
-        federation = found(here, trainer, executor)
+            builder.fill(roster)
+        federation = build_federation(local, builder.trainer, executor, state)
         return federation, _described(party, describe_clients(federation, federated, sizes))
     except BaseException:
         executor.close()
         raise
 
 
-def _with_samples(experiment: Experiment, party: Party) -> FederatedData:
-    """Return the data of a simulation's clients, which the server has too."""
-    federated = place(experiment, load_data(experiment))
+def _with_samples(experiment: Experiment, hardware: Hardware, party: Party) -> FederatedData:
+    """Return the data of the clients of a simulation, which the server can load itself."""
+    federated = hardware.place(load_data(experiment))
     names = {d.name for d in party.clients}
     return replace(federated, clients=tuple(c for c in federated.clients if c.name in names))
 
 
 def _described(party: Party, description: Tree) -> Tree:
-    """Add who was left out, and what clients withhold."""
+    """Add the clients left out and the numbers that clients withhold to a description."""
     for client, d in zip(description["clients"], party.clients, strict=True):
         if d.counts != "exact":
             client["counts"] = d.counts
-    for kind, what in (("coarse", "the next power of two"), ("none", "1 where there are any")):
+    for kind, rounding in (("coarse", "the next power of two"), ("none", "1 where there are any")):
         if names := [d.name for d in party.clients if d.counts == kind]:
-            description["notes"].append(f"Numbers of samples shown of {', '.join(names)}: {what}.")
+            description["notes"].append(f"Numbers of samples shown of {', '.join(names)}: {rounding}.")
     left_out = [{"client": who, "reason": why} for who, why in party.left_out.items()]
     return {**description, "left_out": left_out} if left_out else description
 
 
-def _told(experiment: Experiment, simulated: bool) -> str:
-    """Return the experiment as nodes are told it: those of a deployment not where the server has its files."""
+def _config_for_nodes(experiment: Experiment, simulated: bool) -> str:
+    """Return the configuration that is sent to nodes: in a deployment, without the paths of the server."""
     if not simulated:
         partition = experiment.partition_options
         if hasattr(partition, "path"):
@@ -165,25 +180,25 @@ def _told(experiment: Experiment, simulated: bool) -> str:
     return experiment_key(experiment)
 
 
-def _bfloat16(experiment: Experiment, files: RunDirectory) -> list[str]:
-    """Return the kinds of models that a simulation computes in bfloat16, found out once per run."""
-    if experiment.execution.precision != "bf16":
-        return []
-    found = files.bfloat16()
-    if found is None:
-        found = faster_in_bfloat16(open_workshop(experiment, place(experiment, load_data(experiment)), Memory())[1])
-    return found
+def _bfloat16(experiment: Experiment, files: RunDirectory) -> Collection[str]:
+    """Return the kinds of models that a simulation computes in bfloat16, measured with the nodes' options."""
+    hardware = Hardware.of(experiment.execution)
+    return bfloat16_kinds(
+        experiment,
+        files.bfloat16(),
+        lambda: Builder(experiment, hardware.place(load_data(experiment)), hardware).roster(Memory()),
+    )
 
 
 class Log(Progress):
-    """Tells what happens in the server's log."""
+    """Progress reports in the server's log."""
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
-        """Name the run directory."""
+        """Log the run directory."""
         log.info("%s: rounds %d to %d, run directory %s", label, done + 1, rounds, directory)
 
     def round(self, label: str, record: Mapping[str, Any]) -> None:
-        """Tell accuracy, traffic and who was missing."""
+        """Log accuracy, traffic and missing clients."""
         accuracy = {rule: round(100 * a["weighted"], 1) for rule, a in record.get("accuracy", {}).items()}
         missing = [f"{m['client']} ({m['reason']})" for m in record["missing"]]
         missing += [f"{r['client']} (refused: {r['field']} {r['reason']})" for r in record["refused"]]
@@ -191,7 +206,7 @@ class Log(Progress):
         log.info("%s round %d: %s, %s%s", label, record["round"], accuracy, traffic, _listed(missing))
 
     def finished(self, label: str, run: Run) -> None:
-        """Name the report."""
+        """Log the path of the report."""
         log.info("%s: complete, report %s", label, run.report)
 
 
@@ -200,12 +215,20 @@ def _listed(missing: Sequence[str]) -> str:
 
 
 app = ServerApp()
-"""The ServerApp of a deployment; ``app.toml`` says what its run config may hold."""
+"""The ServerApp of a deployment; ``app.toml`` lists the options of its run config."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the recipe that the run config names."""
+    """Run the recipe that the run config names.
+
+    Args:
+        grid: Flower's grid.
+        context: Flower's context, with the run config.
+
+    Raises:
+        ProtofedError: As :func:`serve`; ConfigError if the run config is invalid.
+    """
     flower = logging.getLogger("flwr")
     log.handlers, log.level, log.propagate = flower.handlers, logging.INFO, False
     config = dict(context.run_config)

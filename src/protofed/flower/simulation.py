@@ -1,4 +1,4 @@
-"""A simulation on Flower's engine (Ray): the nodes of a network, all on this machine or over a cluster."""
+"""Simulations on Flower's engine (Ray), with nodes on this machine or on those of a cluster."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from protofed.errors import ConfigError, FederationError
-from protofed.experiments.assemble import load_data
 from protofed.experiments.config import Experiment
+from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Run
 from protofed.flower.client_app import app
@@ -29,6 +29,15 @@ def simulate(
     """Run an experiment on Flower's simulation engine, one node per client.
 
     The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
+
+    Args:
+        experiment: The experiment.
+        directory: The run directory.
+        resume: Whether ``directory`` may contain a part of this run.
+        progress: Receives progress reports.
+
+    Returns:
+        The finished run.
 
     Raises:
         ProtofedError: As :func:`~protofed.flower.server_app.serve`; ConfigError if no cluster answers.
@@ -57,7 +66,7 @@ def simulate(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     backend: dict[str, dict[str, Any]] = {
         "client_resources": {"num_cpus": max(1, experiment.execution.threads), "num_gpus": 0.0},
-        # Ray by itself joins whatever cluster was last started on this machine.
+        # By default, Ray would join the cluster that was last started on this machine.
         "init_args": {
             "address": address,
             "logging_level": logging.ERROR,
@@ -78,7 +87,7 @@ def simulate(
 
 
 def _check_cluster(address: str) -> None:
-    """Raise ConfigError if ``HOST:PORT`` does not answer; Ray itself would take minutes to say so."""
+    """Raise ConfigError if ``HOST:PORT`` does not answer; Ray itself would take minutes to fail."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():  # local, auto, ray://…
         return

@@ -1,4 +1,4 @@
-"""Where a node has its clients' data from: its own folder, or its share of a data set that is simulated."""
+"""Sources of a node's data: a client's folder, or a share of a simulated federation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Protocol
 from protofed import claims
 from protofed.data.federation import client_settings, load_client
 from protofed.errors import ConfigError
-from protofed.experiments.assemble import load_data
+from protofed.experiments.architectures import check_trusted, counts_needed, is_code, recipe_names
 from protofed.experiments.config import Experiment
-from protofed.experiments.workshop import check_trusted, counts_needed, is_code, recipe_names
+from protofed.experiments.loading import load_data
 from protofed.flower.messages import Description
 from protofed.samples import FederatedData
 
@@ -23,26 +23,40 @@ class Source(Protocol):
     def __hash__(self) -> int: ...
 
     def describe(self, experiment: Experiment) -> list[Description]:
-        """Return what the server has to know of them."""
+        """Return descriptions of the clients."""
         ...
 
     def load(self, experiment: Experiment, name: str, classes: tuple[str, ...]) -> FederatedData:
-        """Return a federation of this one client, with labels in the order of ``classes``."""
+        """Return the samples of one client as a federation.
+
+        Args:
+            experiment: The experiment.
+            name: Name of the client.
+            classes: Names of all classes, in the order of the labels.
+
+        Raises:
+            ProtofedError: If there is no such client, or its data cannot be read.
+        """
         ...
 
     def counts(self, experiment: Experiment, name: str) -> str:
-        """Return how much the client says of its numbers of samples, one of :data:`protofed.claims.COUNTS`."""
+        """Return a client's disclosure of its numbers of samples, one of :data:`protofed.claims.COUNTS`.
+
+        Args:
+            experiment: The experiment.
+            name: Name of the client.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Folder:
-    """One client, in a folder with ``train``, ``test`` and, if it likes, ``validation`` and ``client.toml``.
+    """One client, in a folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``.
 
     Attributes:
         path: The folder.
-        name: What the client is called.
-        withhold: How much it says of its numbers of samples; empty for what its ``client.toml`` says.
+        name: Name of the client.
+        withhold: Disclosure of its numbers of samples; "" for the setting in ``client.toml``.
     """
 
     path: Path
@@ -50,18 +64,32 @@ class Folder:
     withhold: str = ""
 
     def describe(self, experiment: Experiment) -> list[Description]:
-        """Return its description, with the classes it has."""
+        """Return the description of the client, with the classes in its data."""
         federated, named = self._read(experiment, ())
         return [_description(experiment, federated, 0, named, self.counts(experiment, self.name))]
 
     def load(self, experiment: Experiment, name: str, classes: tuple[str, ...]) -> FederatedData:
-        """Return its samples."""
+        """Return the samples of the client.
+
+        Args:
+            experiment: The experiment.
+            name: Name of the client.
+            classes: Names of all classes, in the order of the labels.
+
+        Raises:
+            ProtofedError: If the folder is that of another client, or cannot be read.
+        """
         if name != self.name:
             raise ConfigError(f"{self.path}: is the folder of client {self.name!r}, not of {name!r}")
         return self._read(experiment, classes)[0]
 
     def counts(self, experiment: Experiment, name: str) -> str:
-        """Return how much the client says of its numbers of samples."""
+        """Return the client's disclosure of its numbers of samples.
+
+        Args:
+            experiment: The experiment.
+            name: Name of the client.
+        """
         return self.withhold or client_settings(self.path).get("counts", "exact")
 
     def _read(self, experiment: Experiment, classes: tuple[str, ...]) -> tuple[FederatedData, bool]:
@@ -71,7 +99,12 @@ class Folder:
 
 @dataclass(frozen=True)
 class Share:
-    """Clients ``index``, ``index + count``, … of the experiment's data: a node of a simulation."""
+    """Clients ``index``, ``index + count``, … of the experiment's data, for a node of a simulation.
+
+    Attributes:
+        index: Number of the node, from 0.
+        count: Number of nodes.
+    """
 
     index: int
     count: int
@@ -84,17 +117,31 @@ class Share:
         return [_description(experiment, federated, p, True, self.counts(experiment, n)) for p, n in names.items()]
 
     def load(self, experiment: Experiment, name: str, classes: tuple[str, ...]) -> FederatedData:
-        """Return the samples of one of them."""
+        """Return the samples of one client.
+
+        Args:
+            experiment: The experiment.
+            name: Name of the client.
+            classes: Ignored: the data are loaded as a whole, so labels are in the order of all classes.
+
+        Raises:
+            ProtofedError: If there is no such client, its settings name untrusted code, or the data cannot be read.
+        """
         federated = load_data(experiment)
-        own = tuple(c for c in federated.clients if c.name == name)
-        if not own:
-            raise ConfigError(f"client {name!r} is not among the {len(federated.clients)} of the data here")
-        for client in own:
+        clients = tuple(c for c in federated.clients if c.name == name)
+        if not clients:
+            raise ConfigError(f"client {name!r} is not among the {len(federated.clients)} clients of the data")
+        for client in clients:
             check_trusted(experiment, name, client.settings.get("model", ""))
-        return replace(federated, clients=own)
+        return replace(federated, clients=clients)
 
     def counts(self, experiment: Experiment, name: str) -> str:
-        """Return how much the client says of its numbers of samples."""
+        """Return a client's disclosure of its numbers of samples.
+
+        Args:
+            experiment: The experiment.
+            name: Name of the client.
+        """
         settings = next((c.settings for c in load_data(experiment).clients if c.name == name), {})
         return str(settings.get("counts", "exact"))
 
@@ -103,7 +150,7 @@ def source_of(node: Mapping[str, bool | float | int | str]) -> Source:
     """Return the source that a node's configuration names.
 
     Raises:
-        ConfigError: If it names none.
+        ConfigError: If the configuration names no source or is invalid.
     """
     if "client-dir" in node:
         path = Path(str(node["client-dir"])).expanduser()
@@ -119,10 +166,15 @@ def source_of(node: Mapping[str, bool | float | int | str]) -> Source:
 
 
 def check_counts(experiment: Experiment, name: str, counts: str) -> None:
-    """Refuse to take part where the method would send numbers of samples that the client withholds.
+    """Check that the method does not need numbers of samples that a client withholds.
+
+    Args:
+        experiment: The experiment.
+        name: Name of the client.
+        counts: The client's disclosure of its numbers of samples.
 
     Raises:
-        ConfigError: If it would.
+        ConfigError: If it does.
     """
     if counts != "exact" and (why := counts_needed(experiment)):
         raise ConfigError(f"{name}: counts={counts}, but {why}")
@@ -134,19 +186,19 @@ def _description(
     client, K = federated.clients[place], federated.num_classes
     check_counts(experiment, client.name, counts)
 
-    def said(numbers: list[int]) -> tuple[int, ...]:
+    def disclosed(numbers: list[int]) -> tuple[int, ...]:
         return tuple(claims.withheld(n, counts) for n in numbers)
 
     settings = {name: value for name, value in client.settings.items() if name != "counts"}
-    own = settings.get("model", "")
-    if is_code(own) and not recipe_names(experiment, own):
-        settings["model"] = claims.PRIVATE  # the server could do nothing with it
+    model = settings.get("model", "")
+    if is_code(model) and not recipe_names(experiment, model):
+        settings["model"] = claims.PRIVATE  # the server could not build it
     return Description(
         client.name,
         federated.class_names,
         named,
-        said(client.train.counts(K).tolist()),
-        said(client.test.counts(K).tolist()),
+        disclosed(client.train.counts(K).tolist()),
+        disclosed(client.test.counts(K).tolist()),
         claims.withheld(len(client.validation) if client.validation else 0, counts),
         federated.input_shape,
         settings,

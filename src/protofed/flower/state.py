@@ -1,14 +1,13 @@
-"""A node's memory of one client: files in a folder that belongs to the node.
+"""Storage of a client at its node: files in a folder that belongs to the node.
 
-Flower forgets what a node keeps in its context when the node restarts, so nodes keep it themselves. Every visit
-that changes a client makes a new *generation* of it. The node tells the server its name, and the server names, with
-each request, the generation that the visit must start from or after. A node that does not hold it refuses: no visit
-starts from weights that are not the client's.
+Flower discards a node's context when the node restarts, so nodes store their clients themselves. Every visit that
+changes a client creates a new *generation* of it. The node reports its name to the server, and each request of the
+server names the generation from which, or from a descendant of which, the visit must start. A node that does not
+have it refuses, so no visit starts from weights that are not the client's.
 
 A node keeps the generation that the server knows, the one in the server's last checkpoint, and the newest. A server
-that lost its last round asks for that round again; if it sends what it sent before, it is given the answer it was
-given before, otherwise the client trains once more from where it stood before the round. Either way nothing is
-learned twice.
+that lost its last round requests that round again. If the request is the same as before, the node repeats its
+answer; otherwise the client trains again from its state before the round. Either way, no round is learned twice.
 """
 
 from __future__ import annotations
@@ -25,25 +24,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from protofed import claims, limits
+from protofed import claims, limits, snapshots
 from protofed.errors import CheckpointError, writing
-from protofed.federation.files import PARTIAL, read_json, read_tensors, write_bytes, write_json, write_tensors
+from protofed.files import PARTIAL, check_format, read_json, write_bytes, write_json
 from protofed.flower.messages import GENERATION
 from protofed.reading import read_bytes, reason
-from protofed.training import Parked
-from protofed.training.client import flatten, unflatten
+from protofed.snapshots import Snapshot
 
 try:
     import fcntl
-except ImportError:  # Windows: a node there must not be asked for two visits of one client at a time
+except ImportError:  # Windows, where concurrent visits of one client are not prevented
     fcntl = None  # type: ignore[assignment]
 
+VERSION = 2
+"""Format version of the index."""
 INDEX = "state.json"
 LOCK, TURN = ".lock", ".turn"
 LOOK = 0.1
-"""Seconds between two looks whether a client's visit is over."""
+"""Seconds between two attempts to take a client's lock."""
 MODEL = "model.safetensors"
-"""The personal model as it is now: another name for the newest generation's file."""
+"""The client's current model: another name for the newest generation's file."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Generation:
     """One state of a client on disk.
 
     Attributes:
-        name: Identifies it.
-        round: The round of the visit that made it.
-        trained: Whether that visit trained the client, or delivered the round's outcome.
-        request: Digest of the broadcast it was trained with.
-        model: File with the model's weights.
-        rest: File with the method's state and what was received last.
-        reply: File with the encoded answer, or "" if there was none.
-        losses: Of the training, as JSON (they may be NaN).
+        name: Identifier of the generation.
+        round: Round of the visit that created it.
+        trained: Whether that visit trained the client; otherwise it delivered the round's outcome.
+        request: Digest of the broadcast with which the client was trained.
+        model: Name of the file with the model's weights.
+        rest: Name of the file with the method's state and the last broadcast received.
+        reply: Name of the file with the encoded answer, or "" if there was none.
+        losses: Losses of the training, as JSON (they may be NaN).
     """
 
     name: str
@@ -72,7 +72,7 @@ class Generation:
 
     @property
     def place(self) -> tuple[int, bool]:
-        """Where it comes in the course of a run: a round trains, then delivers."""
+        """Position in the course of a run: a round first trains, then delivers."""
         return self.round, not self.trained
 
 
@@ -80,55 +80,55 @@ def _generation(item: object) -> Generation:
     """Return a generation from plain values.
 
     Raises:
-        ValueError: If something is missing, of another type, or names a file that is not a generation's.
+        ValueError: If a value is missing, of another type, or names a file that does not belong to the generation.
     """
-    found = claims.mapping(item, "generation", Generation.__dataclass_fields__)
-    claims.whole(found["round"], "round", 0, limits.ROUNDS)
-    claims.flag(found["trained"], "trained")
+    fields = claims.mapping(item, "generation", Generation.__dataclass_fields__)
+    claims.whole(fields["round"], "round", 0, limits.ROUNDS)
+    claims.flag(fields["trained"], "trained")
     for key in ("name", "request", "model", "rest", "reply", "losses"):
-        if not isinstance(found[key], str):
+        if not isinstance(fields[key], str):
             raise ValueError(f"{key}: expected text")
-    name = found["name"]
-    model = found["model"].removesuffix(f".{MODEL}")
-    own = found["rest"] == f"{name}.rest.safetensors" and found["reply"] in ("", f"{name}.reply")
-    if not own or not GENERATION.fullmatch(name) or not GENERATION.fullmatch(model):
-        raise ValueError(f"generation {claims.clean(name, 40)!r}: its files are not its own")
-    if not isinstance(json.loads(found["losses"]), dict):
+    name = fields["name"]
+    model = fields["model"].removesuffix(f".{MODEL}")
+    belong = fields["rest"] == f"{name}.rest.safetensors" and fields["reply"] in ("", f"{name}.reply")
+    if not belong or not GENERATION.fullmatch(name) or not GENERATION.fullmatch(model):
+        raise ValueError(f"generation {claims.clean(name, 40)!r}: names files that do not belong to it")
+    if not isinstance(json.loads(fields["losses"]), dict):
         raise ValueError("losses: expected a table")
-    return Generation(**found)
+    return Generation(**fields)
 
 
 @contextlib.contextmanager
 def locked(path: Path, run: str, order: int) -> Iterator[None]:
-    """Keep other processes of this node from visiting the client whose folder is ``path`` meanwhile.
+    """Lock a client's folder against visits by other processes of this node.
 
-    Of several requests only the newest waits for the visit under way, so that a slow node does not fill up with
-    processes.
+    Of several requests, only the newest waits for the visit in progress, so that processes do not accumulate on a
+    slow node.
 
     Args:
         path: The client's folder.
-        run: The run of the request.
-        order: Its number.
+        run: Identifier of the run.
+        order: Number of the request.
 
     Raises:
-        CheckpointError: If a later request of the run came meanwhile.
+        CheckpointError: If a later request of the run arrived in the meantime.
     """
     path.mkdir(parents=True, exist_ok=True)
-    own = f"{run} {order}"
+    turn = f"{run} {order}"
     with (path / LOCK).open("a") as file:
         if fcntl is not None and not _free(file):
             if _later(_turn(path), run, order):
-                raise CheckpointError(f"{path.name}: a later request of the server waits for the visit under way")
-            write_bytes(path / TURN, own.encode())
+                raise CheckpointError(f"{path.name}: a later request of the server waits for the visit in progress")
+            write_bytes(path / TURN, turn.encode())
             while not _free(file):
-                if _turn(path) != own:
-                    raise CheckpointError(f"{path.name}: a later request of the server came before this one's turn")
+                if _turn(path) != turn:
+                    raise CheckpointError(f"{path.name}: a later request of the server replaced this one")
                 time.sleep(LOOK)
         yield
 
 
 def _free(file: IO[str]) -> bool:
-    """Take the lock if nobody has it."""
+    """Take the lock if it is free; return whether it was."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -137,7 +137,7 @@ def _free(file: IO[str]) -> bool:
 
 
 def _turn(path: Path) -> str:
-    """Return whose request waits, or was the last to."""
+    """Return run and number of the request that waits or was the last to wait, or "" if there is none."""
     try:
         return (path / TURN).read_text()[:200]
     except (OSError, ValueError):
@@ -150,16 +150,16 @@ def _later(turn: str, run: str, order: int) -> bool:
 
 
 class ClientFolder:
-    """One client's files.
+    """The files of one client.
 
     Args:
-        path: The folder; made when first written to.
-        run: The run; what another run left behind is not continued.
+        path: The folder, which is created when first written to.
+        run: Identifier of the run; the state of another run is ignored.
 
     Attributes:
-        chain: The generations held, oldest first; each came of the one before or of one between them.
-        order: Number of the newest request that left a generation.
-        notes: Plain values kept for this run.
+        chain: The stored generations, oldest first; each is a descendant of the one before.
+        order: Number of the newest request that created a generation.
+        notes: Plain values stored for this run, by name.
     """
 
     def __init__(self, path: Path, run: str) -> None:
@@ -170,23 +170,24 @@ class ClientFolder:
         self.notes: dict[str, Any] = {}
         index = path / INDEX
         if index.is_file():
-            found = read_json(index)
-            if isinstance(found, dict) and found.get("run") == run:
-                self._load(index, found)
+            content = read_json(index)
+            if isinstance(content, dict) and content.get("run") == run:
+                self._load(index, content)
 
-    def _load(self, index: Path, found: dict[str, Any]) -> None:
+    def _load(self, index: Path, content: dict[str, Any]) -> None:
+        check_format(index, content.get("version", 1), VERSION)
         try:
-            claims.mapping(found, "state", ("run", "order", "chain", "notes"))
-            self.chain = [_generation(item) for item in claims.items(found["chain"], "chain", limits.ROUNDS)]
-            self.order = claims.whole(found["order"], "order", 0, limits.ORDER)
-            notes = found["notes"]
+            claims.mapping(content, "state", ("version", "run", "order", "chain", "notes"))
+            self.chain = [_generation(item) for item in claims.items(content["chain"], "chain", limits.ROUNDS)]
+            self.order = claims.whole(content["order"], "order", 0, limits.ORDER)
+            notes = content["notes"]
             if not isinstance(notes, dict) or not all(isinstance(kinds, list) for kinds in notes.values()):
                 raise ValueError("notes: expected lists by name")
             self.notes = notes
         except ValueError as error:
             raise CheckpointError(
                 f"{index}: damaged ({claims.clean(error)}): "
-                "restore it, or remove the folder and give the node fresh=true"
+                "restore it, or remove the folder and add fresh=true to --node-config"
             ) from None
 
     @property
@@ -195,34 +196,29 @@ class ClientFolder:
         return self.chain[-1] if self.chain else None
 
     def since(self, after: str) -> list[Generation] | None:
-        """Return generation ``after`` and what came of it; None if the node does not hold it.
+        """Return a generation and its descendants, oldest first; None if the node does not have it.
 
         Args:
-            after: Its name; "" for the client as it was before the run, from which all came.
+            after: Name of the generation; "" for the client as it was before the run, which returns all.
         """
         if not after:
             return self.chain
         names = [generation.name for generation in self.chain]
         return self.chain[names.index(after) :] if after in names else None
 
-    def read(self, generation: Generation) -> Parked:
-        """Return a state.
+    def read(self, generation: Generation) -> Snapshot:
+        """Return the client's state in a generation.
 
         Raises:
             CheckpointError: If its files are missing or damaged.
         """
-        path = self.path / generation.rest
-        try:
-            rest = unflatten(read_tensors(path))
-        except KeyError as error:
-            raise CheckpointError(f"{path}: damaged (it has {error})") from None
-        return rest._replace(model=read_tensors(self.path / generation.model))
+        return snapshots.read(self.path / generation.rest, self.path / generation.model)
 
     def reply(self, generation: Generation) -> bytes | None:
-        """Return the encoded answer that came with the generation.
+        """Return the encoded answer of the visit that created a generation, or None if there was none.
 
         Raises:
-            CheckpointError: If it cannot be read.
+            CheckpointError: If the file cannot be read.
         """
         path = self.path / generation.reply
         try:
@@ -232,7 +228,7 @@ class ClientFolder:
 
     def write(
         self,
-        parked: Parked,
+        snapshot: Snapshot,
         round: int,
         request: str = "",
         reply: bytes | None = None,
@@ -240,38 +236,53 @@ class ClientFolder:
         *,
         same_model: Generation | None = None,
     ) -> Generation:
-        """Write the files of a new generation; only :meth:`commit` makes it the client's.
+        """Write the files of a new generation, which becomes the client's state with :meth:`commit`.
 
         Args:
-            parked: The client after the visit.
-            round: The round.
-            request: Digest of the broadcast, if the client was trained with it.
-            reply: The encoded answer.
-            losses: Of the training, as JSON.
-            same_model: A generation with the same weights, whose file then serves for both.
+            snapshot: The client after the visit.
+            round: Number of the round.
+            request: Digest of the broadcast if the visit trained the client, else "".
+            reply: The encoded answer, or None.
+            losses: Losses of the training, as JSON.
+            same_model: A generation with the same weights, whose file is then shared.
+
+        Raises:
+            OutputError: If a file cannot be written.
         """
         name = f"{round:06d}-{secrets.token_hex(8)}"
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
         model = same_model.model if same_model else f"{name}.model.safetensors"
         if same_model is None:
-            write_tensors(self.path / model, parked.model)
+            snapshots.write_weights(self.path / model, snapshot.model)
         rest = f"{name}.rest.safetensors"
-        write_tensors(self.path / rest, flatten(parked._replace(model={})))
+        snapshots.write(self.path / rest, snapshot._replace(model={}))
         if reply:
             write_bytes(self.path / f"{name}.reply", reply)
         return Generation(name, round, bool(request), request, model, rest, f"{name}.reply" * bool(reply), losses)
 
     def commit(self, new: Generation, start: Generation | None, order: int, keep: set[str]) -> None:
-        """Make ``new``, which came of ``start``, the client's own: until this moment nothing has changed.
+        """Make a new generation the client's state, which is unchanged until then.
 
         Args:
             new: The new generation.
-            start: The one that the visit started from; None for the client as it was before the run.
+            start: The generation from which the visit started; None for the client as it was before the run.
             order: Number of the request.
-            keep: Names of the generations that the server may still ask for, as far as ``new`` came of them.
+            keep: Names of the generations to which the server may still return; those that are ancestors of
+                ``new`` are kept.
+
+        Raises:
+            OutputError: If a file cannot be written.
         """
         before = self.chain[: self.chain.index(start) + 1] if start else []
         chain = [g for g in before if g.name in keep or g == start] + [new]
-        index = {"run": self.run, "order": order, "chain": [asdict(g) for g in chain], "notes": self.notes}
+        index = {
+            "version": VERSION,
+            "run": self.run,
+            "order": order,
+            "chain": [asdict(g) for g in chain],
+            "notes": self.notes,
+        }
         write_json(self.path / INDEX, index)
         self.chain, self.order = chain, order
         self._show(new.model)
@@ -282,7 +293,7 @@ class ClientFolder:
                     file.unlink()
 
     def _show(self, file: str) -> None:
-        """Give the newest model its plain name."""
+        """Link the newest model to its plain name."""
         name = self.path / f".{MODEL}{PARTIAL}"
         with writing(self.path / MODEL):
             name.unlink(missing_ok=True)
@@ -294,5 +305,10 @@ class ClientFolder:
 
 
 def digest(round: int, message: bytes | None) -> str:
-    """Return what identifies the request to train in ``round`` with ``message``."""
+    """Return a digest that identifies a request to train.
+
+    Args:
+        round: Number of the round.
+        message: The encoded broadcast, or None.
+    """
     return hashlib.blake2b(message or b"", digest_size=16, key=round.to_bytes(8, "little")).hexdigest()

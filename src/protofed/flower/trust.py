@@ -1,6 +1,6 @@
-"""Whether a node and its SuperLink can trust each other: certificates, a TLS handshake, the node's key.
+"""Checks of the trust between a node and its SuperLink: certificates, a TLS handshake, the node's key.
 
-Every refusal says which of the things that can be wrong is wrong.
+Every error message names the specific problem and its remedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def split_address(text: str) -> tuple[str, int]:
     """Return host and port.
 
     Raises:
-        ConfigError: If it is not ``HOST:PORT``.
+        ConfigError: If ``text`` is not ``HOST:PORT``.
     """
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -39,17 +39,21 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """Return a TCP connection.
+    """Open a TCP connection.
+
+    Args:
+        host: Name or address of the machine.
+        port: Port number.
 
     Raises:
-        ConfigError: If there is none within a few seconds.
+        ConfigError: If there is no connection within :data:`TIMEOUT` seconds.
     """
     try:
         return socket.create_connection((host, port), timeout=TIMEOUT)
     except socket.gaierror:
-        reason = f"no machine of the name {host} is known here: correct it, or ask for its address"
+        reason = f"the name {host} cannot be resolved: correct it, or use the machine's address"
     except ConnectionRefusedError:
-        reason = "connection refused, nothing listens there: start the SuperLink, or correct host and port"
+        reason = "connection refused, no server is listening: start the SuperLink, or correct host and port"
     except TimeoutError:
         reason = f"no answer within {TIMEOUT:g} s: correct the address, or open the port in firewalls between"
     except (OSError, UnicodeError) as error:
@@ -61,35 +65,36 @@ def read_authorities(path: Path) -> list[x509.Certificate]:
     """Return the certificates of authorities in a PEM file.
 
     Raises:
-        ConfigError: If it holds anything else, or one that is not valid today.
+        ConfigError: If the file contains anything else, or a certificate that is not valid at present.
     """
     content = _read(path)
     if b"PRIVATE KEY-----" in content:
         raise ConfigError(f"{path}: holds a private key: give the authority's certificate, e.g. ca.crt")
     try:
-        found = x509.load_pem_x509_certificates(content)
+        certificates = x509.load_pem_x509_certificates(content)
     except ValueError:
         raise ConfigError(f"{path}: not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
-    for certificate in found:
+    for certificate in certificates:
         if certificate.issuer != certificate.subject and not _may_sign(certificate):
             raise ConfigError(
                 f"{path}: a server's certificate, not an authority's: give the authority's, e.g. ca.crt"
             )
         _check_dates(certificate, str(path))
-    return found
+    return certificates
 
 
 def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certificate]) -> x509.Certificate:
-    """Do what a SuperNode does first, and return the certificate that the SuperLink shows.
+    """Perform the TLS handshake of a SuperNode and return the SuperLink's certificate.
 
     Args:
-        host: As nodes call it.
-        port: Of the SuperLink.
+        host: Name or address by which nodes reach the SuperLink.
+        port: Port of the SuperLink.
         path: PEM file of the authorities.
-        authorities: What the file holds.
+        authorities: The certificates in the file.
 
     Raises:
-        ConfigError: If there is no TLS, or a certificate of another authority, for another host or of another time.
+        ConfigError: If the server does not use TLS, or its certificate is not valid at present, for ``host``, or
+            under these authorities.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(path)
@@ -97,14 +102,17 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
         return _shown(host, port, context)
     except ssl.SSLCertVerificationError as error:
         refusal = error
-    except OSError as error:  # an SSLError is one
-        what = getattr(error, "reason", None) or error.strerror or error
+    except OSError as error:  # includes SSLError
+        reason = getattr(error, "reason", None) or error.strerror or error
         raise ConfigError(
-            f"{host}:{port}: no TLS there ({what}): start the SuperLink with --ssl-certfile, --ssl-keyfile and "
+            f"{host}:{port}: no TLS there ({reason}): start the SuperLink with --ssl-certfile, --ssl-keyfile and "
             "--ssl-ca-certfile, or correct the port"
         ) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # to look at it, nothing is sent
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # only to read the certificate; no data are sent
     try:
         shown = _shown(host, port, context)
     except OSError:
@@ -113,15 +121,15 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
 
 
 def check_key(path: Path) -> str:
-    """Describe a node's private key that a SuperNode can use.
+    """Check that a SuperNode can use a private key, and describe the key.
 
     Raises:
-        ConfigError: If it cannot, if others may read it, or if the public key beside it is another one's.
+        ConfigError: If it cannot, if others may read the file, or if the public key beside it does not match.
     """
     key = _load_key(path)
     mode = path.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
-        raise ConfigError(f"{path}: others may read or change it (mode {mode:04o}): `chmod 600 {path}`")
+        raise ConfigError(f"{path}: other users may read or change it (mode {mode:04o}): `chmod 600 {path}`")
     public = path.with_name(f"{path.name}.pub")
     if not public.exists():
         return f"{path}: ECDSA {key.curve.name}, no {public.name} beside it"
@@ -136,7 +144,7 @@ def check_key(path: Path) -> str:
 
 
 def host_names(certificate: x509.Certificate) -> str:
-    """Return the names and addresses that a certificate is for."""
+    """Return the names and addresses for which a certificate is valid."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -172,7 +180,7 @@ def _check_dates(certificate: x509.Certificate, where: str) -> None:
 def _shown(host: str, port: int, context: ssl.SSLContext) -> x509.Certificate:
     with connect(host, port) as plain, context.wrap_socket(plain, server_hostname=host) as wrapped:
         content = wrapped.getpeercert(binary_form=True)
-    assert content is not None  # a TLS server always shows one
+    assert content is not None  # a TLS server always presents one
     return x509.load_der_x509_certificate(content)
 
 
@@ -183,7 +191,7 @@ def _reason(
     path: Path,
     authorities: Sequence[x509.Certificate],
 ) -> str:
-    """Say in words what OpenSSL's number (X509_V_ERR_…) means here."""
+    """Explain OpenSSL's verification error (X509_V_ERR_…)."""
     if refusal.verify_code in (9, 10):  # not yet valid, expired
         try:
             _check_dates(shown, "its certificate")
@@ -231,4 +239,5 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}): correct the path, or its rights") from None
+        message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
+        raise ConfigError(message) from None

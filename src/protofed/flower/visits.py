@@ -1,4 +1,4 @@
-"""Where a client is between its visits: with its node, which keeps it, or on its way with the message."""
+"""Storage of a client between visits: at its node, or at the server, from which it travels with the message."""
 
 from __future__ import annotations
 
@@ -7,42 +7,46 @@ from typing import Protocol
 
 from protofed import claims
 from protofed.errors import CheckpointError, PayloadError
-from protofed.flower.messages import Job, Left
+from protofed.flower.messages import Job, VisitOutcome
 from protofed.flower.state import ClientFolder, Generation, digest
+from protofed.snapshots import pack, unpack
 from protofed.training import Roster, Trained
-from protofed.training.client import pack, unpack
 
 
 class Place(Protocol):
-    """What one visit takes a client from, and where it leaves it."""
+    """The storage from which a visit loads a client and to which it returns it."""
 
-    def answered(self) -> tuple[Trained, Left] | None:
-        """Return the answer to a request to train that was answered before; None to train now."""
+    def answered(self) -> tuple[Trained, VisitOutcome] | None:
+        """Return the existing answer to a repeated request to train, or None to train now."""
         ...
 
     def enter(self, *, training: bool) -> None:
-        """Bring the client into the roster as it was before the visit, which trains or scores it."""
+        """Load the client into the roster as it was before the visit.
+
+        Args:
+            training: Whether the visit trains the client; otherwise it evaluates it.
+        """
         ...
 
-    def trained(self, result: Trained) -> Left:
-        """Keep the client as the roster has it after training."""
+    def trained(self, result: Trained) -> VisitOutcome:
+        """Store the client as the roster has it after training."""
         ...
 
-    def delivered(self) -> Left:
-        """Keep the client as the roster has it after it received the outcome of a round."""
+    def delivered(self) -> VisitOutcome:
+        """Store the client as the roster has it after it received the outcome of a round."""
         ...
 
-    def unchanged(self) -> Left:
-        """Leave everything as it was before the visit."""
+    def unchanged(self) -> VisitOutcome:
+        """Return the outcome of a visit that changed nothing."""
         ...
 
 
 class Carried:
-    """A client that travels: the message brings it, and the answer takes it back.
+    """A client that travels with the message and returns with the answer.
 
     Args:
-        job: What the server asks for.
-        roster: Where the visit happens.
+        job: The visit that the server requests.
+        roster: The roster for the visit.
     """
 
     def __init__(self, job: Job, roster: Roster) -> None:
@@ -50,48 +54,48 @@ class Carried:
         self.roster = roster
 
     def answered(self) -> None:
-        """Return None: the server has what was answered."""
+        """Return None: the server has all earlier answers."""
 
     def enter(self, *, training: bool) -> None:
         """Unpack the client.
 
         Raises:
-            PayloadError: If it does not fit its model.
+            PayloadError: If the client does not fit its model.
         """
         assert self.job.state is not None
         try:
             self.roster.replace(self.job.client, unpack(self.job.state))
         except (KeyError, RuntimeError) as error:
             raise PayloadError(f"state: does not fit the model of {self.job.client} ({_line(error)})") from None
-        self.before = self.roster.parked(self.job.client)
+        self.before = self.roster.snapshot(self.job.client)
 
-    def trained(self, result: Trained) -> Left:
+    def trained(self, result: Trained) -> VisitOutcome:
         """Pack the client."""
         return self.delivered()
 
-    def delivered(self) -> Left:
+    def delivered(self) -> VisitOutcome:
         """Pack the client, without its model if that has not changed."""
-        after = self.roster.parked(self.job.client)
+        after = self.roster.snapshot(self.job.client)
         same = after.model is self.before.model
-        return Left(state=pack(after._replace(model={}) if same else after))
+        return VisitOutcome(state=pack(after._replace(model={}) if same else after))
 
-    def unchanged(self) -> Left:
-        """Return nothing."""
-        return Left()
+    def unchanged(self) -> VisitOutcome:
+        """Return an empty outcome."""
+        return VisitOutcome()
 
 
 class Kept:
-    """A client that its node keeps in a folder; see :mod:`protofed.flower.state`.
+    """A client that its node stores in a folder; see :mod:`protofed.flower.state`.
 
     Args:
-        job: What the server asks for.
-        roster: Where the visit happens; holds the client as it is before the run.
+        job: The visit that the server requests.
+        roster: The roster for the visit, with the client as it was before the run.
         folder: The client's files.
-        fresh: Whether a client whose state is lost begins anew.
+        fresh: Whether a client whose state is lost starts afresh.
 
     Raises:
-        CheckpointError: If the node does not hold the state that the visit must start from, or was asked for
-            something later meanwhile.
+        CheckpointError: If the node does not have the state from which the visit must start, or a later request
+            has been carried out in the meantime.
     """
 
     def __init__(self, job: Job, roster: Roster, folder: ClientFolder, fresh: bool) -> None:
@@ -99,33 +103,33 @@ class Kept:
         self.roster = roster
         self.folder = folder
         if job.order < folder.order:
-            raise CheckpointError(f"{job.client}: a later request of the server came before this one")
+            raise CheckpointError(f"{job.client}: a later request of the server has been carried out already")
         held = folder.since(job.after)
         self.anew = held is None and fresh
         if held is None and not fresh:
-            newest = f"its newest is {folder.latest.name}" if folder.latest else "it holds none of this run"
+            newest = f"its newest is {folder.latest.name}" if folder.latest else "it has none of this run"
             raise CheckpointError(
-                f"{job.client}: the node does not hold state {job.after}, where the visit must start ({newest}): "
-                "restore its state-dir, or add fresh=true to --node-config to begin anew"
+                f"{job.client}: the node does not have state {job.after}, where the visit must start ({newest}): "
+                "restore its state-dir, or add fresh=true to --node-config to start afresh"
             )
         self.held = held or []
         self.start: Generation | None = None
 
-    def answered(self) -> tuple[Trained, Left] | None:
-        """Return what the same request was answered before."""
+    def answered(self) -> tuple[Trained, VisitOutcome] | None:
+        """Return the existing answer to the same request, or None."""
         request = digest(self.job.round, self.job.message)
         for generation in self.held:
             if generation.trained and (generation.round, generation.request) == (self.job.round, request):
-                samples = len(self.roster.members[self.job.client].train)
+                samples = len(self.roster[self.job.client].train)
                 reply, losses = self.folder.reply(generation), json.loads(generation.losses)
-                return Trained(self.job.client, reply, losses, samples, 0.0), Left(generation.name)
+                return Trained(self.job.client, reply, losses, samples, 0.0), VisitOutcome(generation.name)
         return None
 
     def enter(self, *, training: bool) -> None:
-        """Read the newest state that is older than what the visit makes.
+        """Load the newest state that is older than the one that the visit creates.
 
         Raises:
-            CheckpointError: If its files are damaged or do not fit the model, or all of them are newer.
+            CheckpointError: If its files are damaged or do not fit the model, or all states are newer.
         """
         name, place = self.job.client, (self.job.round, not training)
         older = [generation for generation in self.held if generation.place < place]
@@ -139,27 +143,27 @@ class Kept:
                 raise CheckpointError(
                     f"{self.folder.path}: does not fit the model of {name} ({_line(error)})"
                 ) from None
-        self.before = self.roster.parked(name)
+        self.before = self.roster.snapshot(name)
 
-    def trained(self, result: Trained) -> Left:
-        """Write the client and its answer."""
+    def trained(self, result: Trained) -> VisitOutcome:
+        """Store the client and its answer."""
         request = digest(self.job.round, self.job.message)
         return self._commit(request, result.message, json.dumps(result.losses))
 
-    def delivered(self) -> Left:
-        """Write the client."""
+    def delivered(self) -> VisitOutcome:
+        """Store the client."""
         return self._commit()
 
-    def unchanged(self) -> Left:
-        """Write nothing."""
-        return Left(anew=self.anew)
+    def unchanged(self) -> VisitOutcome:
+        """Return the outcome of a visit without a new generation."""
+        return VisitOutcome(anew=self.anew)
 
-    def _commit(self, request: str = "", reply: bytes | None = None, losses: str = "{}") -> Left:
-        parked = self.roster.parked(self.job.client)
-        same = self.start if parked.model is self.before.model else None
-        new = self.folder.write(parked, self.job.round, request, reply, losses, same_model=same)
+    def _commit(self, request: str = "", reply: bytes | None = None, losses: str = "{}") -> VisitOutcome:
+        snapshot = self.roster.snapshot(self.job.client)
+        same = self.start if snapshot.model is self.before.model else None
+        new = self.folder.write(snapshot, self.job.round, request, reply, losses, same_model=same)
         self.folder.commit(new, self.start, self.job.order, {self.job.after, self.job.saved})
-        return Left(new.name, self.anew)
+        return VisitOutcome(new.name, self.anew)
 
 
 def _line(error: Exception) -> str:

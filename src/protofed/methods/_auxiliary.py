@@ -1,16 +1,18 @@
-"""What methods have in common whose clients keep models of their own and share a second one."""
+"""Base of methods whose clients keep models of their own and share a second one."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from torch import nn
 
 from protofed.errors import ConfigError, ModelError
-from protofed.methods._weights import shared_weights
+from protofed.methods._weights import copied, shared_weights
 from protofed.methods.contract import Batch, Exchange, Method, Tensors
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.prototypes.inference import most_likely
 
 if TYPE_CHECKING:
@@ -18,23 +20,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AuxiliaryOptions:
-    """Which model is shared, and how its mean is taken."""
+class AuxiliaryOptions(Options):
+    """The shared model, and how its mean is taken."""
 
     auxiliary: str = option(
         "", "architecture of the shared model ('' = model.shared, or else model.name or the first of that group)"
     )
     auxiliary_options: dict[str, Any] = option({}, "options of that architecture")
-    auxiliary_d: int = option(0, "length of its features (0 = model.d)")
+    auxiliary_d: int = option(0, "length of its features (0 = model.d)", least=0)
     weighting: Literal["uniform", "samples"] = option("uniform", "weight of a client in the mean: 1, or n_i")
     share_buffers: bool = option(True, "also average the shared model's BatchNorm running statistics")
 
-    def __post_init__(self) -> None:
-        if self.auxiliary_d < 0:
-            raise ValueError(f"auxiliary_d must be at least 0, not {self.auxiliary_d}")
+
+A = TypeVar("A", bound=AuxiliaryOptions)
 
 
-class AuxiliaryMethod(Method):
+class AuxiliaryMethod(Method[A]):
     """Base of mutual distillation: client i's own model ``w_i`` stays, the shared ``w_aux`` goes up and down.
 
     The shared model is in every client's ``extras`` under the name :attr:`role`. Rules: ``head`` is the client's
@@ -45,12 +46,12 @@ class AuxiliaryMethod(Method):
     exchanges: Exchange = "part of the weights"
 
     @classmethod
-    def needs_counts(cls, options: Any) -> bool:
+    def needs_counts(cls, options: A) -> bool:
         """Every upload holds ``n_i``."""
         return True
 
     def check(self) -> None:
-        """The shared model has to take the clients' samples."""
+        """Refuse a shared model that cannot take the clients' samples."""
         if self.task.auxiliary is not None:
             _ = self.network
 
@@ -67,10 +68,10 @@ class AuxiliaryMethod(Method):
     @cached_property
     def initial(self) -> Tensors:
         """The shared weights that the server starts from."""
-        return {n: w.clone() for n, w in self.shared(self.network).items()}
+        return copied(self.shared(self.network))
 
     def notes(self) -> tuple[str, ...]:
-        """Say how large the shared model is."""
+        """Tell the size of the shared model."""
         size = sum(p.numel() for p in self.network.parameters())
         name = self.options.auxiliary or "the experiment's first architecture"
         return (f"The {self.role} that all clients share, {name}, has {size:,} parameters.",)
@@ -79,7 +80,7 @@ class AuxiliaryMethod(Method):
         """Put the shared model beside the client's own."""
         model.extras[self.role] = copy.deepcopy(self.network)
 
-    def shared(self, network: Any) -> Tensors:
+    def shared(self, network: nn.Module) -> Tensors:
         """Return references to the weights of the shared model that cross the network."""
         return shared_weights(network, buffers=self.options.share_buffers)
 

@@ -1,4 +1,4 @@
-"""How far one classifier's answers are from another's."""
+"""Distance between the answers of two classifiers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from protofed.methods.contract import Batch
 
 
 def divergence(batch: Batch, teacher: Tensor, student: Tensor) -> Tensor:
-    """Return ``KL(softmax(teacher) ‖ softmax(student))`` of ``(B, K)`` logits, the mean over the batch."""
+    """Return ``KL(softmax(teacher) ‖ softmax(student))``, the mean over the batch.
+
+    Args:
+        batch: The ``B`` samples.
+        teacher: ``(B, K)`` logits.
+        student: ``(B, K)`` logits.
+    """
     p, log_p, log_q = teacher.softmax(-1), teacher.log_softmax(-1), student.log_softmax(-1)
     return batch.mean((p * (log_p - log_q)).sum(-1))

@@ -1,31 +1,31 @@
-"""What methods have in common whose server trains a generator of features, and whose clients learn from it too.
+"""A generator of features that the server trains, and from which clients learn.
 
 The generator is a function of plain tensors, so that a broadcast is all it takes to use one::
 
     G(ε, y) = W_2 · relu(norm(W_1 · [ε; onehot(y)] + b_1)) + b_2
 
-Batch statistics normalise where it is trained, running ones where it is used: a client's features then do not
-depend on who else is in its batch.
+Training normalises by batch statistics, use by running ones: a generated feature then does not depend on the other
+samples of its batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods._training import linear_layer, sound
-from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions
-from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Tensors, Upload
+from protofed.methods.contract import Batch, Task, Tensors
+from protofed.methods.fedavg import FedAvgOptions
 from protofed.optimizers import eager
 from protofed.options import option
 from protofed.seeding import generator
-from protofed.wire.schema import Field, Payload, Schema
+from protofed.wire.schema import Field, Payload
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -33,38 +33,33 @@ if TYPE_CHECKING:
 PREFIX = "generator."
 EPSILON = 1e-5
 MOMENTUM = 0.1
-"""Of BatchNorm, as torch has them."""
+"""Of BatchNorm, as in torch."""
+LabelPrior = Literal["available", "counts", "uniform"]
+"""Labels to generate: equally often those of classes held, as often as they are held, or equally often all K."""
 
 
 @dataclass(frozen=True)
-class GeneratorOptions(WeightOptions):
+class GeneratorOptions(FedAvgOptions):
     """The generator, and how the server trains it."""
 
-    latent_dim: int = option(32, "length z of the generator's noise ε")
+    latent_dim: int = option(32, "length z of the generator's noise ε", least=1)
     noise: Literal["uniform", "normal"] = option("uniform", "ε in [0, 1), as in all code, or Gaussian as printed")
-    generator_batch_size: int = option(32, "generated features per server step")
-
-    def __post_init__(self) -> None:
-        if self.latent_dim < 1:
-            raise ValueError(f"latent_dim must be at least 1, not {self.latent_dim}")
-        if self.generator_batch_size < 2:
-            raise ValueError(
-                f"generator_batch_size must be at least 2 (BatchNorm), not {self.generator_batch_size}"
-            )
-
-
-def require_positive(options: object, *names: str) -> None:
-    """Raise ValueError unless the named options are at least 0, or left to a preset."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value >= 0:
-            raise ValueError(f"{name} must be at least 0, not {value}")
+    generator_batch_size: int = option(32, "generated features per server step; BatchNorm takes two", least=2)
 
 
 def initial_generator(
     latent: int, classes: int, hidden: int, width: int, source: torch.Generator, dtype: torch.dtype
 ) -> Tensors:
-    """Return a random generator of ``(z + K)h + h + 2h + hd + d`` parameters and ``2h`` running statistics."""
+    """Return a random generator of ``(z + K)h + h + 2h + hd + d`` parameters and ``2h`` running statistics.
+
+    Args:
+        latent: Length ``z`` of the noise.
+        classes: ``K``.
+        hidden: Width ``h``.
+        width: Length ``d`` of the features.
+        source: Source of random numbers.
+        dtype: Of the result.
+    """
     first = linear_layer(latent + classes, hidden, source, dtype)
     second = linear_layer(hidden, width, source, dtype)
     one, zero = torch.ones(hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
@@ -79,7 +74,13 @@ def initial_generator(
 
 
 class Generated(NamedTuple):
-    """Features ``(B, d)``, and the ``(h,)`` statistics by which the hidden layer was normalised."""
+    """Generated features, and the statistics by which the hidden layer was normalised.
+
+    Attributes:
+        features: ``(B, d)``.
+        mean: ``(h,)``.
+        variance: ``(h,)``.
+    """
 
     features: Tensor
     mean: Tensor
@@ -93,11 +94,13 @@ def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool 
         weights: As :func:`initial_generator` names them.
         noise: ``(B, z)``.
         labels: ``(B,)`` int64.
-        training: Normalise by the statistics of these samples, ``B ≥ 2``.
+        training: Whether to normalise by the statistics of these samples, ``B ≥ 2``.
     """
     classes = weights["hidden.weight"].shape[-1] - noise.shape[-1]
-    own = labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)
-    hidden = F.linear(torch.cat([noise, own.to(noise.dtype)], -1), weights["hidden.weight"], weights["hidden.bias"])
+    onehot = labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)
+    hidden = F.linear(
+        torch.cat([noise, onehot.to(noise.dtype)], -1), weights["hidden.weight"], weights["hidden.bias"]
+    )
     mean, variance = weights["norm.running_mean"], weights["norm.running_var"]
     if training:
         mean, variance = hidden.mean(0), hidden.var(0, correction=0)
@@ -106,12 +109,12 @@ def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool 
 
 
 def diversity(noise: Tensor, features: Tensor, different: Tensor | None = None) -> Tensor:
-    """Return ``exp(−mean_{b,b'} ‖ε_b − ε_b'‖²·|G_b − G_b'|)``, near 0 where other noise gives other features.
+    """Return ``exp(−mean_{b,b'} ‖ε_b − ε_b'‖²·|G_b − G_b'|)``, near 0 if different noise gives different features.
 
     Args:
         noise: ``(B, z)``; squares are averaged over z.
         features: ``(B, d)``; magnitudes are averaged over d.
-        different: ``(B, B)`` bool, pairs that are not set to 0; these still count in the mean.
+        different: ``(B, B)`` bool; other pairs count as 0 in the mean. None for all pairs.
     """
     apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(-1)
     other = (features.unsqueeze(0) - features.unsqueeze(1)).abs().mean(-1)
@@ -139,47 +142,78 @@ class Heads(NamedTuple):
         return features @ self.weight.mT + self.bias.unsqueeze(1)
 
     def weighted_errors(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Return ``Σ_i mean_b(a_{y_b,i}·CE(g_i(G_b), y_b))``."""
+        """Return ``Σ_i mean_b(a_{y_b,i}·CE(g_i(G_b), y_b))``.
+
+        Args:
+            features: ``(B, d)`` generated features ``G_b``.
+            labels: ``(B,)`` their classes ``y_b``.
+        """
         answers = self.logits(features)
         S, B, K = answers.shape
         errors = F.cross_entropy(answers.reshape(S * B, K), labels.repeat(S), reduction="none").reshape(S, B)
         return (self.of_class[:, labels] * errors).mean(1).sum()
 
 
-class GeneratorMethod(GlobalModelMethod):
-    """Base: models are averaged, and the heads just uploaded teach a generator that clients receive.
+class Teachers:
+    """The heads and sample counts of this round's clients, seen one after the other.
 
-    Server state: the weights; the generator's ``generator.…``; and ``prior`` ``(K,)``, how likely each class is
-    drawn by those who generate.
+    Args:
+        num_classes: ``K``.
+        dtype: Of the server's state.
     """
 
-    exchanges: Exchange = "all weights"
-    same_feature_dim = True
-    sums_only = False  # the generator learns from every single head
+    def __init__(self, num_classes: int, dtype: torch.dtype) -> None:
+        self.num_classes = num_classes
+        self.dtype = dtype
+        self.weights: list[Tensor] = []
+        self.biases: list[Tensor] = []
+        self.sizes: list[Tensor] = []
+        self.counts: list[Tensor] = []
 
-    # Settings that the two methods name, and default, in their own ways.
+    def add(self, payload: Payload) -> None:
+        """Add a client's upload."""
+        self.weights.append(payload["head.weight"])
+        self.biases.append(payload["head.bias"])
+        self.sizes.append(payload["samples"])
+        self.counts.append(payload.get("counts", torch.ones(self.num_classes)))
 
-    @property
-    def hidden(self) -> int:
-        """Width h of the generator."""
-        return int(self.options.generator_hidden)
+    def held(self) -> Tensor:
+        """Return ``(S, K)`` samples of each class, or ones if clients do not send them."""
+        return torch.stack(self.counts).to(self.dtype)
 
-    @property
-    def prior_kind(self) -> str:
-        """``available``, ``counts`` or ``uniform``."""
-        return str(self.options.label_prior)
+    def heads(self) -> Heads:
+        """Return all classifiers with their shares."""
+        n, held = torch.stack(self.sizes).to(self.dtype), self.held()
+        shares = n / n.sum().clamp(min=1), held / held.sum(0).clamp(min=1)
+        return Heads(torch.stack(self.weights), torch.stack(self.biases), *shares)
 
-    def generator_loss(
-        self, server: Tensors, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor, round: int
-    ) -> Tensor:
-        """Return what the server minimises over the generator."""
-        raise NotImplementedError
 
-    # What crosses the network.
+Objective = Callable[[Heads, Tensor, Tensor, Tensor], Tensor]
+"""``objective(heads, noise, labels, features)``: the scalar that the server minimises over the generator."""
+
+
+class FeatureGenerator:
+    """The generator of one method: its first weights, features drawn from it, and its training on the server.
+
+    Messages and the server's state hold its weights as ``generator.…``, and ``prior`` ``(K,)``, the chances of the
+    labels that are generated.
+
+    Args:
+        options: Noise and batch size.
+        task: The learning problem.
+        hidden: Width ``h``.
+        label_prior: How ``prior`` follows from the clients' samples.
+    """
+
+    def __init__(self, options: GeneratorOptions, task: Task, hidden: int, label_prior: LabelPrior) -> None:
+        self.options = options
+        self.task = task
+        self.hidden = hidden
+        self.label_prior = label_prior
 
     @cached_property
-    def first_generator(self) -> Tensors:
-        """The generator that the server starts from."""
+    def first(self) -> Tensors:
+        """The weights that the server starts from."""
         task = self.task
         source = generator(task.seed, "generator")
         weights = initial_generator(
@@ -187,154 +221,148 @@ class GeneratorMethod(GlobalModelMethod):
         )
         return {PREFIX + name: tensor for name, tensor in weights.items()}
 
-    def more_down(self) -> dict[str, Field]:
-        """Return further fields of the broadcast."""
-        return {}
-
-    def more_up(self) -> dict[str, Field]:
-        """Return further fields of the upload."""
-        return {}
-
-    @cached_property
-    def broadcast_schema(self) -> Schema:
-        """The weights, the generator, and how likely each class is drawn."""
+    def server_state(self) -> Tensors:
+        """Return the first weights, with equal chances for all classes."""
         K = self.task.num_classes
+        return {**self.first, "prior": torch.full((K,), 1 / K, dtype=self.task.dtype)}
+
+    def not_received(self) -> Tensors:
+        """Return the first weights, with no chance for any class, for clients that were sent nothing yet."""
+        return {**self.first, "prior": torch.zeros(self.task.num_classes, dtype=self.task.dtype)}
+
+    def broadcast_fields(self) -> dict[str, Field]:
+        """Return the fields of a broadcast that hold the generator and the prior."""
         statistics = {PREFIX + "norm.running_mean": None, PREFIX + "norm.running_var": 0.0}
-        generated = {
+        fields = {
             name: Field(tuple(t.shape), parameter=name not in statistics, minimum=statistics.get(name))
-            for name, t in self.first_generator.items()
+            for name, t in self.first.items()
         }
-        prior = Field((K,), parameter=False, minimum=0.0, limit=1.0)
-        fields = {**super().broadcast_schema.fields, **generated, "prior": prior, **self.more_down()}
-        return Schema(fields, K, {"d": self.task.feature_dim}, {"k": K} if self.more_down() else {})
+        return {**fields, "prior": Field((self.task.num_classes,), parameter=False, minimum=0.0, limit=1.0)}
 
-    @cached_property
-    def upload_schema(self) -> Schema:
-        """The weights, ``n_i``, and ``n_ij`` unless the prior is uniform."""
-        K = self.task.num_classes
-        weights = {name: self.broadcast_schema.fields[name] for name in self.initial}
-        counts = {} if self.prior_kind == "uniform" else {"counts": Field((K,), "count", parameter=False)}
-        samples = Field((), "count", parameter=False)
-        fields = {**weights, "samples": samples, **counts, **self.more_up()}
-        return Schema(fields, K, {"d": self.task.feature_dim}, {"k": K} if self.more_up() else {})
+    def upload_fields(self) -> dict[str, Field]:
+        """Return the fields of an upload beside weights: ``n_i``, and ``n_ij`` unless the prior is uniform."""
+        fields = {"samples": Field((), "count", parameter=False)}
+        if self.label_prior != "uniform":
+            fields["counts"] = Field((self.task.num_classes,), "count", parameter=False)
+        return fields
+
+    def counts_to_send(self, counts: Tensor) -> Payload:
+        """Return the part of an upload that holds a client's ``(K,)`` samples ``n_ij``."""
+        return {} if self.label_prior == "uniform" else {"counts": counts}
 
     # The client.
 
-    def extend(self, model: SplitModel) -> None:
-        """Add the source of ε and y'."""
-        model.add_noise("noise")
+    def noise(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
+        """Return noise ``(B, z)`` from the model's source ``noise``.
 
-    def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Keep the weights, the generator and the prior."""
-        if message is not None:
-            return dict(message)
-        nothing = torch.zeros(self.task.num_classes, dtype=self.task.dtype)
-        return {**super().receive(local, None), **self.first_generator, "prior": nothing}
-
-    def draw(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
-        """Return noise ``(B, z)``."""
+        Args:
+            model: The client's model.
+            batch: ``B`` samples.
+            received: The broadcast.
+        """
         numbers: Tensor = model.extras["noise"]((len(batch.y), self.options.latent_dim), received["prior"])
         return self.shaped(numbers)
 
     def shaped(self, numbers: Tensor) -> Tensor:
-        """Return noise of the kind asked for, given uniform numbers."""
+        """Return noise of the chosen kind from uniform numbers in [0, 1)."""
         if self.options.noise == "uniform":
             return numbers
         result: Tensor = torch.special.ndtri(numbers.clamp(2**-25, 1 - 2**-25))
         return result
 
-    def generated(self, received: Tensors, noise: Tensor, labels: Tensor) -> Tensor:
-        """Return ``G(ε, y)`` ``(B, d)`` of the generator received."""
+    def features(self, received: Tensors, noise: Tensor, labels: Tensor) -> Tensor:
+        """Return ``G(ε, y)``.
+
+        Args:
+            received: The broadcast.
+            noise: ``(B, z)``.
+            labels: ``(B,)`` int64.
+
+        Returns:
+            ``(B, d)``.
+        """
         weights = {n.removeprefix(PREFIX): t for n, t in received.items() if n.startswith(PREFIX)}
         return generate(weights, noise, labels).features
 
     def pseudo_error(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
-        """Return ``CE(g(G(ε, y')), y')``, the mean over as many draws as the batch has samples; 0 without prior."""
+        """Return ``CE(g(G(ε, y')), y')``, the mean over as many draws as the batch has samples.
+
+        Args:
+            model: The client's model.
+            batch: ``B`` samples.
+            received: The broadcast.
+
+        Returns:
+            A scalar; 0 if no class has a chance.
+        """
         heights = received["prior"].cumsum(-1)
         total = heights[-1]
         place = model.extras["noise"]((len(batch.y),), heights) * total
         last = len(heights) - 1
         labels = (place.unsqueeze(-1) >= heights).sum(-1).clamp(max=last)
-        features = self.generated(received, self.draw(model, batch, received), labels)
+        features = self.features(received, self.noise(model, batch, received), labels)
         errors = F.cross_entropy(model.classify(features), labels, reduction="none")
         return batch.mean(errors) * (total > 0)
 
-    def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Send ``w_i``, ``n_i`` and ``n_ij``."""
-        payload = super().upload(local, statistics)
-        return payload if self.prior_kind == "uniform" else {**payload, "counts": local.counts}
-
     # The server.
 
-    def server_state(self) -> Tensors:
-        """Start from one initial model and a random generator; all classes are as likely."""
-        K = self.task.num_classes
-        prior = torch.full((K,), 1 / K, dtype=self.task.dtype)
-        return {**self.initial, **self.first_generator, "prior": prior}
+    def taught(
+        self,
+        server: Tensors,
+        teachers: Teachers,
+        objective: Objective,
+        round: int,
+        *,
+        steps: int,
+        lr: float,
+        weight_decay: float,
+    ) -> tuple[Tensors, dict[str, Any]]:
+        """Train the generator with Adam, which starts afresh in every round.
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Train the generator on the heads just uploaded, then average the weights.
+        Args:
+            server: The server's state.
+            teachers: At least one client.
+            objective: The scalar to minimise.
+            round: The round, counted from 1.
+            steps: Steps of Adam.
+            lr: Its learning rate.
+            weight_decay: Its weight decay.
 
-        A generator that diverges is not kept.
+        Returns:
+            The entries of the server's state that change, and diagnostics. A generator that diverges is not kept.
         """
-        mean = WeightedMean()
-        heads: list[tuple[Tensor, Tensor]] = []
-        sizes: list[Tensor] = []
-        counts: list[Tensor] = []
-        for upload in uploads:
-            payload = upload.payload
-            mean.add({name: payload[name] for name in self.initial}, self.weight_of(payload))
-            heads.append((payload["head.weight"], payload["head.bias"]))
-            sizes.append(payload["samples"])
-            counts.append(payload.get("counts", torch.ones(self.task.num_classes)))
-        if not heads:
-            return Aggregate(server, {})
-        state, diagnostics = {**server, **mean.mean({n: server[n] for n in self.initial})}, {}
-        held = torch.stack(counts).to(self.task.dtype)
-        prior = self._prior(held.sum(0))
-        if float(prior.sum()) > 0:
-            n = torch.stack(sizes).to(self.task.dtype)
-            weight, bias = (torch.stack(part) for part in zip(*heads, strict=True))
-            teachers = Heads(weight, bias, n / n.sum().clamp(min=1), held / held.sum(0).clamp(min=1))
-            trained, losses = self._train(server, teachers, prior, round)
-            state["prior"] = prior
-            if sound(trained):
-                state |= trained
-                diagnostics = (
-                    {"generator_loss_first": losses[0], "generator_loss_last": losses[-1]} if losses else {}
-                )
-            else:
-                diagnostics = {"generator_diverged": True}
-        return Aggregate(state, diagnostics)
-
-    def _prior(self, held: Tensor) -> Tensor:
-        """Return how likely each class is drawn, given ``(K,)`` samples of all clients."""
-        kind = self.prior_kind
-        chance = torch.ones_like(held) if kind == "uniform" else held if kind == "counts" else (held > 0).to(held)
-        return chance / chance.sum().clamp(min=1)
-
-    def _train(self, server: Tensors, heads: Heads, prior: Tensor, round: int) -> tuple[Tensors, list[float]]:
-        """Return the generator after this round's steps of Adam, and the loss before each."""
-        o, source = self.options, generator(self.task.seed, "generator training", round)
-        weights = {n.removeprefix(PREFIX): server[n].clone() for n in self.first_generator}
+        prior = self._prior(teachers.held().sum(0))
+        if not float(prior.sum()) > 0:
+            return {}, {}
+        source = generator(self.task.seed, "generator training", round)
+        heads = teachers.heads()
+        weights = {n.removeprefix(PREFIX): server[n].clone() for n in self.first}
         leaves = [t.requires_grad_() for n, t in weights.items() if "running" not in n]
-        optimizer = eager(torch.optim.Adam)(
-            leaves, lr=o.generator_lr * o.generator_decay ** (round - 1), weight_decay=o.generator_weight_decay
-        )
+        optimizer = eager(torch.optim.Adam)(leaves, lr=lr, weight_decay=weight_decay)
         losses = []
-        for _ in range(o.generator_steps):
-            labels = torch.multinomial(prior, o.generator_batch_size, replacement=True, generator=source)
-            shape = (len(labels), o.latent_dim)
+        for _ in range(steps):
+            labels = torch.multinomial(prior, self.options.generator_batch_size, replacement=True, generator=source)
+            shape = (len(labels), self.options.latent_dim)
             noise = self.shaped(torch.rand(shape, generator=source, dtype=self.task.dtype))
             with torch.enable_grad():
-                found = generate(weights, noise, labels, training=True)
-                loss = self.generator_loss(server, heads, noise, labels, found.features, round)
+                batch = generate(weights, noise, labels, training=True)
+                loss = objective(heads, noise, labels, batch.features)
                 gradients = torch.autograd.grad(loss, leaves)
             for leaf, gradient in zip(leaves, gradients, strict=True):
                 leaf.grad = gradient
             optimizer.step()
-            unbiased = found.variance * len(labels) / (len(labels) - 1)
-            for name, value in (("mean", found.mean), ("var", unbiased)):
+            unbiased = batch.variance * len(labels) / (len(labels) - 1)
+            for name, value in (("mean", batch.mean), ("var", unbiased)):
                 weights[f"norm.running_{name}"].lerp_(value.detach(), MOMENTUM)
             losses.append(float(loss.detach()))
-        return {PREFIX + n: t.detach() for n, t in weights.items()}, losses
+        trained = {PREFIX + n: t.detach() for n, t in weights.items()}
+        if not sound(trained):
+            return {"prior": prior}, {"generator_diverged": True}
+        diagnostics = {"generator_loss_first": losses[0], "generator_loss_last": losses[-1]} if losses else {}
+        return {"prior": prior, **trained}, diagnostics
+
+    def _prior(self, held: Tensor) -> Tensor:
+        """Return the chance of each class, given ``(K,)`` samples of all clients."""
+        chances = {"uniform": torch.ones_like(held), "counts": held, "available": (held > 0).to(held)}
+        chance = chances[self.label_prior]
+        return chance / chance.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""Sets of weights whose matrices travel as factors of low rank, where that takes fewer numbers."""
+"""Sets of weights whose matrices are sent as factors of low rank if that takes fewer numbers."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def factorise(matrix: Tensor, energy: float) -> Factors:
 
 
 class LowRank:
-    """How weights of given shapes are sent.
+    """The encoding of weights of given shapes.
 
-    Vectors are sent as they are. Of a matrix ``m×n`` (a kernel ``o×i×k×k`` is one of ``o×(i·k·k)``) either ``s``
-    factors go, ``s(m + n + 1)`` numbers, or all of it, where that is no more: fields ``NAME.left``, ``.values``,
-    ``.right`` of ``s`` rows and ``NAME.whole`` of 0 or 1.
+    Vectors are sent as they are. A matrix ``m×n`` (a kernel ``o×i×k×k`` is one of ``o×(i·k·k)``) is sent as ``s``
+    factors of ``s(m + n + 1)`` numbers, or whole if that takes no more: fields ``NAME.left``, ``.values`` and
+    ``.right`` of ``s`` rows, and ``NAME.whole`` of 0 or 1.
 
     Args:
-        weights: By name, an example.
+        weights: An example, by name.
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
@@ -79,7 +79,12 @@ class LowRank:
         self.matrices = {n: (s[0], math.prod(s[1:])) for n, s in self.shapes.items() if len(s) > 1}
 
     def schema(self, num_classes: int, **more: Field) -> Schema:
-        """Return the schema of such weights and further fields."""
+        """Return the schema of the weights.
+
+        Args:
+            num_classes: ``K``.
+            more: Further fields.
+        """
         fields: dict[str, Field] = {}
         limits: dict[str, int] = {}
         for index, (name, shape) in enumerate(self.shapes.items()):
@@ -98,12 +103,17 @@ class LowRank:
         return Schema({**fields, **more}, num_classes, limits=limits)
 
     def most(self, name: str) -> int:
-        """Return the largest rank at which a matrix's factors take fewer numbers than it does."""
+        """Return the largest rank at which the factors take fewer numbers than the matrix ``name``."""
         m, n = self.matrices[name]
         return (m * n - 1) // (m + n + 1)
 
     def pack(self, weights: Mapping[str, Tensor], energy: float | None) -> Payload:
-        """Return the fields of ``weights``; without ``energy`` all matrices whole."""
+        """Return the fields of a message.
+
+        Args:
+            weights: By name.
+            energy: Share of each matrix's energy that is kept, in (0, 1]; None to send all matrices whole.
+        """
         payload: Payload = {}
         for name in self.shapes:
             tensor = weights[name].detach()
@@ -117,14 +127,14 @@ class LowRank:
         whole = matrix.unsqueeze(0)
         if energy is not None and bool(matrix.isfinite().all()):
             with contextlib.suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-                found = factorise(matrix, energy)
+                candidate = factorise(matrix, energy)
                 # A singular value may be larger than all entries.
-                if len(found.values) <= self.most(name) and not bool((found.values > Field.limit).any()):
-                    factors, whole = found, whole[:0]
+                if len(candidate.values) <= self.most(name) and not bool((candidate.values > Field.limit).any()):
+                    factors, whole = candidate, whole[:0]
         return {**{f"{name}.{part}": t for part, t in factors._asdict().items()}, f"{name}.whole": whole}
 
     def unpack(self, payload: Payload) -> Tensors:
-        """Return the weights."""
+        """Return the weights from the fields of a message."""
         weights: Tensors = {}
         for name, shape in self.shapes.items():
             if name in self.matrices:

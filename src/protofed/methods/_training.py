@@ -1,4 +1,4 @@
-"""What methods that train something on the server have in common."""
+"""Helpers of methods that train on the server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from protofed.wire.schema import Field
 
 
 def sound(tensors: Tensors) -> bool:
-    """Whether all numbers may be broadcast: training on one diverged client's upload must not end the run."""
+    """Return whether all numbers may be broadcast; after training on a diverged client's upload they may not."""
     real = (t for t in tensors.values() if t.is_floating_point())
     return all(bool(t.isfinite().all()) and not bool((t.abs() > Field.limit).any()) for t in real)
 
 
 def linear_layer(inputs: int, outputs: int, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
-    """Return ``weight`` and ``bias`` of a linear layer, uniform on ``±1/√inputs`` as torch initialises them."""
+    """Return ``weight`` and ``bias`` of a linear layer, uniform on ``±1/√inputs`` as torch initialises them.
+
+    Args:
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+        generator: Source of random numbers.
+        dtype: Of the result.
+    """
     bound = inputs**-0.5
     shapes = {"weight": (outputs, inputs), "bias": (outputs,)}
     return {

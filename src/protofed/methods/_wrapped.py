@@ -1,9 +1,9 @@
-"""A method around another one, which changes what crosses the network and leaves the rest as it is."""
+"""A method around another one, which changes messages and leaves the rest as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
@@ -14,45 +14,48 @@ if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
 
 
-class WrappedMethod(Method):
-    """Forwards every hook of the contract to ``self.base``; a subclass overrides those that it changes.
+O = TypeVar("O")  # noqa: E741
 
-    ``phases`` are the base's, with the base's losses: a subclass with a loss of its own overrides it too.
+
+class WrappedMethod(Method[O]):
+    """Forward every hook of the contract to ``self.base``; a subclass overrides those that it changes.
+
+    ``phases`` are the base's, with the base's losses: a subclass with a loss of its own overrides both.
     """
 
     base: Method
 
     @classmethod
-    def base_of(cls, options: Any) -> tuple[type[Method], Any]:
-        """Return the class of the base and its options.
+    def base_of(cls, options: O) -> tuple[type[Method], Any]:
+        """Return the class of the base, and its options.
 
         Raises:
             ConfigError: If the options do not suit the base.
         """
         raise NotImplementedError
 
-    def __init__(self, options: Any, task: Task) -> None:
-        kind, own = self.base_of(options)
-        self.base = kind(own, task)
+    def __init__(self, options: O, task: Task) -> None:
+        kind, base_options = self.base_of(options)
+        self.base = kind(base_options, task)
         super().__init__(options, task)
 
     @classmethod
-    def needs_same_architecture(cls, options: Any) -> bool:
+    def needs_same_architecture(cls, options: O) -> bool:
         """As the base."""
-        kind, own = cls.base_of(options)
-        return kind.needs_same_architecture(own)
+        kind, base_options = cls.base_of(options)
+        return kind.needs_same_architecture(base_options)
 
     @classmethod
-    def needs_counts(cls, options: Any) -> bool:
+    def needs_counts(cls, options: O) -> bool:
         """As the base."""
-        kind, own = cls.base_of(options)
-        return kind.needs_counts(own)
+        kind, base_options = cls.base_of(options)
+        return kind.needs_counts(base_options)
 
     @classmethod
-    def sends_sums(cls, options: Any) -> bool:
+    def sends_sums(cls, options: O) -> bool:
         """As the base."""
-        kind, own = cls.base_of(options)
-        return kind.sends_sums(own)
+        kind, base_options = cls.base_of(options)
+        return kind.sends_sums(base_options)
 
     @property
     def sums_only(self) -> bool:  # type: ignore[override]

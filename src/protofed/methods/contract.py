@@ -1,4 +1,4 @@
-"""What a method is: one class that says what clients minimise, what is sent, and what the server does.
+"""The contract of methods: one class holds what clients minimise, what is sent, and what the server does.
 
 A method never holds state of its own. Server and client state are flat dictionaries of tensors that the engine
 keeps, checkpoints and hands back, so the same method object runs in one process, in many, or over a network.
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,19 +23,27 @@ from protofed.seeding import generator
 from protofed.wire.schema import Payload, Schema
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from protofed.models import Output, SplitModel
+
+    O = TypeVar("O", default=Any)  # noqa: E741
+else:
+    from typing import TypeVar
+
+    O = TypeVar("O")  # noqa: E741
 
 Tensors = dict[str, Tensor]
 Exchange = Literal["nothing", "prototypes", "logits", "part of the weights", "all weights"]
 
 
 class Batch(NamedTuple):
-    """Samples of one step.
+    """The samples of one step.
 
     Attributes:
         x: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features.
         y: ``(B,)`` int64 labels.
-        weight: ``(B,)`` 1 for a sample and 0 for padding, or None where nothing is padded.
+        weight: ``(B,)`` 1 for a sample and 0 for padding, or None if nothing is padded.
     """
 
     x: Tensor
@@ -53,10 +62,10 @@ class Batch(NamedTuple):
 
 
 Terms: TypeAlias = "tuple[Tensors, Output | None]"
-"""Named scalar terms, whose sum is minimised, and the output of the client's model for the batch; None where there
-is none, as for a loss of features alone."""
+"""Named scalar terms, whose sum is minimised, and the output of the client's model for the batch; None if the loss
+does not run the model."""
 Loss = Callable[["SplitModel", Batch, Tensors, Tensors], Terms]
-"""``loss(model, batch, received, state)``: pure."""
+"""``loss(model, batch, received, state)``, a pure function; see :meth:`Method.loss`."""
 
 
 def every_parameter(name: str) -> bool:
@@ -69,11 +78,11 @@ class Update:
     """One optimiser step on a batch.
 
     Attributes:
-        loss: What is minimised.
+        loss: The objective.
         trainable: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
         optimizer: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
-        clip: Largest Euclidean norm of a network's gradient, of the client's model and of each network in its
-            extras for itself; longer ones are shortened to it.
+        clip: Largest Euclidean norm of a gradient; longer ones are shortened to it. The client's model and each
+            network in its extras are clipped separately.
     """
 
     loss: Loss
@@ -81,17 +90,30 @@ class Update:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     clip: float | None = None
 
+    @property
+    def name(self) -> str:
+        """The qualified name of the loss."""
+        loss: Any = self.loss
+        while isinstance(loss, partial):
+            loss = loss.func
+        return str(getattr(loss, "__qualname__", type(loss).__qualname__))
+
     def terms(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Return the loss's terms and the model's output.
+
+        Args:
+            model: The client's model.
+            batch: The samples.
+            received: Result of :meth:`Method.receive`.
+            state: The method's state on the client.
 
         Raises:
             ConfigError: If the loss returns anything else.
         """
-        found = self.loss(model, batch, received, state)
-        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], dict):
-            return found
-        name = getattr(self.loss, "__qualname__", repr(self.loss))
-        raise ConfigError(f"{name} must return its terms and the model's output: return {{...}}, output")
+        result = self.loss(model, batch, received, state)
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], dict):
+            return result
+        raise ConfigError(f"{self.name} must return its terms and the model's output: return {{...}}, output")
 
 
 @dataclass(frozen=True)
@@ -99,10 +121,10 @@ class Phase:
     """A part of local training: passes over some data, with one or more updates per batch.
 
     Attributes:
-        updates: Done one after the other on every batch.
+        updates: Carried out one after the other on every batch.
         epochs: Passes over the data; None for the experiment's number of local epochs.
-        source: Where the samples come from; None for the client's training data, otherwise a function of the
-            client that returns ``(x, y)``, such as pseudo-features drawn from received mixtures.
+        source: Source of the samples: None for the client's training data, otherwise a function of the client that
+            returns ``(x, y)``, such as pseudo-features drawn from received mixtures.
     """
 
     updates: tuple[Update, ...]
@@ -110,21 +132,21 @@ class Phase:
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
 
     def passes(self, epochs: int) -> int:
-        """Return how many passes it makes where the experiment has ``epochs``."""
+        """Return the number of passes in an experiment with ``epochs`` local epochs."""
         return epochs if self.epochs is None else self.epochs
 
 
 class Build(Protocol):
-    """Makes a network beside the clients' models, which all parties share."""
+    """Builds a network beside the clients' models, which all parties share."""
 
     def __call__(self, name: str, options: Mapping[str, Any], d: int | None) -> SplitModel:
-        """Return it, with the same initial weights for every party.
+        """Return the network, with the same initial weights for every party.
 
         Args:
-            name: An architecture or ``package.module:callable``; empty: the experiment's own (of a group, the
-                first) with its options.
-            options: Of the architecture.
-            d: Length of its features; None for the experiment's.
+            name: An architecture or ``package.module:callable``; empty for the experiment's own architecture (the
+                first of a group) with its options.
+            options: Options of the architecture.
+            d: Length of the network's features; None for the experiment's.
 
         Raises:
             ConfigError, ModelError: If there is no such architecture, or it cannot take the clients' samples.
@@ -134,18 +156,18 @@ class Build(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What every party knows about the learning problem.
+    """The facts about the learning problem that every party knows.
 
     Attributes:
-        num_classes: ``K``.
-        feature_dim: ``d``.
+        num_classes: Number of classes ``K``.
+        feature_dim: Length of features ``d``.
         rounds: Planned number of rounds ``R``.
         seed: The experiment's seed.
         class_size: Expected number of training samples per class over all clients (mean ``N_j``).
-        clients: Number of clients ``M``; 0 where it is not known.
-        template: Returns a model of the first client's architecture (of all, where they share one) with its initial
-            weights; None only where there are no models at all, as in an analysis of finished runs.
-        auxiliary: Makes an auxiliary network; None where there are no models at all (reports of finished runs).
+        clients: Number of clients ``M``; 0 if unknown.
+        template: Returns a model of the first client's architecture with its initial weights; None if there are no
+            models at all, as in an analysis of finished runs.
+        auxiliary: Builds an auxiliary network; None if there are no models at all.
         dtype: Of models and server state.
     """
 
@@ -162,16 +184,16 @@ class Task:
 
 @dataclass
 class Local:
-    """What a client has at hand during its visit.
+    """One client during its visit.
 
     Attributes:
         name: The client's name.
-        round: Counted from 1.
-        model: Its model, on its device.
-        counts: ``(K,)`` int64, its training samples per class (``n_ij``).
+        round: The present round, counted from 1.
+        model: The client's model, on its device.
+        counts: ``(K,)`` int64 training samples per class (``n_ij``).
         state: The method's state on this client; the method may change it.
-        received: What :meth:`Method.receive` made of the last broadcast.
-        features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` labels.
+        received: The result of :meth:`Method.receive` for the last broadcast.
+        features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
         seed: The experiment's seed.
     """
 
@@ -185,7 +207,7 @@ class Local:
     seed: int
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the generator of this client, round and purpose."""
+        """Return the random generator that belongs to this client, round and ``purpose``."""
         return generator(self.seed, purpose, self.round, self.name)
 
 
@@ -197,35 +219,38 @@ class Upload(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """The server after a round: its new state, and figures worth recording."""
+    """The server after a round: its new state, and figures for the round's record."""
 
     state: Tensors
     diagnostics: dict[str, Any]
 
 
-class Method:
+class Method(Generic[O]):
     """Base of all methods; the defaults are those of training without communication.
 
+    A method names its options twice: as ``Options`` for those who build it, and as ``Method[MyOptions]`` for type
+    checkers, which then know the attributes of ``self.options``. The latter may be left out.
+
     Class attributes:
-        name: What users write.
+        name: The name that users write.
         summary: One line for lists.
         reference: The paper.
-        exchanges: What crosses the network, in words.
-        up: What one client sends in a round that communicates, in numbers as papers count them: a formula with
-            its classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|``, head ``|φ|``.
-        down: The same of what it is sent.
+        exchanges: The kind of messages, in words.
+        up: Numbers that one client sends in a round that communicates, as papers count them: a formula with its
+            classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|`` and head ``|φ|``.
+        down: Numbers that one client is sent, as ``up``.
         class_sets: Whether clients may have different classes, in words.
-        Options: Frozen dataclass of hyperparameters.
-        same_architecture: Whether all clients must have one architecture (where options decide, see
+        Options: Frozen dataclass of hyperparameters, derived from :class:`protofed.options.Options`.
+        same_architecture: Whether all clients must have one architecture (if options decide, see
             :meth:`needs_same_architecture`).
         same_feature_dim: Whether all clients must have one ``d``.
         sums_only: Whether the server needs only sums over clients, so that secure aggregation applies.
             May depend on the options.
-        personal_broadcast: Whether clients are sent different things. May depend on the options.
+        personal_broadcast: Whether clients are sent different messages. May depend on the options.
         statistics_from: ``"after"`` collects :meth:`statistics` in a separate eval-mode pass after training,
             ``"during"`` from the training steps of the last local epoch, None not at all. May be a property.
-        statistics_by_batch: Whether :meth:`statistics` are more than sums over samples, and so have to be worked
-            out batch by batch. May be a property.
+        statistics_by_batch: Whether :meth:`statistics` are more than sums over samples, and so have to be computed
+            batch by batch. May be a property.
     """
 
     name: ClassVar[str]
@@ -235,43 +260,47 @@ class Method:
     up: ClassVar[str] = "0"
     down: ClassVar[str] = "0"
     class_sets: ClassVar[str] = "yes"
-    Options: ClassVar[type] = NoOptions
+    Options: ClassVar[type[Any]] = NoOptions
     same_architecture: ClassVar[bool] = False
     same_feature_dim: ClassVar[bool] = False
     sums_only: bool = True
     personal_broadcast: bool = False
 
-    def __init__(self, options: Any, task: Task) -> None:
+    def __init__(self, options: O, task: Task) -> None:
         self.options = options
         self.task = task
         self.check()
 
     @classmethod
-    def needs_same_architecture(cls, options: Any) -> bool:
-        """Whether all clients must have one architecture with these options; asked before there is a method."""
+    def needs_same_architecture(cls, options: O) -> bool:
+        """Return whether all clients must have one architecture; called before there is a method."""
         return cls.same_architecture
 
     @classmethod
-    def needs_counts(cls, options: Any) -> bool:
-        """Whether clients have to tell how many samples they have, in their uploads or before the first round.
+    def needs_counts(cls, options: O) -> bool:
+        """Return whether clients must disclose their numbers of samples, in uploads or before the first round.
 
-        Asked before there is a method. Others take clients that withhold their numbers of samples.
+        Called before there is a method. Methods that return False accept clients that withhold these numbers.
         """
         return False
 
     @classmethod
-    def sends_sums(cls, options: Any) -> bool:
-        """Whether uploads hold sums over samples, which a robust rule compares only if it knows their numbers.
+    def sends_sums(cls, options: O) -> bool:
+        """Return whether uploads hold sums over samples, which robust rules divide by the numbers of samples.
 
-        Asked before there is a method.
+        Called before there is a method.
         """
         return False
 
     def check(self) -> None:
-        """Raise ConfigError where options and task do not fit each other (before any training)."""
+        """Check that options and task fit each other, before any training.
+
+        Raises:
+            ConfigError: If they do not.
+        """
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a report has to say of this configuration beyond its options, in whole sentences."""
+        """Return facts about this configuration that its options do not show, as whole sentences for a report."""
         return ()
 
     # What crosses the network.
@@ -287,23 +316,23 @@ class Method:
         return None
 
     def communicates(self, round: int) -> bool:
-        """Whether clients upload in ``round`` (counted from 1)."""
+        """Return whether clients upload in ``round`` (counted from 1)."""
         return self.upload_schema is not None
 
     def everyone(self, round: int) -> bool:
-        """Whether all clients take part in ``round``, however few are drawn otherwise."""
+        """Return whether all clients take part in ``round``, whatever ``participation.fraction`` is."""
         return False
 
     # The client.
 
     @property
     def statistics_from(self) -> Literal["after", "during"] | None:
-        """When :meth:`statistics` are collected."""
+        """When :meth:`statistics` are collected: see the class."""
         return None
 
     @property
     def statistics_by_batch(self) -> bool:
-        """Whether :meth:`statistics` need single batches."""
+        """Whether :meth:`statistics` have to be computed batch by batch."""
         return False
 
     def extend(self, model: SplitModel) -> None:
@@ -318,51 +347,94 @@ class Method:
         return {}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Unpack a broadcast into dense tensors for the loss; may load weights into ``local.model``.
+        """Unpack a broadcast; may load weights into ``local.model``.
 
-        ``message`` is None where the server has nothing to send yet: the result must make losses and
-        predictions fall back to local training.
+        Clients receive before they train and before they are scored; steps that only training needs belong in
+        :meth:`begin`.
 
-        Clients receive before they train and before they are scored; what only training needs is for :meth:`begin`.
+        Args:
+            local: The client.
+            message: The broadcast; None while the server has nothing to send.
+
+        Returns:
+            Dense tensors for losses and predictions, which must make both fall back to local training if
+            ``message`` is None.
         """
         return {}
 
     def begin(self, local: Local) -> None:
-        """Called where local training begins, after :meth:`receive`; may change the model and ``local.state``."""
+        """Prepare local training, after :meth:`receive`; may change the model and ``local.state``."""
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         """Return the parts of local training in ``round``."""
         return (Phase((Update(self.loss),)),)
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Return the named terms whose sum is minimised, and the model's output; the default is cross-entropy."""
+        """Return the terms that a client minimises; the default is cross-entropy.
+
+        Must be pure, and must leave padding out of its means (:meth:`Batch.mean`).
+
+        Args:
+            model: The client's model.
+            batch: The samples of one step.
+            received: Result of :meth:`receive`.
+            state: The method's state on the client.
+
+        Returns:
+            Named scalar terms, whose sum is minimised, and the model's output.
+        """
         output = model(batch.x)
         return {"cross_entropy": batch.cross_entropy(output.logits)}, output
 
     def statistics(self, output: Output, batch: Batch) -> Tensors:
-        """Return sums over the batch that the engine adds up over the data (see :attr:`statistics_from`)."""
+        """Return sums over the batch, which the engine adds up over the data (see ``statistics_from``).
+
+        Args:
+            output: The model's ``(B, d)`` features and ``(B, K)`` logits.
+            batch: The samples.
+        """
         return {}
 
     def epoch_end(self, local: Local, statistics: Tensors) -> None:
-        """Called after each local epoch with that epoch's ``during`` statistics; may change ``local.state``."""
+        """Finish a local epoch; may change ``local.state``.
+
+        Args:
+            local: The client.
+            statistics: Sums over the epoch if they are collected ``"during"`` training, otherwise empty.
+        """
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Compose the upload after training; may change ``local.state``."""
+        """Compose the upload after training; may change ``local.state``.
+
+        Args:
+            local: The client.
+            statistics: Sums over the training data; empty if none were collected.
+
+        Raises:
+            NotImplementedError: If the method declares an upload but does not compose it.
+        """
         raise NotImplementedError
 
     @property
     def rules(self) -> tuple[str, ...]:
         """Inference rules that :meth:`predict` reports.
 
-        ``head`` is the client's own model, ``global_model`` one that the server has; of these two the first named
-        is what headline numbers are about, unless there is ``global``, the nearest global prototype.
+        ``head`` is the client's own model, ``global_model`` the server's. The first of the two in this tuple gives
+        the headline numbers, unless there is ``global``, the nearest global prototype.
         """
         return ("head",)
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Return, per rule, ``(B,)`` int64 predicted classes, -1 where the model's output is not finite.
+        """Classify a batch by every rule, in eval mode and without gradients.
 
-        Called in eval mode without gradients. All rules should share one forward pass.
+        Args:
+            model: The client's model; all rules should share one forward pass.
+            batch: The samples.
+            received: Result of :meth:`receive`.
+            state: The method's state on the client.
+
+        Returns:
+            Per rule ``(B,)`` int64 classes, -1 where the model's output is not finite.
         """
         return {"head": most_likely(model(batch.x).logits)}
 
@@ -373,14 +445,23 @@ class Method:
         return {}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
-        """Return what opens ``round`` for the clients (for ``client`` alone if ``personal_broadcast``)."""
+        """Return the message that opens a round; None if there is nothing to send yet.
+
+        Args:
+            server: The server's state.
+            round: The round, counted from 1.
+            client: The receiving client's name if ``personal_broadcast``, otherwise None.
+        """
         return None
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Return the server's state after ``round``.
+        """Return the server's state after a round.
 
-        ``uploads`` is an iterator in a fixed order of clients, and may be empty: consume it once, and keep only
-        what is needed, so that thousands of clients can be aggregated as they arrive.
+        Args:
+            server: The state before the round.
+            uploads: An iterator in a fixed order of clients, possibly empty. Consume it once and keep only the
+                necessary, so that thousands of clients can be aggregated as they arrive.
+            round: The round, counted from 1.
         """
         for _ in uploads:
             pass

@@ -5,14 +5,174 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from torch import Tensor
+from torch.func import functional_call
+
 from protofed.methods import register
-from protofed.methods._weights import GlobalModelMethod
+from protofed.methods._weights import (
+    WeightedMean,
+    copied,
+    first_model,
+    load_weights,
+    shared_weights,
+    sharing_notes,
+    weight_of,
+    with_samples,
+)
+from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Tensors, Terms, Upload
+from protofed.options import Options, option
+from protofed.prototypes.inference import most_likely
+from protofed.wire.schema import Payload, Schema, weight_schema
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+
+@dataclass(frozen=True)
+class FedAvgOptions(Options):
+    """How the server averages."""
+
+    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean: n_i, or 1")
+    share_buffers: bool = option(
+        True, "BatchNorm's running statistics are averaged as the weights are; otherwise they stay on the client"
+    )
+
+
+W = TypeVar("W", bound=FedAvgOptions)
 
 
 @register
-class FedAvg(GlobalModelMethod):
-    """FederatedAveraging (Algorithm 1): E epochs of cross-entropy from ``w^t``, then the mean of the ``w_i``."""
+class FedAvg(Method[W]):
+    """FederatedAveraging (Algorithm 1): E epochs of cross-entropy from ``w^t``, then the mean of the ``w_i``.
+
+    A client keeps its own model, as its last training left it, beside the global model that it received. Both are
+    scored: rules ``head`` and ``global_model``. Server state: the weights that :meth:`shares` selects, by their
+    names in the model.
+    """
 
     name = "fedavg"
     summary = "weights averaged over clients of one architecture"
     reference = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
+    exchanges: Exchange = "all weights"
+    up = "|w|"
+    down = "|w|"
+    class_sets = "one K-way head"
+    same_architecture = True
+    Options = FedAvgOptions
+
+    @classmethod
+    def needs_counts(cls, options: W) -> bool:
+        """Every upload holds ``n_i``."""
+        return True
+
+    # What crosses the network.
+
+    def shares(self, name: str) -> bool:
+        """Return whether the weight called ``name`` is global; in FedAvg all are."""
+        return True
+
+    def first_model(self) -> SplitModel:
+        """Return the model whose weights are ``w^0``."""
+        return first_model(self.task)
+
+    @cached_property
+    def initial(self) -> Tensors:
+        """``w^0``."""
+        return copied(shared_weights(self.first_model(), self.shares, buffers=self.options.share_buffers))
+
+    @cached_property
+    def broadcast_schema(self) -> Schema:
+        """The global weights."""
+        return weight_schema(self.initial, self.task.num_classes)
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """The client's weights, and its number of samples."""
+        return with_samples(self.broadcast_schema)
+
+    def notes(self) -> tuple[str, ...]:
+        """Tell how much of the model is shared, and where BatchNorm's running statistics stay."""
+        return sharing_notes(self.first_model(), self.shares, self.options.share_buffers)
+
+    # The client: ClientUpdate(i, w^t).
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Keep ``w^t`` beside the client's own model; before there is any, its own weights."""
+        if message is not None:
+            return dict(message)
+        return copied(shared_weights(local.model, self.shares, buffers=self.options.share_buffers))
+
+    def global_weights(self, received: Tensors) -> Tensors:
+        """Return ``w^t`` from the received tensors."""
+        return {n: received[n] for n in self.initial}
+
+    def begin(self, local: Local) -> None:
+        """Start from ``w^t``."""
+        load_weights(local.model, self.global_weights(local.received))
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """Cross-entropy on the client's samples."""
+        output = model(batch.x)
+        return {"cross_entropy": batch.cross_entropy(output.logits)}, output
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``w_i`` and ``n_i``."""
+        weights = shared_weights(local.model, self.shares, buffers=self.options.share_buffers)
+        return {**weights, "samples": local.counts.sum()}
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The global model, and the client's own."""
+        return ("global_model", "head")
+
+    def classify(self, model: Callable[[Tensor], Output], batch: Batch, received: Tensors) -> Tensor:
+        """Return the logits ``(B, K)`` of a model.
+
+        Args:
+            model: The client's or the global model.
+            batch: Samples to classify.
+            received: Tensors received by the client.
+        """
+        return model(batch.x).logits
+
+    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Argmax of the classifier of either model."""
+        global_model = partial(functional_call, model, self.global_weights(received))
+        return {
+            "global_model": most_likely(self.classify(global_model, batch, received)),
+            "head": most_likely(self.classify(model, batch, received)),
+        }
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start from ``w^0``."""
+        return dict(self.initial)
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+        """Send ``w^t``."""
+        return {name: server[name] for name in self.broadcast_schema.fields}
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """``w^{t+1} = Σ_i (n_i / Σ n)·w_i`` over the clients of this round."""
+        return Aggregate(average(server, uploads, self.options.weighting), {})
+
+
+def average(server: Tensors, uploads: Iterable[Upload], weighting: str) -> Tensors:
+    """Return ``Σ_i (n_i / Σ n)·w_i``.
+
+    Args:
+        server: The present weights ``w^t``, which stay if there are no uploads.
+        uploads: Each with the same weights ``w_i``, and ``samples`` ``n_i``.
+        weighting: ``samples`` as above, or ``uniform`` for the plain mean.
+    """
+    mean = WeightedMean()
+    for upload in uploads:
+        weights = {n: w for n, w in upload.payload.items() if n != "samples"}
+        mean.add(weights, weight_of(upload.payload, weighting))
+    return mean.mean(server)

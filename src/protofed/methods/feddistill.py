@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._presets import filled
+from protofed.methods._presets import Preset, filled
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Task, Tensors, Terms, Update, Upload
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
@@ -33,40 +33,36 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class FedDistillOptions:
+class FedDistillOptions(Options):
     """Hyperparameters."""
 
-    gamma: float = option(1.0, "weight γ of the distillation term")
+    gamma: float = option(1.0, "weight γ of the distillation term", least=0)
     preset: Literal["paper", "htfl"] = option(
         "paper", "whose variants to take where none is named below: the paper's, or those of HtFLlib and PFLlib"
     )
-    target: Literal["softmax", "logits"] | None = option(
+    target: Preset[Literal["softmax", "logits"]] = option(
         None, "what is averaged: probabilities (paper), or raw logits, used as if they were probabilities (htfl)"
     )
-    without_target: Literal["skip", "own"] | None = option(
+    without_target: Preset[Literal["skip", "own"]] = option(
         None, "a sample whose class has no target: no term (paper), or its own output, held fixed (htfl)"
     )
-    collect: Literal["after", "during"] | None = option(
+    collect: Preset[Literal["after", "during"]] = option(
         None, "outputs from a pass after training (paper), or from the steps of the last local epoch (htfl)"
     )
-    clip: float | None = option(
-        None, "largest norm of a gradient, 0 for none (paper), 10 (htfl; the original has none and ends in NaN)"
+    clip: Preset[float] = option(
+        None,
+        "largest norm of a gradient, 0 for none (paper), 10 (htfl; the original has none and ends in NaN)",
+        least=0,
     )
     leave_one_out: bool = option(False, "every client gets the mean of the others, K² numbers of its own (paper)")
 
-    def __post_init__(self) -> None:
-        if not self.gamma >= 0:
-            raise ValueError(f"gamma must be at least 0, not {self.gamma}")
-        if not (self.clip or 0) >= 0:
-            raise ValueError(f"clip must be at least 0, not {self.clip}")
-
 
 @register
-class FedDistill(Method):
+class FedDistill(Method[FedDistillOptions]):
     """``F_ij``, the mean output of client i for class j, goes up; ``F_j``, the mean over its reporters, comes down.
 
-    A class nobody reports keeps its last ``F_j``; a class never reported has none, and with ``leave_one_out``
-    neither has a class that the client alone reports.
+    A class that nobody reports keeps its last ``F_j``; a class never reported has none. With ``leave_one_out`` a
+    client is sent no ``F_j`` of a class that it alone reports.
 
     Server state: ``sums`` ``(K, K)`` of the rows reported last for each class, and their number ``reporters``
     ``(K,)``; with ``leave_one_out`` every client's share in them, ``rows.NAME`` ``(K, K)``.
@@ -99,13 +95,13 @@ class FedDistill(Method):
 
     @property
     def broadcast_schema(self) -> Schema:
-        """The same."""
+        """As the upload."""
         return self.schema
 
     # The client.
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Return the table of targets ``F``, and which classes have one."""
+        """Return the table of targets ``F``, and the classes that have one."""
         K = self.task.num_classes
         if message is None:
             return {
@@ -116,14 +112,11 @@ class FedDistill(Method):
         return {"targets": targets, "present": present}
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        """Local training.
-
-        Raw logits as targets are no probabilities: that loss has no lower bound, and grows with what it trains.
-        """
+        """Local training; with raw logits for targets the loss has no lower bound, hence the clipping."""
         return (Phase((Update(self.loss, clip=self.options.clip or None),)),)
 
     def outputs(self, logits: Tensor) -> Tensor:
-        """Return what is averaged and distilled."""
+        """Return the probabilities or logits ``(B, K)`` that are averaged and distilled."""
         return logits.softmax(-1) if self.options.target == "softmax" else logits
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
@@ -135,7 +128,7 @@ class FedDistill(Method):
             targets = torch.where(has.unsqueeze(-1), targets, self.outputs(logits).detach())
             has = torch.ones_like(has)
         soft = -(targets * logits.log_softmax(-1)).sum(-1)
-        # Of a round before there are any, no sample counts: the term is 0.
+        # Before there are targets no sample counts, and the term is 0.
         weight = has.to(soft.dtype) if batch.weight is None else has * batch.weight
         distilled = (torch.where(has, soft, 0.0) * weight).sum() / weight.sum().clamp(min=1)
         if self.options.without_target == "own":
@@ -146,8 +139,7 @@ class FedDistill(Method):
     @property
     def statistics_from(self) -> Literal["after", "during"]:
         """Mean outputs are means over the training data."""
-        when: Literal["after", "during"] = self.options.collect
-        return when
+        return self.options.collect
 
     def statistics(self, output: Output, batch: Batch) -> Tensors:
         """Sums of outputs and numbers of samples per class."""
@@ -184,7 +176,7 @@ class FedDistill(Method):
         return {"classes": classes, "outputs": means.to(self.task.dtype)}
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Add up what is reported; a class that nobody reports keeps its last sum."""
+        """Add up the reported rows; a class that nobody reports keeps its last sum."""
         K = self.task.num_classes
         sums, reporters = self.server_state().values()
         shares: Tensors = {}

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._weights import GlobalModelMethod, WeightOptions
 from protofed.methods.contract import Batch, Local, Phase, Tensors, Terms, Update
+from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import option
 from protofed.prototypes.means import class_means, class_sums
 from protofed.seeding import generator
@@ -31,10 +31,10 @@ CALIBRATION = {"name": "Adam", "lr": 1e-3}
 
 
 @dataclass(frozen=True)
-class FedFAOptions(WeightOptions):
+class FedFAOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(0.1, "weight λ of the pull towards the anchors")
+    lambda_: float = option(0.1, "weight λ of the pull towards the anchors", least=0)
     calibration: Literal["after", "before", "none"] = option(
         "after", "when the head is fitted to the anchors: after each step on a batch, before it, or never"
     )
@@ -44,18 +44,14 @@ class FedFAOptions(WeightOptions):
         "number of all batches (the authors' code; anchors of rare classes shrink)",
     )
 
-    def __post_init__(self) -> None:
-        if not self.lambda_ >= 0:
-            raise ValueError(f"lambda must be at least 0, not {self.lambda_}")
-
 
 @register
-class FedFA(GlobalModelMethod):
+class FedFA(FedAvg[FedFAOptions]):
     """One step on ``w`` with features pulled to their anchors, one on the head with the anchors as samples.
 
     Anchors ``a_c`` stay as received during a round; every client keeps a running ``â_c`` of its own classes and
-    uploads it. The server averages anchors as weights, so a class nobody holds keeps its anchor. Server state: the
-    weights and ``anchors`` ``(K, d)``.
+    uploads it. The server averages anchors like weights, so a class that no client holds keeps its anchor. Server
+    state: the weights and ``anchors`` ``(K, d)``.
     """
 
     name = "fedfa"
@@ -67,7 +63,7 @@ class FedFA(GlobalModelMethod):
 
     @cached_property
     def initial(self) -> Tensors:
-        """``w`` and the anchors: what is averaged."""
+        """``w^0`` and the first anchors; both are averaged."""
         return {**super().initial, "anchors": self.first_anchors()}
 
     def first_anchors(self) -> Tensor:
@@ -85,11 +81,11 @@ class FedFA(GlobalModelMethod):
     # The client.
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Running anchors ``â``."""
+        """Start the running anchors ``â`` at the first anchors."""
         return {"anchors": self.first_anchors()}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Keep ``w^t`` and ``a``."""
+        """Keep ``w^t`` and ``a^t``."""
         received = super().receive(local, message)
         return received if message is not None else {**received, "anchors": self.first_anchors()}
 
@@ -99,7 +95,7 @@ class FedFA(GlobalModelMethod):
         local.state["anchors"] = local.received["anchors"].clone()
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        """Per batch a step on all weights and one on the head, whose Adam starts anew in every round."""
+        """For each batch a step on all weights and one on the head, whose Adam starts afresh in every round."""
         train, calibrate = Update(self.loss), Update(self.calibration, _is_head, CALIBRATION)
         orders = {"after": (train, calibrate), "before": (calibrate, train), "none": (train,)}
         return (Phase(orders[self.options.calibration]),)
@@ -116,7 +112,14 @@ class FedFA(GlobalModelMethod):
         }, output
 
     def calibration(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """``CE(g(a_c), c)`` over all K anchors."""
+        """``CE(g(a_c), c)`` over all K anchors.
+
+        Args:
+            model: The client's model.
+            batch: Samples of one step.
+            received: Tensors received by the client.
+            state: The method's state of the client.
+        """
         anchors = received["anchors"]
         classes = torch.arange(len(anchors), device=anchors.device)
         return {"calibration": F.cross_entropy(model.head(anchors), classes)}, None
@@ -128,8 +131,8 @@ class FedFA(GlobalModelMethod):
 
     @property
     def statistics_by_batch(self) -> bool:
-        """Means of batches are no sums over samples."""
-        return bool(self.options.anchor_mean == "batches")
+        """Means of batches are not sums over samples."""
+        return self.options.anchor_mean == "batches"
 
     def statistics(self, output: Output, batch: Batch) -> Tensors:
         """Sums and counts per class, of features or of the batches' class means."""

@@ -11,8 +11,9 @@ batch of ``B`` real samples comes with ``B`` generated ones, so that the code's 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.nn.functional as F
@@ -22,18 +23,20 @@ from protofed.errors import ModelError
 from protofed.methods import register
 from protofed.methods._distillation import divergence
 from protofed.methods._generator import (
-    GeneratorMethod,
+    FeatureGenerator,
     GeneratorOptions,
     Heads,
+    LabelPrior,
+    Teachers,
     diversity,
-    require_positive,
 )
-from protofed.methods._presets import filled
-from protofed.methods._weights import load_weights
-from protofed.methods.contract import Batch, Local, Phase, Task, Tensors, Terms, Update
+from protofed.methods._presets import Preset, filled
+from protofed.methods._weights import WeightedMean, load_weights, weight_of
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.fedavg import FedAvg
 from protofed.options import option
 from protofed.prototypes.inference import most_likely
-from protofed.wire.schema import Payload
+from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -74,51 +77,43 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class FedGenOptions(GeneratorOptions):
-    """Hyperparameters; where none is given here, the preset's (original / htfl)."""
+    """Hyperparameters; the defaults of those that are None are the preset's (original / htfl)."""
 
     preset: Literal["original", "htfl"] = option("original", "whose settings to take where none is named below")
-    share: Literal["all", "head"] | None = option(
+    share: Preset[Literal["all", "head"]] = option(
         None, "what is averaged: all weights, or heads alone (all / head)"
     )
-    start: int | None = option(
-        None, "first round with generated samples; in round 1 the generator is random (2 / 1)"
+    start: Preset[int] = option(
+        None, "first round with generated samples; in round 1 the generator is random (2 / 1)", least=1
     )
-    alpha: float | None = option(None, "weight α_0 of the generated samples' cross-entropy (10 / 1)")
-    beta: float | None = option(None, "weight β_0 of the distillation from generated features (10 / 0)")
-    decay: float | None = option(None, "factor on α and β per round (0.98 / 1)")
-    floor: float = option(1e-4, "smallest α and β, unless they are 0 from the start")
-    label_prior: Literal["available", "counts", "uniform"] | None = option(
+    alpha: Preset[float] = option(None, "weight α_0 of the generated samples' cross-entropy (10 / 1)", least=0)
+    beta: Preset[float] = option(None, "weight β_0 of the distillation from generated features (10 / 0)", least=0)
+    decay: Preset[float] = option(None, "factor on α and β per round (0.98 / 1)", least=0)
+    floor: float = option(1e-4, "smallest α and β, unless they are 0 from the start", least=0)
+    label_prior: Preset[LabelPrior] = option(
         None,
         "labels to generate: of classes held, alike; as frequent as held; or all K, and no counts are sent "
         "(available / counts)",
     )
-    ensemble: Literal["models", "logits"] | None = option(
+    ensemble: Preset[Literal["models", "logits"]] = option(
         None,
         "the generator answers to every head, weighted by its share in the class, or to their mean logits "
         "(models / logits)",
     )
-    eta: float | None = option(None, "weight η of the generator's diversity (1 / 0)")
-    generator_hidden: int | None = option(None, "width h of the generator (256 / 512)")
-    generator_steps: int | None = option(None, "server steps per round (50 / 100)")
-    generator_lr: float | None = option(None, "learning rate of the server's Adam (3e-4 / 0.1)")
-    generator_decay: float | None = option(None, "factor on it per round (0.98 / 1)")
-    generator_weight_decay: float | None = option(None, "its weight decay (0.01 / 0)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names = ("alpha", "beta", "decay", "floor", "eta", "generator_steps", "generator_weight_decay")
-        require_positive(self, *names, "generator_lr", "generator_decay")
-        for name in ("generator_hidden", "start"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+    eta: Preset[float] = option(None, "weight η of the generator's diversity (1 / 0)", least=0)
+    generator_hidden: Preset[int] = option(None, "width h of the generator (256 / 512)", least=1)
+    generator_steps: Preset[int] = option(None, "server steps per round (50 / 100)", least=0)
+    generator_lr: Preset[float] = option(None, "learning rate of the server's Adam (3e-4 / 0.1)", least=0)
+    generator_decay: Preset[float] = option(None, "factor on it per round (0.98 / 1)", least=0)
+    generator_weight_decay: Preset[float] = option(None, "its weight decay (0.01 / 0)", least=0)
 
 
 @register
-class FedGen(GeneratorMethod):
+class FedGen(FedAvg[FedGenOptions]):
     """``G`` and ``w`` (or the heads) come down; trained weights and label counts go up.
 
-    With ``share = head`` a client is scored with its own extractor and the mean head: rule ``head``.
+    With ``share = head`` a client is scored with its own extractor and the mean head: rule ``head``. Server state:
+    the weights, the generator's ``generator.…``, and ``prior`` ``(K,)``, the chances of generated labels.
     """
 
     name = "fedgen"
@@ -126,44 +121,70 @@ class FedGen(GeneratorMethod):
     reference = "Zhu, Hong and Zhou, ICML 2021, arXiv 2105.10056"
     up = "|w|"
     down = "|w| + |G|"
-    same_architecture = True
+    same_feature_dim = True
+    sums_only = False  # the generator learns from every single head
     Options = FedGenOptions
 
     def __init__(self, options: FedGenOptions, task: Task) -> None:
         super().__init__(filled(options, PRESETS), task)
-        if self.options.share == "head":
+        o = self.options
+        self.generator = FeatureGenerator(o, task, o.generator_hidden, o.label_prior)
+        if o.share == "head":
             self.exchanges = "part of the weights"
 
     @classmethod
     def needs_same_architecture(cls, options: FedGenOptions) -> bool:
         """Heads alone fit any extractor of the same width."""
-        return bool(filled(options, PRESETS).share == "all")
+        return filled(options, PRESETS).share == "all"
 
     def shares(self, name: str) -> bool:
         """All weights, or those of the head."""
         return self.options.share == "all" or name.startswith("head.")
 
+    # What crosses the network.
+
+    @cached_property
+    def broadcast_schema(self) -> Schema:
+        """The weights, the generator, and the chances of generated labels."""
+        K = self.task.num_classes
+        fields = {**weight_schema(self.initial, K).fields, **self.generator.broadcast_fields()}
+        return Schema(fields, K, {"d": self.task.feature_dim})
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """The weights, ``n_i``, and ``n_ij`` unless the prior is uniform."""
+        K = self.task.num_classes
+        fields = {**weight_schema(self.initial, K).fields, **self.generator.upload_fields()}
+        return Schema(fields, K, {"d": self.task.feature_dim})
+
     # The client.
 
     def extend(self, model: SplitModel) -> None:
-        """Refuse a head without bias, which the server could not average with the others."""
-        super().extend(model)
+        """Add the source of ε and y'; refuse a head without bias."""
+        model.add_noise("noise")
         if model.head.bias is None:
             raise ModelError("fedgen shares a head with a bias, but this model's head has none")
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Keep what came; a head that is shared alone replaces the client's at once."""
+        """Keep the broadcast; a head that is shared alone replaces the client's at once."""
         received = super().receive(local, message)
+        if message is None:
+            received |= self.generator.not_received()
         if self.options.share == "head":
             load_weights(local.model, self.global_weights(received))
         return received
 
     def weight(self, first: float, round: int) -> float:
-        """Return ``max(floor, first·decay^t)`` with t = 0 in the first round; 0 stays 0."""
+        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0.
+
+        Args:
+            first: Weight in round 1.
+            round: Number of the round, from 1.
+        """
         return max(self.options.floor, first * self.options.decay ** (round - 1)) if first else 0.0
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        """Cross-entropy alone before there is a generator worth listening to."""
+        """Cross-entropy alone before the round ``start``."""
         if round < self.options.start:
             return (Phase((Update(self.loss),)),)
         alpha, beta = (self.weight(first, round) for first in (self.options.alpha, self.options.beta))
@@ -172,19 +193,33 @@ class FedGen(GeneratorMethod):
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
     ) -> Terms:
-        """``CE + α_t·CE(g(G(ε, y')), y') + β_t·KL(softmax g(G(ε', y)) ‖ p(x))``, the teacher held fixed."""
+        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·KL(softmax g(G(ε', y)) ‖ p(x))``, the teacher held fixed.
+
+        Args:
+            alpha: ``α_t``.
+            beta: ``β_t``.
+            model: The client's model.
+            batch: Samples of one step.
+            received: Tensors received by the client.
+            state: The method's state of the client.
+        """
         output = model(batch.x)
         terms = {"cross_entropy": batch.cross_entropy(output.logits)}
         if alpha:
-            terms["generated"] = alpha * self.pseudo_error(model, batch, received)
+            terms["generated"] = alpha * self.generator.pseudo_error(model, batch, received)
         if beta:
-            features = self.generated(received, self.draw(model, batch, received), batch.y)
+            noise = self.generator.noise(model, batch, received)
+            features = self.generator.features(received, noise, batch.y)
             terms["distillation"] = beta * divergence(batch, model.classify(features).detach(), output.logits)
         return terms, output
 
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``w_i``, ``n_i`` and ``n_ij``."""
+        return {**super().upload(local, statistics), **self.generator.counts_to_send(local.counts)}
+
     @property
     def rules(self) -> tuple[str, ...]:
-        """The global and the client's own model; where only heads are shared, its own with the mean head."""
+        """The global model and the client's own; if only heads are shared, its own with the mean head."""
         return super().rules if self.options.share == "all" else ("head",)
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
@@ -195,10 +230,40 @@ class FedGen(GeneratorMethod):
 
     # The server.
 
-    def generator_loss(
-        self, server: Tensors, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor, round: int
-    ) -> Tensor:
-        """``Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) + η·div``, or ``CE(Σ_i (n_i/n)·g_i(G), y) + η·div``."""
+    def server_state(self) -> Tensors:
+        """Start from one initial model and a random generator; all classes have equal chances."""
+        return {**self.initial, **self.generator.server_state()}
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Train the generator on the heads just uploaded, and average the weights."""
+        o, mean, teachers = self.options, WeightedMean(), Teachers(self.task.num_classes, self.task.dtype)
+        for _, payload in uploads:
+            mean.add({name: payload[name] for name in self.initial}, weight_of(payload, o.weighting))
+            teachers.add(payload)
+        if not teachers.sizes:
+            return Aggregate(server, {})
+        averaged = mean.mean({name: server[name] for name in self.initial})
+        lr = o.generator_lr * o.generator_decay ** (round - 1)
+        trained, diagnostics = self.generator.taught(
+            server,
+            teachers,
+            self.generator_loss,
+            round,
+            steps=o.generator_steps,
+            lr=lr,
+            weight_decay=o.generator_weight_decay,
+        )
+        return Aggregate({**server, **averaged, **trained}, diagnostics)
+
+    def generator_loss(self, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor) -> Tensor:
+        """Return ``Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) + η·div``, or ``CE(Σ_i (n_i/n)·g_i(G), y) + η·div``.
+
+        Args:
+            heads: The classifiers ``g_i`` of this round's clients.
+            noise: ``(B, z)``.
+            labels: ``(B,)`` int64.
+            features: ``(B, d)``, ``G`` of both.
+        """
         if self.options.ensemble == "models":
             error = heads.weighted_errors(features, labels)
         else:

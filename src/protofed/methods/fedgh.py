@@ -22,7 +22,7 @@ from protofed.methods import register
 from protofed.methods._training import linear_layer, sound
 from protofed.methods._weights import load_weights
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Tensors, Upload
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.prototypes.means import class_means, class_sums
 from protofed.seeding import generator
 from protofed.wire.schema import Payload, Schema, prototype_schema, weight_schema
@@ -32,28 +32,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedGHOptions:
+class FedGHOptions(Options):
     """Hyperparameters."""
 
-    server_lr: float = option(0.01, "learning rate of the SGD that trains the header")
+    server_lr: float = option(0.01, "learning rate of the SGD that trains the header", above=0)
     server_epochs: int = option(
-        1, "its epochs over the uploaded pairs; 0 leaves the header random, as the authors' released code does"
+        1,
+        "its epochs over the uploaded pairs; 0 leaves the header random, as the authors' released code does",
+        least=0,
     )
-    server_batch_size: int = option(10, "pairs per server step")
+    server_batch_size: int = option(10, "pairs per server step", least=1)
     prototypes: Literal["after", "during"] = option(
         "after", "class means from a pass after training, or from the training steps of the last local epoch"
     )
 
-    def __post_init__(self) -> None:
-        if self.server_epochs < 0 or not self.server_lr > 0 or self.server_batch_size < 1:
-            raise ValueError(
-                "needs server_epochs >= 0, server_lr > 0 and server_batch_size >= 1, not "
-                f"{self.server_epochs}, {self.server_lr} and {self.server_batch_size}"
-            )
-
 
 @register
-class FedGH(Method):
+class FedGH(Method[FedGHOptions]):
     """Class means ``p_ic`` go up, the header ``φ`` comes down and replaces every client's head.
 
     Server state: the header's ``weight`` ``(K, d)`` and ``bias`` ``(K,)``, which live on from round to round.
@@ -98,8 +93,7 @@ class FedGH(Method):
     @property
     def statistics_from(self) -> Literal["after", "during"]:
         """Class means are means over the training data."""
-        when: Literal["after", "during"] = self.options.prototypes
-        return when
+        return self.options.prototypes
 
     def statistics(self, output: Output, batch: Batch) -> Tensors:
         """Sums and counts per class."""
@@ -125,7 +119,7 @@ class FedGH(Method):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """``min_φ Σ CE(g_φ(p_ic), c)`` over all pairs, one for each client and class, by SGD.
 
-        A class nobody reports is only pushed down. A header that diverges is not kept.
+        The logit of a class that nobody reports is only pushed down. A header that diverges is not kept.
         """
         payloads = [upload.payload for upload in uploads]
         labels = torch.cat([p["classes"] for p in payloads]) if payloads else torch.zeros(0)

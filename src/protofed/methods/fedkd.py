@@ -6,8 +6,8 @@ Communications 13:2032, 2022.
 The paper's formulas could not be read; the losses are those of the authors' code, in which nothing is held fixed:
 whether the paper intends separate losses is not confirmed, and ``detach_teacher`` and ``detach_c`` give them.
 HtFLlib and PFLlib compress the parameters where the paper compresses updates (``preset = htfl``); their search for
-the rank may end in a matrix of zeros, ours never does. Which mentee and which compression the prototype papers ran
-is not confirmed.
+the rank may end in a matrix of zeros, ours never does. The mentee and the compression of the prototype papers are
+not confirmed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from protofed.methods import register
 from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods._distillation import divergence
 from protofed.methods._lowrank import LowRank
-from protofed.methods._presets import filled
+from protofed.methods._presets import Preset, filled
 from protofed.methods._training import sound
-from protofed.methods._weights import WeightedMean, load_weights
+from protofed.methods._weights import WeightedMean, copied, load_weights, weight_of
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
 from protofed.options import option
 from protofed.wire.schema import Field, Payload, Schema
@@ -40,45 +40,38 @@ PRESETS: dict[str, dict[str, Any]] = {
     "htfl": {"compress": "parameters", "clip": 10.0},
 }
 GUARD = 1e-8
-"""Added to the losses by which the distillation is divided."""
+"""Added to the sum of losses that divides the distillation."""
 
 
 @dataclass(frozen=True)
 class FedKDOptions(AuxiliaryOptions):
     """Hyperparameters; the thresholds are those of the paper as the prototype papers quote it."""
 
-    energy_start: float = option(0.95, "share T of the energy that a message keeps, at the start")
-    energy_end: float = option(0.98, "share T in the last round; linear in between")
+    energy_start: float = option(0.95, "share T of the energy that a message keeps, at the start", above=0, most=1)
+    energy_end: float = option(0.98, "share T in the last round; linear in between", above=0, most=1)
     preset: Literal["official", "htfl"] = option(
         "official", "whose variants to take where none is named: the authors' code, or HtFLlib's and PFLlib's"
     )
-    compress: Literal["updates", "parameters", "none"] | None = option(
+    compress: Preset[Literal["updates", "parameters", "none"]] = option(
         None, "what travels at low rank: the mentee's updates (official), its parameters (htfl), or nothing"
     )
-    clip: float | None = option(None, "largest norm of each network's gradient, 0 for none (official), 10 (htfl)")
+    clip: Preset[float] = option(
+        None, "largest norm of each network's gradient, 0 for none (official), 10 (htfl)", least=0
+    )
     kl_reduction: Literal["elementmean", "batchmean"] = option(
         "elementmean", "KL divided by B·K, as in all public code, or by B"
     )
     detach_teacher: bool = option(False, "each network learns from the other and not also against it")
     detach_c: bool = option(False, "the losses by which the distillation is divided carry no gradient")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.energy_start <= 1 or not 0 < self.energy_end <= 1:
-            raise ValueError(
-                f"energy_start and energy_end must lie in (0, 1], not {self.energy_start} and {self.energy_end}"
-            )
-        if not (self.clip or 0) >= 0:
-            raise ValueError(f"clip must be at least 0, not {self.clip}")
-
 
 @register
-class FedKD(AuxiliaryMethod):
+class FedKD(AuxiliaryMethod[FedKDOptions]):
     """Mentor ``t`` and map ``W_h`` stay with the client; mentee ``s`` is shared.
 
     Updates need a mentee to be added to. The server counts its versions: a client that uploaded in the last round
-    has the one before, and is sent the update that leads to the present one; any other is sent the whole mentee. An
-    update reaches a client twice where it is scored and then trains: it is added once.
+    has the one before, and is sent the update that leads to the present one; any other is sent the whole mentee. A
+    client that is scored and then trains receives an update twice and adds it once.
 
     Server state: the mentee that clients have, ``mentee.…``; the ``message.…`` that led to it; its ``version``; and
     for every client the version on which its last upload was based, ``client.NAME``. Client state: the ``mentee.…``
@@ -104,16 +97,16 @@ class FedKD(AuxiliaryMethod):
         o = self.options
         if o.compress == "none":
             return None
-        return float(o.energy_start + min(1.0, round / self.task.rounds) * (o.energy_end - o.energy_start))
+        return o.energy_start + min(1.0, round / self.task.rounds) * (o.energy_end - o.energy_start)
 
     @cached_property
     def packing(self) -> LowRank:
-        """How the mentee is sent."""
+        """The encoding of the mentee."""
         return LowRank(self.initial)
 
     @cached_property
     def upload_schema(self) -> Schema:
-        """The mentee or its update, and one sample count."""
+        """The mentee or its update, and the client's number of samples."""
         return self.packing.schema(self.task.num_classes, samples=Field((), "count", parameter=False))
 
     @cached_property
@@ -190,7 +183,7 @@ class FedKD(AuxiliaryMethod):
         }, t
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Send what the round changed in the mentee, or the mentee, and ``n_i``."""
+        """Send the round's change of the mentee, or the mentee, and ``n_i``."""
         weights = self.shared(local.model.extras["mentee"])
         if self.options.compress != "parameters":
             weights = {n: w - local.state[f"mentee.{n}"] for n, w in weights.items()}
@@ -200,7 +193,7 @@ class FedKD(AuxiliaryMethod):
 
     def server_state(self) -> Tensors:
         """Start from one initial mentee."""
-        message = self.packing.pack({n: w.clone() for n, w in self.initial.items()}, None)
+        message = self.packing.pack(copied(self.initial), None)
         return {**_named("mentee", self.initial), **_named("message", message), "version": torch.tensor(0)}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
@@ -214,9 +207,9 @@ class FedKD(AuxiliaryMethod):
         return {**message, "version": version, "whole": torch.tensor(int(not update))}
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Rebuild each update and average; the mean is factorised again, and what that leaves is added.
+        """Rebuild each update and average them; factorise the mean again, and add the result to the mentee.
 
-        An upload whose factors give numbers that no mentee has is left out.
+        An upload whose factors give numbers that may not be broadcast is left out.
         """
         mean, left_out = WeightedMean(), 0
         based = {n: t for n, t in server.items() if n.startswith("client.")}
@@ -225,7 +218,7 @@ class FedKD(AuxiliaryMethod):
             if not sound(weights):
                 left_out += 1
                 continue
-            mean.add(weights, int(payload["samples"]) if self.options.weighting == "samples" else 1.0)
+            mean.add(weights, weight_of(payload, self.options.weighting))
             based[f"client.{client}"] = server["version"].clone()
         if not mean.total:
             return Aggregate(server, {})

@@ -6,7 +6,7 @@ from the authors' code; how the paper spreads prototypes for K > d is not confir
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.methods import register
-from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions, load_weights
+from protofed.methods._weights import WeightedMean, weight_of, with_samples
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Terms, Update, Upload
+from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.means import class_means, class_sums
@@ -29,27 +30,25 @@ if TYPE_CHECKING:
 
 
 SHORTEST = 1e-6
-"""Length below which a mixture of old and new prototype is taken for rounding."""
+"""Length below which a mixture of old and new prototype is taken for a rounding error."""
 
 
 @dataclass(frozen=True)
-class FedNHOptions(WeightOptions):
+class FedNHOptions(FedAvgOptions):
     """Hyperparameters; the authors also clip gradients and decay the learning rate, which is not the method's."""
 
     weighting: Literal["samples", "uniform"] = option(
         "uniform", "weight of a client in the mean of θ and s: n_i, or 1"
     )
-    rho: float = option(0.9, "ρ: how much of the old prototypes is kept in a round")
-    scale: float = option(20.0, "s at the start (the authors: 1 for a small CNN, 20 for ResNets), or for good")
+    rho: float = option(0.9, "ρ: share of the old prototypes that is kept in a round", least=0, most=1)
+    scale: float = option(
+        20.0, "s at the start (the authors: 1 for a small CNN, 20 for ResNets), or for good", above=0
+    )
     learn_scale: bool = option(True, "s is learned (the authors' code can also fix it, at 30)")
     normalise: bool = option(True, "features on the unit sphere (the authors leave that out for Tiny ImageNet)")
     start: Literal["orthogonal", "spread"] = option(
         "orthogonal", "first prototypes: orthogonal, or a simplex ETF (where K > d, always spread directions)"
     )
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rho <= 1 or not self.scale > 0:
-            raise ValueError(f"needs 0 <= rho <= 1 and scale > 0, not {self.rho} and {self.scale}")
 
 
 class _Scale(nn.Module):
@@ -61,7 +60,7 @@ class _Scale(nn.Module):
 
 
 @register
-class FedNH(GlobalModelMethod):
+class FedNH(FedAvg[FedNHOptions]):
     """Clients train ``θ`` and s with fixed prototypes W for a head; the server averages, and moves W.
 
     The model's own head takes no part. Server state: ``θ``, s, and W as ``prototypes`` ``(K, d)`` with ``present``.
@@ -93,8 +92,8 @@ class FedNH(GlobalModelMethod):
         return model.to(self.task.dtype)
 
     @classmethod
-    def sends_sums(cls, options: Any) -> bool:
-        """The sums of normalised features per class."""
+    def sends_sums(cls, options: FedNHOptions) -> bool:
+        """Uploads hold the sums of normalised features per class."""
         return True
 
     @cached_property
@@ -108,25 +107,26 @@ class FedNH(GlobalModelMethod):
         """``θ`` and s; ``n_ic·µ_ic`` and ``n_ic`` for every class."""
         K, d = self.task.num_classes, self.task.feature_dim
         sums, counts = Field((K, d), sums=True), Field((K,), "count", parameter=False)
-        return self.with_samples(weight_schema(self.initial, K), means=sums, counts=counts)
+        return with_samples(weight_schema(self.initial, K), means=sums, counts=counts)
 
     # The client.
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Keep ``θ``, s and W; before there is a W, that of the start."""
+        """Keep ``θ``, s and W; before the first broadcast, the first W."""
         received = super().receive(local, message)
         return received if message is not None else {**received, "prototypes": self.directions}
 
-    def begin(self, local: Local) -> None:
-        """Start from the global ``θ`` and s."""
-        load_weights(local.model, self.global_weights(local.received))
-
     def phases(self, round: int) -> tuple[Phase, ...]:
-        """Train ``θ`` and s."""
+        """Train ``θ`` and s, with W fixed."""
         return (Phase((Update(self.loss, self.shares),)),)
 
     def cosines(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``."""
+        """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``.
+
+        Args:
+            features: ``(B, d)``, ``f``.
+            prototypes: ``(K, d)``, ``W``.
+        """
         return self.directed(features) @ prototypes.T
 
     def directed(self, features: Tensor) -> Tensor:
@@ -156,15 +156,15 @@ class FedNH(GlobalModelMethod):
         means = F.normalize(means, dim=-1, eps=1e-12) * statistics["counts"].unsqueeze(-1)
         return {**super().upload(local, statistics), "means": means, "counts": statistics["counts"].long()}
 
-    def classify(self, model: Any, batch: Batch, received: Tensors) -> Tensor:
-        """The class whose prototype has the largest cosine with the features; s > 0 changes nothing there."""
+    def classify(self, model: Callable[[Tensor], Output], batch: Batch, received: Tensors) -> Tensor:
+        """Return the cosines with the prototypes; their argmax does not depend on s > 0."""
         return self.cosines(model(batch.x).features, received["prototypes"])
 
     # The server.
 
     @cached_property
     def directions(self) -> Tensor:
-        """W at the start, ``(K, d)`` unit rows."""
+        """The first W, ``(K, d)`` unit rows."""
         K, d = self.task.num_classes, self.task.feature_dim
         if self.options.start == "spread" or d < K:
             return spread_directions(K, d, self.task.seed, dtype=self.task.dtype)
@@ -175,7 +175,7 @@ class FedNH(GlobalModelMethod):
         return result
 
     def server_state(self) -> Tensors:
-        """``θ``, s and W; every class has a prototype from the start."""
+        """Start from one ``θ``, s and W; every class has a prototype from the start."""
         present = torch.ones(self.task.num_classes, dtype=torch.bool)
         return {**self.initial, "prototypes": self.directions, "present": present}
 
@@ -185,7 +185,9 @@ class FedNH(GlobalModelMethod):
         W = server["prototypes"].double()
         sums, counts = torch.zeros_like(W), torch.zeros(len(W), dtype=torch.int64)
         for upload in uploads:
-            weights.add({n: upload.payload[n] for n in self.initial}, self.weight_of(upload.payload))
+            weights.add(
+                {n: upload.payload[n] for n in self.initial}, weight_of(upload.payload, self.options.weighting)
+            )
             sums += upload.payload["means"]
             counts += upload.payload["counts"]
         rho = self.options.rho

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -19,19 +19,22 @@ from torch import Tensor
 from protofed.errors import ModelError
 from protofed.methods import register
 from protofed.methods._generator import (
-    GeneratorMethod,
+    FeatureGenerator,
     GeneratorOptions,
     Heads,
+    LabelPrior,
+    Teachers,
     diversity,
-    require_positive,
 )
-from protofed.methods._prototypes import no_prototypes
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Terms, Update, Upload
+from protofed.methods._weights import WeightedMean, weight_of
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedproto import no_prototypes
 from protofed.options import option
 from protofed.prototypes.inference import squared_pull
 from protofed.prototypes.means import RunningMean, class_means, class_sums
 from protofed.prototypes.table import Prototypes
-from protofed.wire.schema import Field, Payload
+from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -41,41 +44,33 @@ if TYPE_CHECKING:
 class FedPAOptions(GeneratorOptions):
     """Hyperparameters."""
 
-    alpha: float = option(25.0, "weight α_0 of the generated samples' cross-entropy, on both sides")
-    alpha_floor: float = option(1e-4, "smallest α")
-    beta: float = option(5.0, "weight β_0 of the pull towards the global prototypes")
-    beta_floor: float = option(0.15, "smallest β")
-    decay: float = option(0.98, "factor on α and β per round")
-    adversarial: float = option(0.15, "weight of the generator's push away from the prototypes")
-    push_limit: float = option(100.0, "squared distance per entry beyond which it is pushed no further")
-    eta: float = option(1.0, "weight η of the generator's diversity")
-    label_prior: Literal["available", "counts", "uniform"] = option(
+    alpha: float = option(25.0, "weight α_0 of the generated samples' cross-entropy, on both sides", least=0)
+    alpha_floor: float = option(1e-4, "smallest α", least=0)
+    beta: float = option(5.0, "weight β_0 of the pull towards the global prototypes", least=0)
+    beta_floor: float = option(0.15, "smallest β", least=0)
+    decay: float = option(0.98, "factor on α and β per round", least=0)
+    adversarial: float = option(0.15, "weight of the generator's push away from the prototypes", least=0)
+    push_limit: float = option(100.0, "squared distance per entry beyond which it is pushed no further", least=0)
+    eta: float = option(1.0, "weight η of the generator's diversity", least=0)
+    label_prior: LabelPrior = option(
         "available", "labels to generate: of classes held, alike; as frequent as held; or all K, no counts are sent"
     )
     prototypes: Literal["during", "after"] = option(
         "during", "local prototypes from the steps of the last local epoch, or from a pass after training"
     )
-    generator_hidden: int = option(256, "width h of the generator")
-    generator_steps: int = option(50, "server steps per round")
-    generator_lr: float = option(1e-4, "learning rate of the server's Adam; 3e-4 for MNIST in that code")
-    generator_decay: float = option(0.98, "factor on it per round")
-    generator_weight_decay: float = option(1e-2, "its weight decay")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names = ("alpha", "alpha_floor", "beta", "beta_floor", "decay", "adversarial", "push_limit", "eta")
-        require_positive(
-            self, *names, "generator_steps", "generator_lr", "generator_decay", "generator_weight_decay"
-        )
-        if self.generator_hidden < 1:
-            raise ValueError(f"generator_hidden must be at least 1, not {self.generator_hidden}")
+    generator_hidden: int = option(256, "width h of the generator", least=1)
+    generator_steps: int = option(50, "server steps per round", least=0)
+    generator_lr: float = option(1e-4, "learning rate of the server's Adam; 3e-4 for MNIST in that code", least=0)
+    generator_decay: float = option(0.98, "factor on it per round", least=0)
+    generator_weight_decay: float = option(1e-2, "its weight decay", least=0)
 
 
 @register
-class FedPA(GeneratorMethod):
+class FedPA(FedAvg[FedPAOptions]):
     """``w``, ``G`` and prototypes come down; trained weights, local prototypes and label counts go up.
 
-    Server state, beside the generator's: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``.
+    Server state: the weights; the generator's ``generator.…``; ``prior`` ``(K,)``, the chances of generated labels;
+    ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``.
     """
 
     name = "fedpa"
@@ -83,18 +78,42 @@ class FedPA(GeneratorMethod):
     reference = "Jiang et al., IEEE TDSC 2024, doi 10.1109/TDSC.2024.3419211"
     up = "|w| + K_i·d"
     down = "|w| + |G| + K·d"
-    same_architecture = True
+    same_feature_dim = True
+    sums_only = False  # the generator learns from every single head
     Options = FedPAOptions
 
-    def more_up(self) -> dict[str, Field]:
-        """``k`` local prototypes and their classes."""
-        return {"classes": Field(("k",), "label", parameter=False), "prototypes": Field(("k", "d"))}
+    def __init__(self, options: FedPAOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.generator = FeatureGenerator(options, task, options.generator_hidden, options.label_prior)
 
-    more_down = more_up
+    # What crosses the network.
+
+    def _schema(self, fields: dict[str, Field]) -> Schema:
+        """Return the schema of weights, ``fields``, and ``k`` prototypes with their classes."""
+        K = self.task.num_classes
+        table = {"classes": Field(("k",), "label", parameter=False), "prototypes": Field(("k", "d"))}
+        weights = weight_schema(self.initial, K).fields
+        return Schema({**weights, **fields, **table}, K, {"d": self.task.feature_dim}, {"k": K})
+
+    @cached_property
+    def broadcast_schema(self) -> Schema:
+        """The weights, the generator, the chances of generated labels, and global prototypes."""
+        return self._schema(self.generator.broadcast_fields())
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """The weights, ``n_i``, ``n_ij`` unless the prior is uniform, and local prototypes."""
+        return self._schema(self.generator.upload_fields())
 
     def weight(self, first: float, floor: float, round: int) -> float:
-        """Return ``max(floor, first·decay^t)`` with t = 0 in the first round; 0 stays 0."""
-        return float(max(floor, first * self.options.decay ** (round - 1))) if first else 0.0
+        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0.
+
+        Args:
+            first: Weight in round 1.
+            floor: Smallest weight.
+            round: Number of the round, from 1.
+        """
+        return max(floor, first * self.options.decay ** (round - 1)) if first else 0.0
 
     def alpha(self, round: int) -> float:
         """Return ``α_t``."""
@@ -103,18 +122,19 @@ class FedPA(GeneratorMethod):
     # The client.
 
     def extend(self, model: SplitModel) -> None:
-        """Refuse a head without bias."""
-        super().extend(model)
+        """Add the source of ε and y'; refuse a head without bias."""
+        model.add_noise("noise")
         if model.head.bias is None:
             raise ModelError("fedpa needs a head with a bias, but this model's head has none")
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Keep the weights, the generator, the prior, and the table of prototypes."""
         if message is None:
-            return {**super().receive(local, None), **no_prototypes(self.task).tensors()}
-        rest = {n: t for n, t in message.items() if n not in self.more_down()}
+            weights = super().receive(local, None)
+            return {**weights, **self.generator.not_received(), **no_prototypes(self.task).tensors()}
+        rest = {n: t for n, t in message.items() if n not in ("classes", "prototypes")}
         table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
-        return {**super().receive(local, rest), **table.tensors()}
+        return {**rest, **table.tensors()}
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         """Cross-entropy alone in the first round."""
@@ -126,11 +146,20 @@ class FedPA(GeneratorMethod):
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
     ) -> Terms:
-        """``CE + α_t·CE(g(G(ε, y')), y') + β_t·MSE(f(x), P_y)``; classes without a prototype are not pulled."""
+        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·MSE(f(x), P_y)``; a class without a prototype has no pull.
+
+        Args:
+            alpha: ``α_t``.
+            beta: ``β_t``.
+            model: The client's model.
+            batch: Samples of one step.
+            received: Tensors received by the client.
+            state: The method's state of the client.
+        """
         output = model(batch.x)
         terms = {"cross_entropy": batch.cross_entropy(output.logits)}
         if alpha:
-            terms["generated"] = alpha * self.pseudo_error(model, batch, received)
+            terms["generated"] = alpha * self.generator.pseudo_error(model, batch, received)
         if beta:
             pull = squared_pull(output.features, batch.y, Prototypes.of(received))
             terms["prototype"] = beta * batch.mean(pull)
@@ -138,9 +167,8 @@ class FedPA(GeneratorMethod):
 
     @property
     def statistics_from(self) -> Literal["after", "during"]:
-        """Local prototypes are means over the training data, in that code as features change during training."""
-        when: Literal["after", "during"] = self.options.prototypes
-        return when
+        """Local prototypes are means over the training data, in that code while features change."""
+        return self.options.prototypes
 
     def statistics(self, output: Output, batch: Batch) -> Tensors:
         """Sums and counts per class."""
@@ -149,7 +177,7 @@ class FedPA(GeneratorMethod):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i``, ``n_i``, ``n_ij``, and ``p_ij`` of the classes seen."""
-        payload = super().upload(local, statistics)
+        payload = {**super().upload(local, statistics), **self.generator.counts_to_send(local.counts)}
         d = self.task.feature_dim
         if not statistics:  # no step was possible
             like = payload["head.weight"]
@@ -161,8 +189,8 @@ class FedPA(GeneratorMethod):
     # The server.
 
     def server_state(self) -> Tensors:
-        """Start without prototypes."""
-        return {**super().server_state(), **no_prototypes(self.task).tensors()}
+        """Start from one initial model and a random generator, without prototypes."""
+        return {**self.initial, **self.generator.server_state(), **no_prototypes(self.task).tensors()}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
         """Send ``w^t``, ``G``, the prior, and the prototypes that exist."""
@@ -172,32 +200,54 @@ class FedPA(GeneratorMethod):
         return {**rest, **table}
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """As FedGen's, with last round's prototypes; then ``P_c = Σ_i (n_ic / Σ n_ic)·p_ic`` over the reporters."""
-        mean = RunningMean(self.task.num_classes, self.task.feature_dim)
+        """Train the generator against last round's prototypes, average the weights and the prototypes.
 
-        def watched() -> Iterable[Upload]:
-            for upload in uploads:
-                payload = upload.payload
-                counts = payload.get("counts")
-                own = None if counts is None else counts[payload["classes"]]
-                mean.add(payload["classes"], payload["prototypes"], own)
-                yield upload
-
-        state, diagnostics = super().aggregate(server, watched(), round)
-        return Aggregate({**state, **Prototypes.of(server).merged(mean.mean()).tensors()}, diagnostics)
+        ``P_c = Σ_i (n_ic / Σ n_ic)·p_ic`` over the clients that report class c.
+        """
+        o, mean, teachers = self.options, WeightedMean(), Teachers(self.task.num_classes, self.task.dtype)
+        prototypes = RunningMean(self.task.num_classes, self.task.feature_dim)
+        for _, payload in uploads:
+            mean.add({name: payload[name] for name in self.initial}, weight_of(payload, o.weighting))
+            teachers.add(payload)
+            classes = payload["classes"]
+            counts = payload["counts"][classes] if "counts" in payload else None
+            prototypes.add(classes, payload["prototypes"], counts)
+        if not teachers.sizes:
+            return Aggregate(server, {})
+        averaged = mean.mean({name: server[name] for name in self.initial})
+        lr = o.generator_lr * o.generator_decay ** (round - 1)
+        trained, diagnostics = self.generator.taught(
+            server,
+            teachers,
+            partial(self.generator_loss, Prototypes.of(server), round),
+            round,
+            steps=o.generator_steps,
+            lr=lr,
+            weight_decay=o.generator_weight_decay,
+        )
+        merged = Prototypes.of(server).merged(prototypes.mean())
+        return Aggregate({**server, **averaged, **trained, **merged.tensors()}, diagnostics)
 
     def generator_loss(
-        self, server: Tensors, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor, round: int
+        self, prototypes: Prototypes, round: int, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor
     ) -> Tensor:
-        """``α_t·Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) − 0.15·MSE(G, P_y) + η·div``; the push from the second round on.
+        """Return ``α_t·Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) − 0.15·MSE(G, P_y) + η·div``.
 
-        Without a limit the push has no lower bound. Pairs of one label do not count as diverse.
+        The push away from prototypes begins in the second round; without a limit it has no lower bound. Pairs of
+        one label do not count as diverse.
+
+        Args:
+            prototypes: Global prototypes ``P``.
+            round: The round, counted from 1.
+            heads: The classifiers ``g_i`` of this round's clients.
+            noise: ``(B, z)``.
+            labels: ``(B,)`` int64.
+            features: ``(B, d)``, ``G`` of both.
         """
         o = self.options
         different = labels.unsqueeze(0) != labels.unsqueeze(1)
         loss = self.alpha(round) * heads.weighted_errors(features, labels)
         if round > 1 and o.adversarial:
-            distance = squared_pull(features, labels, Prototypes.of(server))
+            distance = squared_pull(features, labels, prototypes)
             loss = loss - o.adversarial * distance.clamp(max=o.push_limit).mean()
-        result: Tensor = loss + o.eta * diversity(noise, features, different)
-        return result
+        return loss + o.eta * diversity(noise, features, different)

@@ -6,21 +6,35 @@ are the paper's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prototypes import PrototypeMethod, PrototypeOptions
-from protofed.methods.contract import Aggregate, Local, Tensors, Upload
-from protofed.options import option
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Terms, Upload
+from protofed.options import Options, option
+from protofed.prototypes.geometry import summary
+from protofed.prototypes.inference import most_likely, nearest, squared_pull
+from protofed.prototypes.means import RunningMean, class_means, class_sums
+from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, prototype_schema
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
 
 
 @dataclass(frozen=True)
-class FedProtoOptions(PrototypeOptions):
+class FedProtoOptions(Options):
     """Hyperparameters; λ of Eq. 7 is 1 for MNIST and FEMNIST and 0.1 for CIFAR-10 in the paper."""
 
+    lambda_: float = option(1.0, "weight λ of the prototype term", least=0)
+    gamma: float = option(1.0, "upscaling γ of the global prototypes (ProtoNorm Eq. 15, Table 5)", least=0)
+    prototypes: Literal["after", "during"] = option(
+        "after", "local prototypes from a pass after training (Eq. 3), or during the last local epoch"
+    )
     aggregation: Literal["mean", "weighted", "paper"] = option(
         "mean",
         "over the clients that hold a class: plain mean (the authors' code), mean weighted by n_ij, "
@@ -28,40 +42,218 @@ class FedProtoOptions(PrototypeOptions):
     )
 
 
+P = TypeVar("P", bound=FedProtoOptions)
+
+
 @register
-class FedProto(PrototypeMethod):
-    """Algorithm 1: LocalUpdate and prototype aggregation."""
+class FedProto(Method[P]):
+    """Algorithm 1: LocalUpdate and prototype aggregation.
+
+    Server state: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``: a class that nobody reports keeps its last
+    prototype, a class never reported has none. Client state: ``prototypes`` and ``present`` of its own.
+
+    A relative with another server step overrides :meth:`update`.
+    """
 
     name = "fedproto"
     summary = "class means averaged over clients; models stay private"
     reference = "Tan et al., AAAI 2022, arXiv 2105.00243"
-    Options = FedProtoOptions
+    exchanges = "prototypes"
+    up = "K_i·d"
+    down = "K·d"
+    same_feature_dim = True
+    Options: ClassVar[type[FedProtoOptions]] = FedProtoOptions
+
+    def __init__(self, options: P, task: Task) -> None:
+        super().__init__(options, task)
+        self.schema = prototype_schema(task.num_classes, "d", {"d": task.feature_dim})
 
     @classmethod
-    def needs_counts(cls, options: FedProtoOptions) -> bool:
+    def needs_counts(cls, options: P) -> bool:
         """A weighted mean takes ``n_ij``."""
         return options.aggregation != "mean"
 
+    # What crosses the network.
+
     @property
     def upload_schema(self) -> Schema:
-        """Local prototypes; with their sample counts where the server weights by them."""
-        if self.options.aggregation == "mean":
+        """``k`` local prototypes and their classes, with their sample counts if the server weights by them."""
+        if not self.needs_counts(self.options):
             return self.schema
         counts = Field(("k",), "count", parameter=False)
         return prototype_schema(self.task.num_classes, "d", self.schema.sizes, counts=counts)
 
+    @property
+    def broadcast_schema(self) -> Schema:
+        """``k`` global prototypes and their classes."""
+        return self.schema
+
+    # The client: LocalUpdate(i, C).
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Start without local prototypes."""
+        return no_prototypes(self.task).tensors()
+
+    @property
+    def gamma(self) -> float:
+        """Factor on the global prototypes before they are used."""
+        return self.options.gamma
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Return the table of upscaled global prototypes ``γ·C``."""
+        if message is None:
+            return no_prototypes(self.task).tensors()
+        table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
+        return table.scaled(self.gamma).tensors()
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """``CE + λ·MSE(f(x), γ·C_y)`` (Eq. 7, ProtoNorm Eq. 15)."""
+        return pulled(model, batch, received, self.options.lambda_)
+
+    @property
+    def statistics_from(self) -> Literal["after", "during"]:
+        """Local prototypes are means over the training data."""
+        return self.options.prototypes
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """Sums and counts per class."""
+        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
+        return {"sums": sums, "counts": counts}
+
     def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Eq. 3, and ``n_ij`` for a weighted mean."""
-        payload = super().upload(local, statistics)
-        if self.options.aggregation != "mean":
-            payload["counts"] = statistics["counts"][payload["classes"]].long()
+        """Send the prototypes ``c_ij`` of the classes present (Eq. 3), and keep them for the rule ``local``."""
+        means = class_means(statistics["sums"], statistics["counts"])
+        local.state.update(means.tensors())
+        rows, classes = means.to_send()
+        payload = {"classes": classes, "prototypes": rows}
+        if self.needs_counts(self.options):
+            payload["counts"] = statistics["counts"][classes].long()
         return payload
 
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The head; the nearest own prototype; the nearest global one of all classes, or of the client's own."""
+        return ("head", "local", "global", "global_own")
+
+    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """The head, and the nearest prototypes; the head decides while there are none."""
+        return nearest_rules(model, batch, Prototypes.of(received), Prototypes.of(state))
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start without global prototypes."""
+        return no_prototypes(self.task).tensors()
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Send the global prototypes that exist; nothing in the first round."""
+        rows, classes = Prototypes.of(server).to_send()
+        return {"classes": classes, "prototypes": rows} if len(classes) else None
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Update the global prototypes; add the geometry of the result to the diagnostics."""
+        norms = _Norms()
+        state, diagnostics = self.update(server, norms.watch(uploads), round)
+        geometry = summary(*Prototypes.of(state))
+        local = {"local_norm_mean": norms.mean()} if norms.rows else {}
+        return Aggregate(state, {**diagnostics, **geometry, **local})
+
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j``."""
+        """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``.
+
+        Args:
+            server: The server's state.
+            uploads: Validated uploads, to be consumed once.
+            round: Number of the round, from 1.
+        """
         mean = self.mean_of(uploads)
         prototypes = mean.mean()
         if self.options.aggregation == "paper":
             divided = prototypes.rows / mean.reporters.clamp(min=1).unsqueeze(-1)
             prototypes = prototypes._replace(rows=divided)
         return Aggregate(self.merge(server, prototypes), {})
+
+    def mean_of(self, uploads: Iterable[Upload]) -> RunningMean:
+        """Return the mean over the clients ``𝒩_j`` that report class ``j``, weighted by ``counts`` if sent."""
+        mean = RunningMean(self.task.num_classes, self.task.feature_dim)
+        for upload in uploads:
+            mean.add(upload.payload["classes"], upload.payload["prototypes"], upload.payload.get("counts"))
+        return mean
+
+    def merge(self, server: Tensors, new: Prototypes) -> Tensors:
+        """Return the server's state with new prototypes; the other classes keep theirs.
+
+        Args:
+            server: The server's state.
+            new: The new prototypes.
+        """
+        return {**server, **Prototypes.of(server).merged(new).tensors()}
+
+
+def no_prototypes(task: Task) -> Prototypes:
+    """Return a table ``(K, d)`` in which no class has a prototype."""
+    return Prototypes.none(task.num_classes, task.feature_dim, task.dtype)
+
+
+def pulled(model: SplitModel, batch: Batch, received: Tensors, weight: float) -> Terms:
+    """Return cross-entropy and the pull of features towards prototypes (Eq. 7).
+
+    Args:
+        model: The client's model.
+        batch: The samples.
+        received: The table of prototypes, as :meth:`Prototypes.tensors` names its parts.
+        weight: ``λ``.
+
+    Returns:
+        The terms ``CE`` and ``λ·MSE(f(x), C_y)``, and the model's output.
+    """
+    output = model(batch.x)
+    pull = squared_pull(output.features, batch.y, Prototypes.of(received))
+    return {
+        "cross_entropy": batch.cross_entropy(output.logits),
+        "prototype": weight * batch.mean(pull),
+    }, output
+
+
+def nearest_rules(model: SplitModel, batch: Batch, shared: Prototypes, own: Prototypes) -> Tensors:
+    """Classify a batch by the head and by nearest prototypes; the head decides while a rule has no prototype.
+
+    Args:
+        model: The client's model.
+        batch: The samples.
+        shared: Global prototypes.
+        own: The client's prototypes.
+
+    Returns:
+        ``(B,)`` int64 classes of the rules ``head``, ``local``, ``global`` and ``global_own``.
+    """
+    output = model(batch.x)
+    head = most_likely(output.logits)
+
+    def by(table: Prototypes) -> Tensor:
+        return torch.where(table.present.any(), nearest(output.features, table), head)
+
+    return {
+        "head": head,
+        "local": by(own),
+        "global": by(shared),
+        "global_own": by(shared._replace(present=shared.present & own.present)),
+    }
+
+
+class _Norms:
+    """Mean length of the prototypes in a stream of uploads."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.rows = 0
+
+    def watch(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
+        for upload in uploads:
+            prototypes = upload.payload["prototypes"]
+            self.total += float(prototypes.norm(dim=-1).sum())
+            self.rows += len(prototypes)
+            yield upload
+
+    def mean(self) -> float:
+        return self.total / self.rows

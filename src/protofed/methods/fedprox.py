@@ -1,20 +1,20 @@
 """FedProx: FedAvg whose clients are held back from drifting away from the global model.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. The paper's own pair of sampling clients
-by their size and averaging them alike (Algorithm 2) is known to us from a secondary source; the authors' code draws
-clients alike and weights them by n_i, as here by default. For the former set ``weighting = uniform`` and
+by size and averaging them uniformly (Algorithm 2) is known to us from a secondary source; the authors' code draws
+clients uniformly and weights them by n_i, as here by default. For the former set ``weighting = uniform`` and
 ``participation.sampling = samples``. Clients with fewer local epochs than others (``epochs`` in their
-``client.toml``) count like all.
+``client.toml``) count like all others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protofed.methods import register
-from protofed.methods._weights import GlobalModelMethod, WeightOptions
 from protofed.methods.contract import Batch, Tensors, Terms
+from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import option
 
 if TYPE_CHECKING:
@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedProxOptions(WeightOptions):
+class FedProxOptions(FedAvgOptions):
     """Hyperparameters; the authors search μ in 0.001 … 1 and name no default."""
 
-    mu: float = option(0.01, "weight μ of the proximal term; has to be tuned")
-
-    def __post_init__(self) -> None:
-        if not self.mu >= 0:
-            raise ValueError(f"mu must be at least 0, not {self.mu}")
+    mu: float = option(0.01, "weight μ of the proximal term; has to be tuned", least=0)
 
 
 @register
-class FedProx(GlobalModelMethod):
+class FedProx(FedAvg[FedProxOptions]):
     """``CE + (μ/2)·‖w − w^t‖²``; with μ = 0 it is FedAvg."""
 
     name = "fedprox"
@@ -42,8 +38,8 @@ class FedProx(GlobalModelMethod):
     Options = FedProxOptions
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Eq. 2: the square is summed over all trainable weights; buffers are left out."""
-        drift = sum((w - received[n]).square().sum() for n, w in model.named_parameters())
+        """Eq. 2; the square is summed over all trainable weights, without buffers."""
+        drift: Any = sum((w - received[n]).square().sum() for n, w in model.named_parameters())
         output = model(batch.x)
         return {
             "cross_entropy": batch.cross_entropy(output.logits),

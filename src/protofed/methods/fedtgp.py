@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prototypes import PrototypeMethod, PrototypeOptions
 from protofed.methods.contract import Aggregate, Tensors, Upload
-from protofed.options import option
+from protofed.methods.fedproto import FedProto, FedProtoOptions
+from protofed.options import fixed, option
 from protofed.prototypes.contrastive import (
     PrototypeNetwork,
     adaptive_margin,
@@ -29,33 +29,26 @@ from protofed.seeding import generator
 
 
 @dataclass(frozen=True)
-class FedTGPOptions(PrototypeOptions):
+class FedTGPOptions(FedProtoOptions):
     """Hyperparameters; the paper's λ and S are those of its scripts."""
 
-    lambda_: float = option(10.0, "weight λ of the prototype term")
+    lambda_: float = option(10.0, "weight λ of the prototype term", least=0)
+    aggregation: Literal["mean"] = fixed("mean")
     loss: Literal["softmax", "hinge"] = option(
         "softmax",
         "server objective: adaptive-margin contrastive learning, or squared attraction and pairwise hinge",
     )
-    server_epochs: int = option(100, "epochs S over the uploaded prototypes per round (softmax)")
-    server_lr: float = option(0.01, "learning rate of the server's SGD (softmax)")
-    server_batch_size: int = option(32, "uploads per server step (softmax)")
-    margin_cap: float = option(100.0, "cap τ of the adaptive margin (softmax)")
-    margin: float = option(1.0, "scale of all pairwise margins, in average distances between classes (hinge)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.server_epochs < 0 or not self.server_lr > 0 or self.server_batch_size < 1:
-            raise ValueError(
-                "needs server_epochs >= 0, server_lr > 0 and server_batch_size >= 1, not "
-                f"{self.server_epochs}, {self.server_lr} and {self.server_batch_size}"
-            )
-        if not self.margin_cap >= 0 or not self.margin >= 0:
-            raise ValueError(f"margin_cap and margin must be at least 0, not {self.margin_cap} and {self.margin}")
+    server_epochs: int = option(100, "epochs S over the uploaded prototypes per round (softmax)", least=0)
+    server_lr: float = option(0.01, "learning rate of the server's SGD (softmax)", above=0)
+    server_batch_size: int = option(32, "uploads per server step (softmax)", least=1)
+    margin_cap: float = option(100.0, "cap τ of the adaptive margin (softmax)", least=0)
+    margin: float = option(
+        1.0, "scale of all pairwise margins, in average distances between classes (hinge)", least=0
+    )
 
 
 @register
-class FedTGP(PrototypeMethod):
+class FedTGP(FedProto[FedTGPOptions]):
     """FedProto's client; the server keeps trainable prototypes ``P_j = F(e_j)`` across rounds."""
 
     name = "fedtgp"
@@ -85,9 +78,9 @@ class FedTGP(PrototypeMethod):
         prototypes = torch.cat([p["prototypes"] for p in payloads]).to(self.task.dtype)
         labels = torch.cat([p["classes"] for p in payloads])
         if self.options.loss == "hinge":
-            found = hinge_prototypes(prototypes, labels, self.task.num_classes, margin=self.options.margin)
-            diagnostics = {"hinge_loss_first": found.losses[0], "hinge_loss_last": found.losses[-1]}
-            return Aggregate(self.merge(server, Prototypes(found.prototypes, found.present)), diagnostics)
+            hinge = hinge_prototypes(prototypes, labels, self.task.num_classes, margin=self.options.margin)
+            diagnostics = {"hinge_loss_first": hinge.losses[0], "hinge_loss_last": hinge.losses[-1]}
+            return Aggregate(self.merge(server, Prototypes(hinge.prototypes, hinge.present)), diagnostics)
         return self._contrast(server, prototypes, labels, round)
 
     def _contrast(self, server: Tensors, prototypes: Tensor, labels: Tensor, round: int) -> Aggregate:

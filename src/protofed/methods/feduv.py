@@ -15,35 +15,30 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._weights import GlobalModelMethod, WeightOptions
 from protofed.methods.contract import Batch, Tensors, Terms
+from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import option
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 LEAST_VARIANCE = 1e-12
-"""Below it the standard deviation has no useful gradient."""
+"""Variance below which the standard deviation has no useful gradient."""
 
 
 @dataclass(frozen=True)
-class FedUVOptions(WeightOptions):
+class FedUVOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    variance: float = option(2.5, "weight of the hinge on the variance of each class's probability")
-    uniformity: float = option(0.5, "weight of the uniformity of the features")
+    variance: float = option(2.5, "weight λ_v of the hinge on the variance of each class's probability", least=0)
+    uniformity: float = option(0.5, "weight λ_u of the uniformity of the features", least=0)
     normalise: bool = option(
         False, "features on the unit sphere for the uniformity (the paper's words, not its code)"
     )
 
-    def __post_init__(self) -> None:
-        for name in ("variance", "uniformity"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-
 
 @register
-class FedUV(GlobalModelMethod):
+class FedUV(FedAvg[FedUVOptions]):
     """``CE + λ_v·L_var + λ_u·L_unif``; with both weights 0 it is FedAvg."""
 
     name = "feduv"
@@ -52,7 +47,7 @@ class FedUV(GlobalModelMethod):
     Options = FedUVOptions
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Cross-entropy and the two regularisers; a batch of a single sample has neither."""
+        """Cross-entropy and the two regularisers, which are 0 for a batch of one sample."""
         output = model(batch.x)
         return {
             "cross_entropy": batch.cross_entropy(output.logits),
@@ -66,8 +61,8 @@ def variance_hinge(p: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return ``L_var = (1/K)·Σ_k max(0, γ − std_b(p_k))`` with ``γ = 1/√K``, 0 for fewer than two samples.
 
     Args:
-        p: ``(B, K)`` probabilities; the standard deviation over the batch is the unbiased one.
-        weight: ``(B,)`` 0 leaves a sample out; None keeps all.
+        p: ``(B, K)`` probabilities; their standard deviation over the batch is the unbiased one.
+        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
     """
     w = torch.ones_like(p[:, 0]) if weight is None else weight.to(p.dtype)
     n = w.sum()
@@ -80,12 +75,12 @@ def variance_hinge(p: Tensor, weight: Tensor | None = None) -> Tensor:
 def uniformity(z: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return ``L_unif = mean_{a<b} exp(−‖z_a − z_b‖²/σ)``, σ the median of the batch's squared distances above 0.
 
-    The gradient flows through σ, as in the authors' code. Of an even number of distances the lower median is taken.
-    0 where all features are the same.
+    The gradient flows through σ, as in the authors' code. The median of an even number of distances is the lower
+    one. The result is 0 if all features are the same.
 
     Args:
         z: ``(B, d)`` features.
-        weight: ``(B,)`` 0 leaves a sample out; None keeps all.
+        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
     """
     if len(z) < 2:
         return z.new_zeros(())

@@ -18,40 +18,36 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._weights import GlobalModelMethod, WeightedMean, WeightOptions
+from protofed.methods._weights import WeightedMean, weight_of
 from protofed.methods.contract import Aggregate, Tensors, Upload
+from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import option
 from protofed.seeding import generator
 from protofed.wire.schema import Payload
 
 
 @dataclass(frozen=True)
-class FeSEMOptions(WeightOptions):
+class FeSEMOptions(FedAvgOptions):
     """Hyperparameters."""
 
     weighting: Literal["samples", "uniform"] = option(
         "uniform", "weight of a client in its centre's mean: n_i, or 1"
     )
-    clusters: int = option(3, "centres C")
-    regroup_every: int = option(1, "rounds from one assignment of clients to the next")
+    clusters: int = option(3, "centres C", least=1)
+    regroup_every: int = option(1, "rounds from one assignment of clients to the next", least=1)
     compare: Literal["all", "head"] = option(
         "all", "weights whose distance decides: all parameters, or the head's (the authors' code: one dense layer)"
     )
 
-    def __post_init__(self) -> None:
-        for name in ("clusters", "regroup_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-
 
 @register
-class FeSEM(GlobalModelMethod):
+class FeSEM(FedAvg[FeSEMOptions]):
     """Minimises ``(1/M)·Σ_i min_c ‖w_i − W_c‖²`` by one E- and one M-step per round.
 
     Server state: ``centre.…`` ``(C, …)`` for each weight, ``known`` ``(C,)``, and ``cluster.NAME`` for each client
-    that has uploaded. Centres keep their places: they are seeded from the first uploads by k-means++ (all start
-    equal, and ties would keep everybody in the first for ever) and never seeded again. Where fewer clients than
-    centres have uploaded different weights, the rest waits for the next uploads.
+    that has uploaded. All centres start equal, and ties would keep every client in the first for ever: so each is
+    seeded once, by k-means++, from the first uploads. If these have fewer different weights than there are centres,
+    the remaining centres are seeded from later uploads.
     """
 
     name = "fesem"
@@ -62,7 +58,7 @@ class FeSEM(GlobalModelMethod):
     Options = FeSEMOptions
 
     def check(self) -> None:
-        """No more clusters than clients."""
+        """Refuse more clusters than there are clients."""
         if 0 < self.task.clients < self.options.clusters:
             raise ConfigError(
                 f"fesem: method.clusters = {self.options.clusters}, but there are only {self.task.clients} clients"
@@ -81,7 +77,7 @@ class FeSEM(GlobalModelMethod):
         return {**centres, "known": torch.zeros(C, dtype=torch.bool)}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
-        """Send the client's own centre; a client that never uploaded gets that of the largest group."""
+        """Send the client's own centre, or that of the largest group if the client has never uploaded."""
         centre = server.get(f"cluster.{client}")
         c = int(_sizes(server, self.options.clusters).argmax()) if centre is None else int(centre)
         return {n: server[f"centre.{n}"][c] for n in self.initial}
@@ -103,7 +99,9 @@ class FeSEM(GlobalModelMethod):
         assigned = [int(state[f"cluster.{upload.client}"]) for upload in arrived]
         means = [WeightedMean() for _ in range(C)]
         for upload, c in zip(arrived, assigned, strict=True):
-            means[c].add({n: upload.payload[n] for n in self.initial}, self.weight_of(upload.payload))
+            means[c].add(
+                {n: upload.payload[n] for n in self.initial}, weight_of(upload.payload, self.options.weighting)
+            )
         for c, mean in enumerate(means):
             for n, w in mean.mean({n: state[f"centre.{n}"][c] for n in self.initial}).items():
                 state[f"centre.{n}"][c] = w
@@ -120,7 +118,7 @@ class FeSEM(GlobalModelMethod):
         return torch.cat([state[f"centre.{n}"].double().flatten(1) for n in self.compared], 1)
 
     def _seed(self, state: Tensors, arrived: Sequence[Upload], points: Tensor, round: int) -> None:
-        """Give centres without a place the weights of an upload: k-means++, as far as uploads differ."""
+        """Seed the centres that are not known yet by k-means++ over the uploads, as far as these differ."""
         drawing = generator(self.task.seed, "fesem centres", round)
         for c in (~state["known"]).nonzero().flatten().tolist():
             known = self._centres(state)[state["known"]]
@@ -136,6 +134,6 @@ class FeSEM(GlobalModelMethod):
 
 
 def _sizes(server: Tensors, clusters: int) -> Tensor:
-    """Return ``(C,)``: how many clients each centre has."""
+    """Return the ``(C,)`` numbers of clients of the centres."""
     assigned = [int(c) for n, c in server.items() if n.startswith("cluster.")]
     return torch.bincount(torch.tensor(assigned, dtype=torch.int64), minlength=clusters)

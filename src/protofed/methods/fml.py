@@ -3,9 +3,8 @@
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu and Wu, "Federated Mutual Learning", 2020.
 
 The paper's text could not be read; the losses are those of public code. The authors' has both steps of the
-federation commented out. HtFLlib and PFLlib differ in three respects, which ``preset = htfl`` takes together. The
-meme that the prototype papers used, and which code is behind their tables, is not confirmed: choose it by
-``auxiliary``.
+federation commented out. HtFLlib and PFLlib differ in three respects, which ``preset = htfl`` combines. Neither the
+meme that the prototype papers used nor the code behind their tables is confirmed: choose the meme by ``auxiliary``.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from protofed.methods import register
 from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods._distillation import divergence
-from protofed.methods._presets import filled
-from protofed.methods._weights import WeightedMean, load_weights
+from protofed.methods._presets import Preset, filled
+from protofed.methods._weights import load_weights, with_samples
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.fedavg import average
 from protofed.options import option
-from protofed.wire.schema import Field, Payload, Schema, weight_schema
+from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -37,30 +37,32 @@ PRESETS: dict[str, dict[str, Any]] = {
 class FMLOptions(AuxiliaryOptions):
     """Hyperparameters; the prototype papers use α = β = 0.5."""
 
-    alpha: float = option(0.5, "weight α of the client's own cross-entropy; 1 − α is distilled from the meme")
-    beta: float = option(0.5, "weight β of the meme's cross-entropy; 1 − β is distilled from the client's model")
+    alpha: float = option(
+        0.5, "weight α of the client's own cross-entropy; 1 − α is distilled from the meme", least=0, most=1
+    )
+    beta: float = option(
+        0.5, "weight β of the meme's cross-entropy; 1 − β is distilled from the client's model", least=0, most=1
+    )
     preset: Literal["official", "htfl"] = option(
         "official", "whose variants to take where none is named: the authors' code, or HtFLlib's and PFLlib's"
     )
-    kl_reduction: Literal["batchmean", "elementmean"] | None = option(
+    kl_reduction: Preset[Literal["batchmean", "elementmean"]] = option(
         None, "KL divided by B (official), or by B·K and so K times weaker (htfl)"
     )
-    detach_teacher: bool | None = option(
+    detach_teacher: Preset[bool] = option(
         None, "each network learns from the other alone (official), or both minimise both losses (htfl: false)"
     )
-    clip: float | None = option(None, "largest norm of each network's gradient, 0 for none (official), 10 (htfl)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1 or not 0 <= self.beta <= 1:
-            raise ValueError(f"alpha and beta must lie in [0, 1], not {self.alpha} and {self.beta}")
-        if not (self.clip or 0) >= 0:
-            raise ValueError(f"clip must be at least 0, not {self.clip}")
+    clip: Preset[float] = option(
+        None, "largest norm of each network's gradient, 0 for none (official), 10 (htfl)", least=0
+    )
 
 
 @register
-class FML(AuxiliaryMethod):
-    """Clients start each round from the global meme, train both networks and send the meme; the server averages."""
+class FML(AuxiliaryMethod[FMLOptions]):
+    """Clients start each round from the global meme, train both networks and send the meme; the server averages.
+
+    Server state: the meme, by the names of its weights.
+    """
 
     name = "fml"
     summary = "clients' own models and a shared small one teach each other"
@@ -81,9 +83,8 @@ class FML(AuxiliaryMethod):
 
     @cached_property
     def upload_schema(self) -> Schema:
-        """The meme, and one sample count."""
-        samples = Field((), "count", parameter=False)
-        return Schema({**self.broadcast_schema.fields, "samples": samples}, self.task.num_classes)
+        """The meme, and the client's number of samples."""
+        return with_samples(self.broadcast_schema)
 
     # The client.
 
@@ -100,7 +101,7 @@ class FML(AuxiliaryMethod):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``α·CE_l + (1−α)·KL(p_m ‖ p_l)`` for the own model, ``β·CE_m + (1−β)·KL(p_l ‖ p_m)`` for the meme.
 
-        Teachers are held fixed, so that the sum is two losses, one of each network.
+        Teachers are held fixed, so that the sum consists of two losses, one for each network.
         """
         o = self.options
         output = model(batch.x)
@@ -134,10 +135,5 @@ class FML(AuxiliaryMethod):
         return dict(server)
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Merge: the global meme becomes the mean of the clients'; nobody: keep it."""
-        mean = WeightedMean()
-        for upload in uploads:
-            weights = {n: w for n, w in upload.payload.items() if n != "samples"}
-            by_samples = self.options.weighting == "samples"
-            mean.add(weights, int(upload.payload["samples"]) if by_samples else 1.0)
-        return Aggregate(mean.mean(server), {})
+        """Merge: the global meme becomes the mean of the clients'."""
+        return Aggregate(average(server, uploads, self.options.weighting), {})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.prototypes.etf import simplex_etf
 from protofed.prototypes.inference import most_likely
 from protofed.prototypes.mixtures import Mixture, fit_mixtures, fuse, sample
@@ -35,33 +35,26 @@ MOST_COMPONENTS = 2**20
 
 
 @dataclass(frozen=True)
-class GFPLOptions:
+class GFPLOptions(Options):
     """Hyperparameters; the defaults are those of the paper's Table 3."""
 
-    lambda_: float = option(2.0, "weight λ of the dot regression (Eq. 13)")
+    lambda_: float = option(2.0, "weight λ of the dot regression (Eq. 13)", least=0)
     dcs: bool = option(True, "dual-classifier structure: a fixed ETF beside the learned head (Sec. 4.1)")
     pfg: bool = option(True, "pseudo-feature generation: mixtures are exchanged and heads retrained (Sec. 4.2)")
-    components: int = option(4, "components n of a class's mixture")
-    samples: int = option(16, "pseudo-features r per class")
-    start: int = option(10, "first round t₁ with retraining")
-    interval: int = option(10, "rounds S_T from one retraining to the next")
+    components: int = option(4, "components n of a class's mixture", least=1)
+    samples: int = option(16, "pseudo-features r per class", least=1)
+    start: int = option(10, "first round t₁ with retraining", least=1)
+    interval: int = option(10, "rounds S_T from one retraining to the next", least=1)
     threshold: float = option(
-        1.0, "S_C: components closer than this Bhattacharyya distance are fused (Algorithm 1)"
+        1.0, "S_C: components closer than this Bhattacharyya distance are fused (Algorithm 1)", above=0
     )
     weight_by_counts: bool = option(False, "multiply mixture weights by n_ij before fusion")
-    retrain_epochs: int = option(1, "passes over the pseudo-features")
+    retrain_epochs: int = option(1, "passes over the pseudo-features", least=1)
     momentum: float = option(0.5, "momentum of the SGD that retrains")
-
-    def __post_init__(self) -> None:
-        for name in ("components", "samples", "start", "interval", "retrain_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not self.lambda_ >= 0 or not self.threshold > 0:
-            raise ValueError(f"needs lambda >= 0 and threshold > 0, not {self.lambda_} and {self.threshold}")
 
 
 @register
-class GFPL(Method):
+class GFPL(Method[GFPLOptions]):
     """Algorithm 2.
 
     A retraining in round t (``t ≥ t₁``, ``t mod S_T = 0``) is one exchange: mixtures go up at the end of round
@@ -82,11 +75,11 @@ class GFPL(Method):
 
     @classmethod
     def needs_counts(cls, options: GFPLOptions) -> bool:
-        """Only where mixtures are weighted by ``n_ij``."""
+        """Only mixtures weighted by ``n_ij`` need them."""
         return options.pfg and options.weight_by_counts
 
     def check(self) -> None:
-        """The ETF needs as many dimensions as classes."""
+        """Refuse an ETF with fewer dimensions than classes."""
         if self.options.dcs and self.task.num_classes > self.task.feature_dim:
             raise ConfigError(
                 f"gfpl: its ETF needs d >= K, but d = {self.task.feature_dim} and K = {self.task.num_classes}: "
@@ -96,11 +89,11 @@ class GFPL(Method):
     # When, and what crosses the network.
 
     def retrains(self, round: int) -> bool:
-        """Whether clients retrain in ``round``."""
-        return bool(self.options.pfg) and round >= self.options.start and round % self.options.interval == 0
+        """Return whether clients retrain in ``round``."""
+        return self.options.pfg and round >= self.options.start and round % self.options.interval == 0
 
     def communicates(self, round: int) -> bool:
-        """Whether mixtures go up: in the round before a retraining."""
+        """Mixtures go up in the round before a retraining."""
         return self.retrains(round + 1)
 
     def _schema(self, limit: int, **more: Field) -> Schema:
@@ -143,12 +136,12 @@ class GFPL(Method):
             model.extras["projection"] = nn.Linear(model.feature_dim, model.feature_dim)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Unpack the fused mixtures, and hold the ETF ready."""
+        """Unpack the fused mixtures, and add the ETF."""
         received = dict(message) if message is not None else {}
         return {**received, "etf": self.etf} if self.options.dcs else received
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        """Local training; in a retraining round, projection and head again on pseudo-features."""
+        """Local training; in a retraining round also projection and head on pseudo-features."""
         local = Phase((Update(self.loss),))
         if not self.retrains(round):
             return (local,)
@@ -156,11 +149,24 @@ class GFPL(Method):
         return (local, Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
 
     def project(self, model: SplitModel, features: Tensor) -> Tensor:
-        """``h = l(f)/‖l(f)‖`` (Eq. 11)."""
+        """Return ``h = l(f)/‖l(f)‖`` (Eq. 11).
+
+        Args:
+            model: The client's model, with the projection ``l``.
+            features: ``(B, d)``, ``f``.
+        """
         return F.normalize(model.extras["projection"](features), dim=-1)
 
     def dual_loss(self, model: SplitModel, features: Tensor, logits: Tensor, batch: Batch, etf: Any) -> Tensors:
-        """``λ·½(h·z_y − 1)² + CE(g(f), y)`` (Eq. 12-13)."""
+        """Return the terms of ``λ·½(h·z_y − 1)² + CE(g(f), y)`` (Eq. 12-13).
+
+        Args:
+            model: The client's model.
+            features: ``(B, d)``, ``f``.
+            logits: ``(B, K)``, ``g(f)``.
+            batch: The samples.
+            etf: ``(K, d)`` directions ``z``; None without ``dcs``.
+        """
         terms = {"cross_entropy": batch.cross_entropy(logits)}
         if self.options.dcs:
             cosine = (self.project(model, features) * etf[batch.y]).sum(-1)
@@ -173,7 +179,14 @@ class GFPL(Method):
         return self.dual_loss(model, output.features, output.logits, batch, received.get("etf")), output
 
     def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Eq. 14: the same on pseudo-features, through the heads only."""
+        """Eq. 14: the same on pseudo-features, through the heads only.
+
+        Args:
+            model: The client's model.
+            batch: Samples of one step.
+            received: Tensors received by the client.
+            state: The method's state of the client.
+        """
         terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received.get("etf"))
         return {f"retrain_{name}": term for name, term in terms.items()}, None
 
@@ -247,7 +260,7 @@ class GFPL(Method):
         fused = {label: Mixture(*parts) for label, parts in by_class(server).items()}
         for label, mixture in by_class(reported).items():
             if not (mixture.weights > 0).any():
-                continue  # nothing of this class was reported
+                continue  # weights that are all 0 describe no mixture
             fused[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), self.options.threshold)
         rows = [(label, *fused[label]) for label in sorted(fused)]
         state = {

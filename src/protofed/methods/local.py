@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protofed.methods import register
 from protofed.methods.contract import Batch, Method, Tensors
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.prototypes.inference import most_likely
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LocalOptions:
+class LocalOptions(Options):
     """Hyperparameters."""
 
     predict_over: Literal["all", "own"] = option("all", "classes the head may answer: all K, or the client's own")
 
 
 @register
-class LocalTraining(Method):
+class LocalTraining(Method[LocalOptions]):
     """Cross-entropy on the client's own data; nothing up, nothing down."""
 
     name = "local"
@@ -33,7 +33,7 @@ class LocalTraining(Method):
     Options = LocalOptions
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember which classes the client holds."""
+        """Remember the classes that the client holds."""
         return {"own": counts > 0}
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:

@@ -8,42 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from protofed.methods import register
-from protofed.methods._prototypes import PrototypeMethod, PrototypeOptions
 from protofed.methods.contract import Aggregate, Tensors, Upload
-from protofed.options import option
+from protofed.methods.fedproto import FedProto, FedProtoOptions
+from protofed.options import fixed, option
 from protofed.prototypes.alignment import align
 from protofed.prototypes.geometry import unit_vectors
 
 
 @dataclass(frozen=True)
-class ProtoNormOptions(PrototypeOptions):
+class ProtoNormOptions(FedProtoOptions):
     """Hyperparameters; λ is 1 in the paper and 10 in its code."""
 
     gamma: float = option(
-        100.0, "upscaling γ (Eq. 15): 100 for CIFAR-10, 200 for CIFAR-100 and Flowers-102, 400 for Tiny ImageNet"
+        100.0,
+        "upscaling γ (Eq. 15): 100 for CIFAR-10, 200 for CIFAR-100 and Flowers-102, 400 for Tiny ImageNet",
+        least=0,
     )
+    aggregation: Literal["mean"] = fixed("mean")
     alignment: bool = option(True, "prototype alignment, PA (Algorithm 1); without it means are only normalised")
     upscaling: bool = option(True, "prototype upscaling, PU; without it γ = 1")
-    momentum: float = option(0.9, "momentum μ of the alignment (Eq. 12)")
-    step: float = option(0.1, "step size η of the alignment (Eq. 12), ×0.95 every 10 iterations")
-    max_iterations: int = option(500, "most alignment iterations per round")
-    patience: int = option(10, "stop once the mean force has not changed (4 decimals) for so many iterations")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.momentum < 1 or not self.step > 0:
-            raise ValueError(f"needs 0 <= momentum < 1 and step > 0, not {self.momentum} and {self.step}")
-        if self.max_iterations < 0 or self.patience < 1:
-            raise ValueError(
-                f"needs max_iterations >= 0 and patience >= 1, not {self.max_iterations} and {self.patience}"
-            )
+    momentum: float = option(0.9, "momentum μ of the alignment (Eq. 12)", least=0, below=1)
+    step: float = option(0.1, "step size η of the alignment (Eq. 12), ×0.95 every 10 iterations", above=0)
+    max_iterations: int = option(500, "most alignment iterations per round", least=0)
+    patience: int = option(
+        10, "stop once the mean force has not changed (4 decimals) for so many iterations", least=1
+    )
 
 
 @register
-class ProtoNorm(PrototypeMethod):
+class ProtoNorm(FedProto[ProtoNormOptions]):
     """FedProto's client with the target ``γ·u_y``; the server aligns."""
 
     name = "protonorm"

@@ -15,38 +15,36 @@ from protofed.errors import ConfigError
 from protofed.methods import get, register
 from protofed.methods._wrapped import WrappedMethod
 from protofed.methods.contract import Aggregate, Local, Method, Task, Tensors, Upload
-from protofed.options import build_options, option
+from protofed.options import Options, build_options, option
 from protofed.prototypes.masks import class_masks, compress, rebuild
 from protofed.prototypes.means import RunningMean
 from protofed.wire.schema import Payload, Schema, prototype_schema
 
 
 @dataclass(frozen=True)
-class TinyProtoOptions:
+class TinyProtoOptions(Options):
     """Hyperparameters; the paper keeps s = 50 of d = 500 with λ = 1."""
 
     base: Literal["fedproto", "fedtgp", "protonorm"] = option("fedproto", "method that is made sparse")
-    lambda_: float | None = option(None, "weight λ of the base's prototype term (none = the base's default)")
-    gamma: float | None = option(None, "upscaling γ of the base (none = the base's default)")
+    lambda_: float | None = option(
+        None, "weight λ of the base's prototype term (none = the base's default)", least=0
+    )
+    gamma: float | None = option(None, "upscaling γ of the base (none = the base's default)", least=0)
     base_options: dict[str, Any] = option({}, "further options of the base, by name")
     cps: bool = option(True, "class-wise prototype sparsification (Definitions 1 and 2)")
-    s: int | None = option(None, "dimensions kept per class (none = a tenth of d)")
+    s: int | None = option(None, "dimensions kept per class (none = a tenth of d)", least=1)
     scaling: bool = option(True, "clients send n_ij·c_ij and never n_ij; the server multiplies by μ")
     reduction: Literal["sum", "mean"] = option(
         "sum", "over the clients of a class: sum (the authors' code), or mean (Eq. 10-11 to the letter)"
     )
-    mu: float = option(0.0, "scale μ; 1.5e-4 for CIFAR-10, 1.5e-3 for CIFAR-100 in the paper (0 = from rho)")
-    rho: float = option(0.675, "scale-free μ: ρ = μ·(mean number of training samples per class)")
-
-    def __post_init__(self) -> None:
-        if self.s is not None and self.s < 1:
-            raise ValueError(f"s must be at least 1, not {self.s}")
-        if not self.mu >= 0 or not self.rho > 0:
-            raise ValueError(f"needs mu >= 0 and rho > 0, not {self.mu} and {self.rho}")
+    mu: float = option(
+        0.0, "scale μ; 1.5e-4 for CIFAR-10, 1.5e-3 for CIFAR-100 in the paper (0 = from rho)", least=0
+    )
+    rho: float = option(0.675, "scale-free μ: ρ = μ·(mean number of training samples per class)", above=0)
 
 
 @register
-class TinyProto(WrappedMethod):
+class TinyProto(WrappedMethod[TinyProtoOptions]):
     """Packs what its base method sends, and unpacks it on the other side."""
 
     name = "tinyproto"
@@ -78,7 +76,7 @@ class TinyProto(WrappedMethod):
 
     @classmethod
     def needs_counts(cls, options: TinyProtoOptions) -> bool:
-        """``μ`` from ``ρ`` is worked out from the mean number of samples of a class; or the base needs them."""
+        """``μ`` follows from ``ρ`` by the mean number of samples of a class; or the base needs the counts."""
         return (options.scaling and not options.mu) or super().needs_counts(options)
 
     @classmethod
@@ -90,8 +88,8 @@ class TinyProto(WrappedMethod):
         """Refuse to keep more dimensions than there are, and to send counts that scaling is there to hide."""
         if self.options.cps and self.s > self.task.feature_dim:
             raise ConfigError(f"method.s must be at most d = {self.task.feature_dim}, not {self.s}")
-        kind, own = self.base_of(self.options)
-        if self.options.scaling and kind.needs_counts(own):
+        kind, base_options = self.base_of(self.options)
+        if self.options.scaling and kind.needs_counts(base_options):
             raise ConfigError(
                 f"method.scaling weights prototypes by n_ij without sending it, but this {kind.name} sends it too: "
                 "set method.scaling=false, or let the base take the plain mean"
@@ -99,8 +97,8 @@ class TinyProto(WrappedMethod):
 
     @property
     def mu(self) -> float:
-        """Scale μ, given or from ρ."""
-        return float(self.options.mu or self.options.rho / max(self.task.class_size, 1.0))
+        """Scale ``μ``, as given or from ``ρ``."""
+        return self.options.mu or self.options.rho / max(self.task.class_size, 1.0)
 
     # Packing.
 
@@ -120,7 +118,7 @@ class TinyProto(WrappedMethod):
 
     @property
     def upload_schema(self) -> Schema:
-        """``k`` prototypes of ``s`` entries, multiplied by sample counts; and what else the base sends."""
+        """``k`` prototypes of ``s`` entries, multiplied by sample counts; and the base's other fields."""
         return self.sent
 
     @property

@@ -1,4 +1,4 @@
-"""Models that give features as well as logits: named architectures, named groups, and any user module.
+"""Models that return both features and logits: named architectures, named groups and user-defined modules.
 
 Example:
     >>> model = build("cnn2", input_shape=(1, 28, 28), num_classes=10, d=512)

@@ -1,4 +1,4 @@
-"""Small architectures written out here: a perceptron and three plain convolutional networks."""
+"""Small architectures: a perceptron and three plain convolutional networks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from dataclasses import dataclass
 from torch import nn
 
 from protofed.models.catalogue import Backbone, architecture
-from protofed.models.checking import flat_width, require
-from protofed.options import option
+from protofed.models.checking import flat_width
+from protofed.options import Options, option
 
-# The smallest image side that survives two unpadded 5×5 convolutions, each followed by 2×2 pooling.
+# Smallest image side for two unpadded 5×5 convolutions, each followed by 2×2 pooling.
 _UNPADDED_SIDE = 16
 
 
 @dataclass(frozen=True)
-class MlpOptions:
+class MlpOptions(Options):
     """Options of ``mlp``."""
 
-    hidden: tuple[int, ...] = option((128, 128), "units of each hidden layer before the features")
+    hidden: tuple[int, ...] = option((128, 128), "units of each hidden layer before the features", least=1)
     relu_features: bool = option(False, "ReLU on the features as well")
-
-    def __post_init__(self) -> None:
-        require(all(h > 0 for h in self.hidden), f"mlp: hidden {self.hidden} must be positive")
 
 
 @architecture("mlp", "perceptron on vectors or flattened images", MlpOptions, images=False)
@@ -43,24 +40,20 @@ def _mlp(input_shape: tuple[int, ...], d: int, options: MlpOptions) -> Backbone:
 
 
 @dataclass(frozen=True)
-class Cnn2Options:
+class Cnn2Options(Options):
     """Options of ``cnn2``."""
 
-    channels: tuple[int, int] = option((32, 64), "output channels of the two convolutions")
-    padding: int | None = option(None, "pixels on each side; none: 0, or 2 for images below 16 pixels")
+    channels: tuple[int, int] = option((32, 64), "output channels of the two convolutions", least=1)
+    padding: int | None = option(None, "pixels on each side; none: 0, or 2 for images below 16 pixels", least=0)
     relu_features: bool = option(True, "ReLU on the features")
-
-    def __post_init__(self) -> None:
-        require(min(self.channels) > 0, f"cnn2: channels {self.channels} must be positive")
-        require(self.padding is None or self.padding >= 0, f"cnn2: padding {self.padding} must not be negative")
 
 
 @architecture("cnn2", "two 5×5 convolutions and a layer to d (the usual FedAvg CNN)", Cnn2Options)
 def _cnn2(input_shape: tuple[int, ...], d: int, options: Cnn2Options) -> Backbone:
-    """The CNN of McMahan et al. (2017) without padding; 1024 flat entries for 28×28 images.
+    """The CNN of McMahan et al. (2017) without padding; 1024 flat features for 28×28 images.
 
-    Here and below, ReLU follows the pooling it is usually written before: the same function on a quarter of the
-    numbers.
+    In this and the following networks, ReLU comes after the pooling rather than before it, which computes the same
+    function on a quarter of the values.
     """
     first, second = options.channels
     padding = _padding(input_shape) if options.padding is None else options.padding
@@ -79,22 +72,20 @@ def _cnn2(input_shape: tuple[int, ...], d: int, options: Cnn2Options) -> Backbon
 
 
 @dataclass(frozen=True)
-class FedProtoCnnOptions:
+class FedProtoCnnOptions(Options):
     """Options of ``fedproto_cnn``."""
 
-    channels: int = option(20, "output channels of the second convolution: 18, 20 or 22 in FedProto-mh")
-    dropout: float = option(0.5, "probability, for channels after the second convolution and for features")
-
-    def __post_init__(self) -> None:
-        require(self.channels > 0, f"fedproto_cnn: channels {self.channels} must be positive")
-        require(0 <= self.dropout < 1, f"fedproto_cnn: dropout {self.dropout} must be in [0, 1)")
+    channels: int = option(20, "output channels of the second convolution: 18, 20 or 22 in FedProto-mh", least=1)
+    dropout: float = option(
+        0.5, "probability, for channels after the second convolution and for features", least=0, below=1
+    )
 
 
 @architecture("fedproto_cnn", "FedProto's CNN for MNIST and FEMNIST (d = 50 there)", FedProtoCnnOptions)
 def _fedproto_cnn(input_shape: tuple[int, ...], d: int, options: FedProtoCnnOptions) -> Backbone:
     """Two 5×5 convolutions with dropout (FedProto, Sec. 6.1); 21,840 parameters for MNIST with d = 50.
 
-    The paper prints 21,500 (Sec. 5.2). Images below 16 pixels are padded by 2.
+    The paper prints 21,500 (Sec. 5.2). Images smaller than 16 pixels are padded by 2.
     """
     padding = _padding(input_shape)
     body = nn.Sequential(
@@ -114,23 +105,22 @@ def _fedproto_cnn(input_shape: tuple[int, ...], d: int, options: FedProtoCnnOpti
 
 
 @dataclass(frozen=True)
-class Cnn4Options:
+class Cnn4Options(Options):
     """Options of ``cnn4``."""
 
-    channels: tuple[int, int, int, int] = option((64, 128, 256, 512), "output channels; the last is the width")
+    channels: tuple[int, int, int, int] = option(
+        (64, 128, 256, 512), "output channels; the last is the width", least=1
+    )
     batch_norm: bool = option(True, "BatchNorm after each convolution")
-
-    def __post_init__(self) -> None:
-        require(min(self.channels) > 0, f"cnn4: channels {self.channels} must be positive")
 
 
 @architecture("cnn4", "four 3×3 convolutions, global average pooling; images from 8×8", Cnn4Options)
 def _cnn4(input_shape: tuple[int, ...], d: int, options: Cnn4Options) -> Backbone:
-    """Halves the image three times, so that 8×8 ends at one pixel, and averages what is left."""
+    """Four convolutions that halve the image three times, so that 8×8 becomes one pixel, then average pooling."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     width = input_shape[0]
     for i, channels in enumerate(options.channels, start=1):
-        # BatchNorm subtracts the mean: a bias before it would never matter.
+        # BatchNorm subtracts the mean, so a bias before it would have no effect.
         layers[f"conv{i}"] = nn.Conv2d(width, channels, 3, padding=1, bias=not options.batch_norm)
         if options.batch_norm:
             layers[f"norm{i}"] = nn.BatchNorm2d(channels)

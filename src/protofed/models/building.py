@@ -1,4 +1,4 @@
-"""From a name to a model with seeded weights."""
+"""Construction of a model with seeded weights from a name."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ def build(
 ) -> SplitModel:
     """Return a model with fresh weights.
 
-    The same arguments give the same weights, whatever torch's random state, which is left as it was.
+    The same arguments give the same weights, independent of torch's random state, which is left unchanged.
 
     Args:
-        name: An architecture (see :data:`architectures`), or ``package.module:callable``. The callable is
-            called with ``options`` and, where it has parameters of these names that ``options`` does not
-            give, with ``num_classes`` and ``input_shape``; the module it returns goes through
-            :func:`split`.
+        name: An architecture (see :data:`architectures`), or ``package.module:callable``. The callable receives
+            ``options`` and, if it has such parameters and ``options`` does not set them, ``num_classes`` and
+            ``input_shape``; the module it returns is passed through :func:`split`.
         input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
-        num_classes: ``K``.
-        d: Length of the features.
-        map: How a backbone of another width gets to ``d``: ``pool`` (adaptive average pooling) or
-            ``linear``. ``mlp``, ``cnn2`` and ``fedproto_cnn`` have their own layer to ``d`` instead.
-        options: The architecture's options, by name.
-        seed: Of the weights.
+        num_classes: Number of classes ``K``.
+        d: Feature dimension.
+        map: Map from the width of the backbone to ``d``: ``pool`` (adaptive average pooling) or ``linear``.
+            ``mlp``, ``cnn2`` and ``fedproto_cnn`` have their own layer to ``d`` instead.
+        options: Keyword options of the architecture.
+        seed: Seed of the weights.
 
     Raises:
-        ConfigError: For an unknown name, option or map, or a value of the wrong type.
-        ModelError: If the architecture cannot take such samples, or the user's module cannot be split.
+        ConfigError: If a name, option or map is unknown, or a value has the wrong type.
+        ModelError: If the architecture does not accept such samples, or the user's module cannot be split.
     """
     shape = check_shape(input_shape)
     require(num_classes > 0, f"num_classes must be positive, not {num_classes}")
@@ -68,7 +67,7 @@ def build(
 
 
 def _call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
-    """Return what the callable at ``path`` makes of ``options`` and of those offers it has a name for."""
+    """Call the callable at ``path`` with ``options`` and with those of ``offered`` that it has parameters for."""
     factory = _find(path)
     try:
         signature = inspect.signature(factory)

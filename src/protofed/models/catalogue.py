@@ -1,4 +1,4 @@
-"""Where architectures are registered, and what an entry promises."""
+"""The registry of architectures and the interface of its entries."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from protofed.registry import Registry
 
 @dataclass(frozen=True)
 class Backbone:
-    """What an architecture builds.
+    """The backbone that an architecture builds.
 
     Attributes:
-        module: ``x -> (B, width)``.
-        map: The architecture's own map ``(B, width) -> (B, d)``; None: use the map the caller asks for.
-        head_dropout: See :class:`protofed.models.SplitModel`.
+        module: Module ``x -> (B, width)``.
+        map: The architecture's own map ``(B, width) -> (B, d)``; None to use the map the caller chooses.
+        head_dropout: Dropout probability in front of the head; see :class:`protofed.models.SplitModel`.
     """
 
     module: nn.Module
@@ -36,10 +36,10 @@ class Architecture:
     """A named architecture.
 
     Attributes:
-        name: As users write it.
-        summary: One line.
+        name: Name in configurations.
+        summary: One-line description.
         Options: Frozen dataclass of its options.
-        make: ``(input_shape, d, options) -> Backbone``; draws weights from torch's default generator.
+        make: Function ``(input_shape, d, options) -> Backbone`` that draws weights from torch's default generator.
     """
 
     name: str
@@ -52,13 +52,13 @@ architectures: Registry[Architecture] = Registry("architecture")
 
 
 def architecture(name: str, summary: str, Options: type, *, images: bool = True) -> Callable[[Make], Make]:
-    """Return a decorator that registers ``make`` as an architecture.
+    """Return a decorator that registers a function as an architecture.
 
     Args:
-        name: As users write it.
-        summary: One line.
+        name: Name in configurations.
+        summary: One-line description.
         Options: Frozen dataclass of its options.
-        images: It takes ``(C, H, W)`` only; any other sample shape is then a ModelError.
+        images: Whether it accepts only samples ``(C, H, W)``; any other shape then raises ModelError.
     """
 
     def register(make: Make) -> Make:

@@ -1,4 +1,4 @@
-"""Checks that turn a wrong option or a wrong sample shape into one line."""
+"""Checks that report a wrong option or sample shape as a one-line error."""
 
 from __future__ import annotations
 
@@ -12,18 +12,27 @@ from protofed.errors import ConfigError, ModelError
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ConfigError with ``message`` unless ``condition`` holds."""
+    """Raise ConfigError unless a condition holds.
+
+    Args:
+        condition: Condition to check.
+        message: Error message.
+    """
     if not condition:
         raise ConfigError(message)
 
 
 def show(shape: tuple[int, ...] | torch.Size) -> str:
-    """Return a shape as people write it: ``1×28×28``."""
+    """Return a shape formatted like ``1×28×28``."""
     return "×".join(str(n) for n in shape) or "()"
 
 
 def check_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one sample as a tuple of positive integers, or raise ModelError."""
+    """Return the shape of one sample as a tuple of positive integers.
+
+    Raises:
+        ModelError: If it has no dimensions or any is not a positive integer.
+    """
     shape = tuple(input_shape)
     if not shape or not all(isinstance(n, Integral) and n > 0 for n in shape):
         raise ModelError(f"input_shape {shape} must be positive integers: (C, H, W) or (F,)")
@@ -31,13 +40,18 @@ def check_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def probe(module: nn.Module, input_shape: tuple[int, ...], what: str, hint: str = "") -> Any:
-    """Return what ``module`` gives for two zero samples, in eval mode and without gradients.
+    """Return the output of a module for two zero samples, in eval mode and without gradients.
 
-    Every submodule's mode is restored.
+    The mode of every submodule is restored.
+
+    Args:
+        module: Module to call.
+        input_shape: Shape of one sample.
+        what: Name of the module in error messages.
+        hint: Advice appended to the error message.
 
     Raises:
-        ModelError: If the module cannot take such samples; the message names ``what``, the shape, the
-            reason torch gives, and ``hint``.
+        ModelError: If the module does not accept such samples.
     """
     first = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     x = torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device)
@@ -57,8 +71,17 @@ def probe(module: nn.Module, input_shape: tuple[int, ...], what: str, hint: str 
 
 
 def flat_width(module: nn.Module, input_shape: tuple[int, ...], what: str) -> int:
-    """Return the width of a module's flat output ``(B, width)``; see :func:`probe` for what it raises."""
+    """Return the width of a module's flat output ``(B, width)``.
+
+    Args:
+        module: Module to call.
+        input_shape: Shape of one sample.
+        what: Name of the module in error messages.
+
+    Raises:
+        ModelError: If the module does not accept such samples, or its output is not flat.
+    """
     out: Tensor = probe(module, input_shape, what, "use larger images or another architecture")
     if out.dim() != 2:
-        raise ModelError(f"{what}: the backbone gives {show(out.shape)} for two samples, not (2, width): flatten")
+        raise ModelError(f"{what}: the backbone returns {show(out.shape)} for two samples, not (2, width): flatten")
     return out.shape[1]

@@ -1,8 +1,8 @@
-"""Convolutions computed as what they reduce to on small feature maps.
+"""Faster equivalents of convolutions on small feature maps.
 
-Networks made for 224 x 224 pixels see maps of 4 x 4 down to 1 x 1 when fed 32 x 32 pixels. There a depthwise
-convolution is a tiny matrix per channel and a pointwise one is a linear layer, and on CPUs the general kernels
-spend most of their time on everything else. Measured figures are in ``docs/performance.md``.
+Networks designed for 224 x 224 pixels work on maps of 4 x 4 down to 1 x 1 when given 32 x 32 pixels. On such maps a
+depthwise convolution is a small matrix per channel and a pointwise one is a linear layer, and on CPUs the general
+kernels spend most of their time on overhead. Measurements are in ``docs/performance.md``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOST_PAIRS = 64
-"""Input pixels x output pixels up to which the matrix form of a depthwise convolution is the faster one."""
+"""Input pixels x output pixels up to which the matrix form of a depthwise convolution is faster."""
 
 
 class SmallMapConv2d(nn.Conv2d):
     """``nn.Conv2d`` with the same parameters and the same result up to rounding, for channels-last input.
 
-    Pointwise convolutions become linear layers; depthwise ones on maps with at most :data:`MOST_PAIRS` pairs of
-    input and output pixels become a product with a matrix per channel; all others stay what they are.
+    Pointwise convolutions are computed as linear layers, and depthwise ones on maps with at most :data:`MOST_PAIRS`
+    pairs of input and output pixels as a product with one matrix per channel; all others are computed as usual.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class SmallMapConv2d(nn.Conv2d):
     def _depthwise(self, x: Tensor, H: int, W: int) -> Tensor:
         B, C = x.shape[:2]
         taps = _taps(tuple(x.shape[2:]), (H, W), self.kernel_size, self.stride, self.padding, self.dilation)
-        # (C, 1, h, w) with one zero tap more for pairs that no tap connects -> (H·W, H_in·W_in, C).
+        # (C, 1, h, w), plus a zero tap for pairs that no tap connects -> (H·W, H_in·W_in, C).
         kernel = F.pad(self.weight.flatten(1), (0, 1)).t()[taps.to(x.device).flatten()].view(*taps.shape, C)
         pixels = x.permute(0, 2, 3, 1).reshape(B, 1, -1, C)
         out = (pixels * kernel).sum(2)
@@ -53,9 +53,9 @@ class SmallMapConv2d(nn.Conv2d):
 
 
 def reduce_convolutions(model: nn.Module) -> nn.Module:
-    """Turn every plain ``nn.Conv2d`` of ``model`` into a :class:`SmallMapConv2d`, in place; returns ``model``.
+    """Turn every plain ``nn.Conv2d`` of ``model`` into a :class:`SmallMapConv2d` in place and return ``model``.
 
-    Subclasses of ``nn.Conv2d`` and parametrised convolutions are left alone.
+    Subclasses of ``nn.Conv2d`` and parametrised convolutions are left unchanged.
     """
     for module in model.modules():
         if type(module) is nn.Conv2d:
@@ -83,7 +83,7 @@ def _taps(
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
 ) -> Tensor:
-    """Return ``(H'·W', H·W)``: which of the kernel's ``h·w`` taps connects two pixels; ``h·w`` if none does."""
+    """Return ``(H'·W', H·W)``: the index of the kernel tap that connects two pixels, or ``h·w`` if none does."""
     rows, columns = (_axis(*axis) for axis in zip(size, out, kernel, stride, padding, dilation, strict=True))
     both = rows[:, None, :, None] * kernel[1] + columns[None, :, None, :]
     missing = (rows[:, None, :, None] < 0) | (columns[None, :, None, :] < 0)
@@ -91,7 +91,7 @@ def _taps(
 
 
 def _axis(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> Tensor:
-    """Return ``(out, size)``: the tap along one axis that connects two positions, -1 if none does."""
+    """Return ``(out, size)``: the tap along one axis that connects two positions, or -1 if none does."""
     offset = torch.arange(size) - (torch.arange(out)[:, None] * stride - padding)
     tap = offset.div(dilation, rounding_mode="floor")
     return tap.where((offset % dilation == 0) & (tap >= 0) & (tap < kernel), torch.tensor(-1))

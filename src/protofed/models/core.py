@@ -1,8 +1,9 @@
-"""The shape every model takes: features, a map to ``d``, a linear head."""
+"""The common structure of all models: a backbone, a map to ``d`` features, and a linear head."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,11 +16,11 @@ MAPS = ("pool", "linear")
 
 
 class Output(NamedTuple):
-    """What one forward pass gives.
+    """The output of one forward pass.
 
     Attributes:
-        features: ``(B, d)``, the vectors that prototypes average.
-        logits: ``(B, K)``, one unnormalised score per class.
+        features: ``(B, d)`` vectors, which prototypes average.
+        logits: ``(B, K)`` unnormalised class scores.
     """
 
     features: Tensor
@@ -29,20 +30,20 @@ class Output(NamedTuple):
 class SplitModel(nn.Module):
     """A classifier in two parts, ``g(f(x))`` (FedProto, Sec. 3.2).
 
-    Weights are called ``extractor.backbone.…``, ``extractor.map.…`` and ``head.weight``, ``head.bias``.
+    The names of weights are ``extractor.backbone.…``, ``extractor.map.…``, ``head.weight`` and ``head.bias``.
 
     Args:
-        extractor: ``x -> (B, d)``; see :func:`extractor`.
-        head: ``d -> K``.
-        head_dropout: Probability of zeroing a feature on its way into the head, in training mode. The
-            features themselves stay free of that noise.
+        extractor: Module ``x -> (B, d)``; see :func:`extractor`.
+        head: Linear layer ``d -> K``.
+        head_dropout: Probability of zeroing a feature of the head's input in training mode. The returned features
+            are free of that noise.
 
     Attributes:
-        extras: Networks a method adds beside its model (projection, auxiliary model); empty at first.
-        feature_dim: ``d``.
-        num_classes: ``K``.
+        extras: Additional networks of a method (projection, auxiliary model); empty at first.
+        feature_dim: Feature dimension ``d``.
+        num_classes: Number of classes ``K``.
         in_bfloat16: Whether convolutions and linear layers are computed in bfloat16 (autocast). Weights, features
-            and logits, and so all prototypes, keep their precision.
+            and logits, and therefore all prototypes, keep their precision.
     """
 
     in_bfloat16 = False
@@ -58,25 +59,25 @@ class SplitModel(nn.Module):
 
     @property
     def needs_two_samples(self) -> bool:
-        """True with BatchNorm anywhere: a training batch of a single sample must then be skipped."""
+        """Whether there is a BatchNorm layer, so that training batches of one sample must be skipped."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
 
     def classify(self, features: Tensor) -> Tensor:
-        """Return logits ``(B, K)`` of features ``(B, d)``, with the head's dropout in training mode."""
+        """Return logits ``(B, K)`` of features ``(B, d)``, applying the head's dropout in training mode."""
         result: Tensor = self.head(self.dropout(features))
         return result
 
     @property
     def head_dropout(self) -> float:
-        """Probability of zeroing a feature on its way into the head."""
+        """Probability of zeroing a feature of the head's input in training mode."""
         return self.dropout.p
 
     def add_noise(self, name: str) -> None:
-        """Add a source of noise to the extras, for losses that need some (see :class:`KeyedUniform`)."""
+        """Add a noise source called ``name`` to the extras, for losses that need it; see :class:`KeyedUniform`."""
         self.extras[name] = KeyedUniform()
 
     def noise_keys(self) -> dict[str, Tensor]:
-        """Return the keys of its dropout layers (see :mod:`protofed.models.noise`), by the names of buffers."""
+        """Return the keys of all dropout layers (see :mod:`protofed.models.noise`) by buffer name."""
         return noise_keys(self)
 
     def forward(self, x: Tensor) -> Output:
@@ -89,9 +90,33 @@ class SplitModel(nn.Module):
             features = self.extractor(x).to(dtype)
             return Output(features, self.classify(features).to(dtype))
 
+    def trace(self, input_shape: Sequence[int]) -> list[tuple[nn.Module, Tensor]]:
+        """Run one sample of zeros in eval mode; return the innermost modules it passes, each with its output."""
+        steps: list[tuple[nn.Module, Tensor]] = []
+
+        def note(module: nn.Module, _inputs: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                steps.append((module, output))
+
+        hooks = [m.register_forward_hook(note) for m in self.modules() if not list(m.children())]
+        training = self.training
+        try:
+            with torch.no_grad():
+                self.eval()(next(self.parameters()).new_zeros(1, *input_shape))
+        finally:
+            self.train(training)
+            for hook in hooks:
+                hook.remove()
+        return steps
+
 
 def extractor(backbone: nn.Module, map_: nn.Module) -> nn.Sequential:
-    """Return ``x -> (B, d)``: a backbone with flat output ``(B, width)``, then its map to ``d``."""
+    """Compose a feature extractor ``x -> (B, d)``.
+
+    Args:
+        backbone: Module with flat output ``(B, width)``.
+        map_: Map ``(B, width) -> (B, d)``.
+    """
     return nn.Sequential(OrderedDict(backbone=backbone, map=map_))
 
 
@@ -99,52 +124,42 @@ def make_map(kind: str, width: int, d: int) -> nn.Module:
     """Return the map ``(B, width) -> (B, d)``.
 
     Args:
-        kind: ``pool`` averages neighbouring entries (``AdaptiveAvgPool1d``; it repeats entries where
-            ``d > width`` and does nothing where ``d == width``): ProtoNorm's and TinyProto's choice.
-            ``linear`` is a learned layer with bias.
-        width: Length of the backbone's output.
-        d: Length of the features.
+        kind: ``pool`` averages neighbouring entries (``AdaptiveAvgPool1d``, which repeats entries if ``d > width``
+            and does nothing if ``d == width``), as in ProtoNorm and TinyProto. ``linear`` is a learned layer
+            with bias.
+        width: Width of the backbone's output.
+        d: Feature dimension.
 
     Raises:
-        ConfigError: If ``kind`` is neither.
+        ConfigError: If ``kind`` is neither ``pool`` nor ``linear``.
     """
     if kind not in MAPS:
         raise ConfigError(unknown_name("map", kind, MAPS))
     if kind == "linear":
         return nn.Linear(width, d)
-    # A (B, width) tensor is one unbatched signal of B channels: each row is pooled on its own.
+    # A (B, width) tensor is one unbatched signal of B channels, so each row is pooled separately.
     return nn.Identity() if width == d else nn.AdaptiveAvgPool1d(d)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Return the number of parameters, shared ones once; buffers (BatchNorm statistics) do not count."""
+    """Return the number of parameters, counting shared ones once and buffers (BatchNorm statistics) not at all."""
     return sum(p.numel() for p in model.parameters())
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Return the bytes of a model's ``state_dict``."""
+    """Return the size of a model's ``state_dict`` in bytes."""
     return sum(t.numel() * t.element_size() for t in model.state_dict().values())
 
 
-def multiply_adds(model: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Return the multiply-adds of convolutions and linear layers in one sample's forward pass."""
+def multiply_adds(model: SplitModel, input_shape: tuple[int, ...]) -> int:
+    """Return the number of multiply-adds of convolutions and linear layers in the forward pass of one sample.
+
+    Args:
+        model: Model to measure.
+        input_shape: Shape of one sample.
+    """
     total = 0
-
-    def count(module: nn.Module, _inputs: object, output: Tensor) -> None:
-        nonlocal total
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        total += output[0].numel() * (weight.numel() // weight.shape[0])
-
-    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    training = model.training
-    try:
-        parameter = next(model.parameters())
-        with torch.no_grad():
-            model.eval()(parameter.new_zeros(1, *input_shape))
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
+    for module, output in model.trace(input_shape):
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+            total += output.numel() * (module.weight.numel() // module.weight.shape[0])
     return total

@@ -1,4 +1,4 @@
-"""Groups of architectures for clients whose models differ."""
+"""Groups of architectures for clients with different models."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from protofed.registry import Registry
 
 @dataclass(frozen=True)
 class Group:
-    """A named list of architectures, given to clients in turn.
+    """A list of architectures that are assigned to clients in turn.
 
     Attributes:
-        summary: One line.
-        members: ``(architecture, options)`` pairs.
+        summary: One-line description.
+        members: Pairs ``(architecture, options)``.
     """
 
     summary: str
@@ -45,7 +45,7 @@ groups.register("resnet18_mh")(
 )
 groups.register("small4")(
     Group(
-        "four tiny models for 8×8 digits, each below 60 thousand parameters at d = 64",
+        "four tiny models for 8×8 digits, each with fewer than 60 thousand parameters at d = 64",
         (
             ("mlp", {"hidden": (256,)}),
             ("cnn2", {"channels": (16, 32)}),
@@ -60,12 +60,12 @@ def assign(name: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     """Return ``(architecture, options)`` for each of ``count`` clients.
 
     Args:
-        name: A group, whose members take turns (client ``i`` gets member ``i mod size``); or one
-            architecture or import path, which every client gets.
+        name: A group, whose members are assigned in turn (client ``i`` gets member ``i mod size``), or an
+            architecture or import path, which is assigned to every client.
         count: Number of clients.
 
     Raises:
-        ConfigError: If ``name`` is neither, or ``count`` is negative.
+        ConfigError: If ``name`` is unknown or ``count`` is negative.
     """
     if count < 0:
         raise ConfigError(f"cannot assign models to {count} clients: the number must not be negative")

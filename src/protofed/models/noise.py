@@ -1,7 +1,7 @@
-"""Dropout, and noise of other kinds, as functions of a key and not of torch's random state.
+"""Dropout and other noise as functions of a key instead of torch's random state.
 
-The noise of a step then depends on (seed, round, client, layer, step) alone: it is the same for a client that
-trains alone, in another process, or stacked with others under ``torch.func.vmap``, on any device.
+The noise of a step then depends only on (seed, round, client, layer, step): it is the same whether a client trains
+alone, in another process, or stacked with others under ``torch.func.vmap``, on any device.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ _MASK = 0xFFFFFFFF
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return float32 numbers in [0, 1): ``(*shape)``, a hash of their position and of ``key``.
+    """Return float32 numbers ``(*shape)`` in [0, 1), computed as a hash of their position and a key.
 
-    The hash is a 32-bit integer mixer with good avalanche (multipliers found by the public search project
-    hash-prospector), applied to the position, and again after the key's two halves have been worked in.
+    The hash is a 32-bit integer mixer with good avalanche behaviour (multipliers found by the public project
+    hash-prospector). It is applied to the sum of the position and the lower half of the key, and again after
+    combining the result with the upper half.
 
     Args:
-        key: Scalar int64.
-        shape: Of the result.
+        key: Scalar int64 key.
+        shape: Shape of the result.
     """
     position = torch.arange(_size(shape), device=key.device)
     low, high = key & _MASK, (key >> 32) & _MASK
@@ -29,7 +30,7 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _mix(h: Tensor) -> Tensor:
-    # Both multipliers are below 2^31, so that products of 32-bit numbers fit in int64.
+    # Both multipliers are below 2^31, so their products with 32-bit numbers fit in int64.
     h = h ^ (h >> 16)
     h = (h * 0x21F0AAAD) & _MASK
     h = h ^ (h >> 15)
@@ -45,7 +46,7 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 class _Keyed(nn.Module):
-    """A layer with noise: ``key`` is set for each visit (see :func:`noise_keys`) and counts the layer's passes."""
+    """A layer with noise. Its ``key`` is set for each visit (see :func:`noise_keys`) and counts forward passes."""
 
     key: Tensor
     p: float
@@ -69,7 +70,7 @@ class KeyedChannelDropout(_Keyed):
     """``nn.Dropout1d``, ``2d`` or ``3d`` with noise from a key."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """As :class:`KeyedDropout`, for whole channels of ``(B, C, …)``."""
+        """Apply dropout as :class:`KeyedDropout` does, to whole channels of ``(B, C, …)``."""
         return _drop(self, input, (*input.shape[:2], *[1] * (input.dim() - 2)), self.p)
 
 
@@ -79,7 +80,7 @@ class KeyedStochasticDepth(_Keyed):
     mode: str
 
     def forward(self, input: Tensor) -> Tensor:
-        """As :class:`KeyedDropout`, for whole samples (mode ``row``) or the whole batch."""
+        """Apply dropout as :class:`KeyedDropout` does, to whole samples (mode ``row``) or the whole batch."""
         rows = input.shape[0] if self.mode == "row" else 1
         return _drop(self, input, (rows, *[1] * (input.dim() - 1)), self.p)
 
@@ -92,17 +93,21 @@ def _drop(layer: _Keyed, x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
 
 
 class KeyedUniform(_Keyed):
-    """A source of noise for a loss, in a model's ``extras``."""
+    """A noise source for a loss, stored in a model's ``extras``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return numbers in [0, 1): new ones at each call in training mode, in eval mode always the same.
+        """Return numbers in [0, 1), new ones at each call in training mode and always the same in eval mode.
 
-        They are those of ``like``'s dtype and belong to positions: of ``(B, …)`` numbers the first ``B'`` rows are
-        what ``(B', …)`` would have given.
+        Each number depends on its position, so the first ``B'`` rows of ``(B, …)`` numbers equal the numbers of
+        shape ``(B', …)``.
+
+        Args:
+            shape: Shape of the result.
+            like: Tensor whose dtype the result takes.
         """
         return self.draw(shape, like) if self.training else uniform(self.key, shape).to(like.dtype)
 
@@ -117,10 +122,10 @@ _KEYED: dict[str, type[_Keyed]] = {
 
 
 def key_noise(model: nn.Module) -> nn.Module:
-    """Give every dropout layer of ``model`` a key, in place; returns ``model``.
+    """Give every dropout layer of ``model`` a key, in place, and return ``model``.
 
-    Subclasses of torch's layers and calls of ``torch.nn.functional.dropout`` are left alone: their noise comes from
-    torch's random state.
+    Subclasses of torch's layers and calls of ``torch.nn.functional.dropout`` are left unchanged: their noise comes
+    from torch's random state.
     """
     device = next(model.parameters()).device
     for module in model.modules():
@@ -133,7 +138,7 @@ def key_noise(model: nn.Module) -> nn.Module:
 
 
 def noise_keys(model: nn.Module) -> dict[str, Tensor]:
-    """Return the keys of ``model``, scalar int64 buffers, by their names and in a fixed order."""
+    """Return the keys of ``model``, scalar int64 buffers, by name and in a fixed order."""
     return {
         f"{name}.key" if name else "key": module.key
         for name, module in model.named_modules()

@@ -9,25 +9,27 @@ from typing import Literal
 from torch import Tensor, nn
 
 from protofed.models.catalogue import Backbone, architecture
-from protofed.models.checking import require
-from protofed.options import option
+from protofed.options import Options, option
 
 
 @dataclass(frozen=True)
-class ResNet8Options:
+class ResNet8Options(Options):
     """Options of ``resnet8``."""
 
     stem: Literal["imagenet", "cifar"] = option(
         "imagenet", "imagenet: 7×7 convolution of stride 2 and max pooling; cifar: 3×3 of stride 1"
     )
-    widths: tuple[int, int, int] = option((64, 128, 256), "channels of the stages; the last is the width")
-
-    def __post_init__(self) -> None:
-        require(min(self.widths) > 0, f"resnet8: widths {self.widths} must be positive")
+    widths: tuple[int, int, int] = option((64, 128, 256), "channels of the stages; the last is the width", least=1)
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut: ``(B, c_in, H, W) -> (B, c_out, H/stride, W/stride)``."""
+    """Two 3×3 convolutions with a shortcut: ``(B, c_in, H, W) -> (B, c_out, H/stride, W/stride)``.
+
+    Args:
+        c_in: Number of input channels.
+        c_out: Number of output channels.
+        stride: Stride of the first convolution.
+    """
 
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Any classifier that ends in a linear layer, taken apart into extractor and head."""
+"""Splitting of any classifier that ends in a linear layer into extractor and head."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def split(
     map: str = "pool",
     num_classes: int | None = None,
 ) -> SplitModel:
-    """Return a copy of ``module`` as extractor and head; ``module`` itself is left alone.
+    """Return a copy of ``module`` split into extractor and head; ``module`` itself is not modified.
 
-    The head is the last ``nn.Linear`` that a forward pass executes; its input becomes the features. An
+    The head is the last ``nn.Linear`` that a forward pass executes, and its input becomes the features. An
     ``nn.Dropout`` directly before it becomes ``head_dropout``, so that features are free of its noise.
-    Weights are kept, unless ``d`` differs from the head's input width: then a map to ``d`` follows the
-    extractor and the head is fresh (drawn, like the map, from torch's default generator).
+    Weights are kept, unless ``d`` differs from the head's input width: a map to ``d`` then follows the
+    extractor, and the head is new (drawn, like the map, from torch's default generator).
 
     Args:
-        module: ``(B, *input_shape) -> (B, K)`` logits.
+        module: Module ``(B, *input_shape) -> (B, K)`` that returns logits.
         input_shape: Shape of one sample.
-        d: Length of the features; None: the head's input width.
+        d: Feature dimension; None for the head's input width.
         map: ``pool`` or ``linear``, see :func:`protofed.models.core.make_map`.
-        num_classes: ``K``, where it has to be checked.
+        num_classes: Expected number of classes ``K``; None to accept any.
 
     Raises:
-        ConfigError: For an unknown map or a ``d`` below 1.
-        ModelError: If the module has lazy weights, cannot take such samples, executes no linear layer,
-            does something to the layer's output, uses the layer twice, or has another ``K``.
+        ConfigError: If the map is unknown or ``d`` is below 1.
+        ModelError: If the module has lazy weights, does not accept such samples, executes no linear layer,
+            modifies the output of the last one or uses it twice, or has a different number of classes.
     """
     if map not in MAPS:
         raise ConfigError(unknown_name("map", map, MAPS))
@@ -60,7 +60,7 @@ def split(
         _replace(module, trace.dropout)
     features = probe(backbone, shape, f"{what} without its final layer {name!r}")
     if not _same(features, trace.features):
-        raise ModelError(f"{what}: forward changes what enters its final layer {name!r} once it is removed")
+        raise ModelError(f"{what}: the input of its final layer {name!r} changes once the layer is removed")
     d = d or layer.in_features
     if d == layer.in_features:
         return SplitModel(extractor(backbone, nn.Identity()), layer, head_dropout=head_dropout)
@@ -70,7 +70,7 @@ def split(
 
 
 def _same(features: Any, expected: Tensor) -> bool:
-    # Zero samples may well give NaN, e.g. where a module standardises its input.
+    # Zero samples may give NaN, e.g. if a module standardises its input.
     if not isinstance(features, Tensor) or features.shape != expected.shape:
         return False
     return torch.allclose(features, expected, equal_nan=True)
@@ -78,16 +78,16 @@ def _same(features: Any, expected: Tensor) -> bool:
 
 @dataclass
 class _Trace:
-    """What one forward pass showed."""
+    """The layers found by one forward pass."""
 
     layer: nn.Linear  # the last linear layer executed
     features: Tensor  # its input
-    dropout: nn.Dropout | None  # what made that input, if it was a dropout layer
+    dropout: nn.Dropout | None  # the layer that produced that input, if it is a dropout layer
 
 
 @dataclass
 class _Recorder:
-    """Notes every execution of a linear or dropout layer."""
+    """Recorder of every execution of a linear or dropout layer."""
 
     linear: list[tuple[nn.Linear, Tensor]] = field(default_factory=list)
     dropout: list[tuple[nn.Dropout, Tensor]] = field(default_factory=list)
@@ -98,7 +98,7 @@ class _Recorder:
 
     def on_dropout(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         assert isinstance(layer, nn.Dropout)
-        # In eval mode dropout returns its input; a new tensor shows who really consumes it.
+        # In eval mode dropout returns its input; a new tensor reveals which layer consumes it.
         self.dropout.append((layer, output.clone()))
         return self.dropout[-1][1]
 
@@ -117,29 +117,31 @@ def _trace(module: nn.Module, shape: tuple[int, ...], what: str) -> _Trace:
         for hook in hooks:
             hook.remove()
     if not recorder.linear:
-        raise ModelError(f"{what} executes no nn.Linear layer: it must end in one that gives the logits")
+        raise ModelError(f"{what} executes no nn.Linear layer: it must end in one that returns the logits")
     layer, features = recorder.linear[-1]
     if sum(used is layer for used, _ in recorder.linear) > 1:
-        raise ModelError(f"{what} uses its final layer {_path(module, layer)!r} twice: give the head its own")
-    makers = [m for m, output in recorder.dropout if output is features]
-    once = len(makers) == 1 and sum(m is makers[0] for m, _ in recorder.dropout) == 1
-    return _Trace(layer, features, makers[0] if once else None)
+        raise ModelError(
+            f"{what} uses its final layer {_path(module, layer)!r} twice: give the head a separate layer"
+        )
+    sources = [m for m, output in recorder.dropout if output is features]
+    once = len(sources) == 1 and sum(m is sources[0] for m, _ in recorder.dropout) == 1
+    return _Trace(layer, features, sources[0] if once else None)
 
 
 def _check_final(
     module: nn.Module, trace: _Trace, shape: tuple[int, ...], what: str, name: str, K: int | None
 ) -> None:
-    """Raise ModelError unless the traced layer is ``(B, width) -> (B, K)`` and gives the module's output."""
+    """Raise ModelError unless the traced layer is ``(B, width) -> (B, K)`` and produces the module's output."""
     layer = trace.layer
     if trace.features.dim() != 2:
         given = show(trace.features.shape)
-        raise ModelError(f"{what}: final layer {name!r} is fed {given} for two samples, not (2, width): flatten")
+        raise ModelError(f"{what}: final layer {name!r} receives {given} for two samples, not (2, width): flatten")
     owners = [n for n, p in module.named_parameters(remove_duplicate=False) if p is layer.weight]
     own = {f"{prefix}.weight".lstrip(".") for prefix in _paths(module, layer)}
     others = sorted(set(owners) - own)
     if others:
         raise ModelError(f"{what}: final layer {name!r} shares its weight with {others[0]!r}: untie them")
-    # Whatever the layer gives must come out untouched: extreme values show softmax, ReLU, scaling, clamping.
+    # The layer's output must be returned unchanged: extreme values reveal softmax, ReLU, scaling and clamping.
     marker = torch.linspace(-1e4, 1e4, 2 * layer.out_features).view(2, -1).to(layer.weight)
     hook = layer.register_forward_hook(lambda *_: marker.clone())
     try:
@@ -158,7 +160,7 @@ def _check_final(
 def _check_split(model: SplitModel, shape: tuple[int, ...], d: int | None, K: int | None, what: str) -> SplitModel:
     if d not in (None, model.feature_dim) or K not in (None, model.num_classes):
         have = f"d = {model.feature_dim} and K = {model.num_classes}"
-        raise ModelError(f"{what} is split already, with {have}: build it with d = {d} and K = {K}")
+        raise ModelError(f"{what} is already split, with {have}: build it with d = {d} and K = {K}")
     probe(model, shape, what)
     return model
 
@@ -182,7 +184,7 @@ def _path(module: nn.Module, target: nn.Module) -> str:
 
 
 def _replace(module: nn.Module, target: nn.Module) -> None:
-    """Put an identity wherever ``target`` is registered below ``module``."""
+    """Replace ``target`` by an identity wherever it is registered below ``module``."""
     for path in _paths(module, target):
         parent, _, name = path.rpartition(".")
         if name:

@@ -1,4 +1,4 @@
-"""Architectures from torchvision: untrained, stem fitted to the data, classifier removed."""
+"""Untrained architectures from torchvision, with the stem adapted to the data and the classifier removed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from protofed.models.catalogue import Backbone, architecture
-from protofed.models.checking import require
-from protofed.options import option
+from protofed.options import Options, option
 
 
 @dataclass(frozen=True)
-class VisionOptions:
+class VisionOptions(Options):
     """Options of the torchvision architectures."""
 
-    dropout: float = option(0.0, "probability, between features and head (torchvision's own layer is removed)")
-
-    def __post_init__(self) -> None:
-        require(0 <= self.dropout < 1, f"dropout {self.dropout} must be in [0, 1)")
+    dropout: float = option(
+        0.0, "probability, between features and head (torchvision's own layer is removed)", least=0, below=1
+    )
 
 
 @dataclass(frozen=True)
@@ -27,12 +25,8 @@ class ResNet18Options(VisionOptions):
     """Options of ``resnet18``."""
 
     stem_stride: tuple[int, int] = option(
-        (2, 2), "strides of the first convolution and of the max pooling: (1, 4) or (2, 2) in FedProto-mh"
+        (2, 2), "strides of the first convolution and of the max pooling: (1, 4) or (2, 2) in FedProto-mh", least=1
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(min(self.stem_stride) > 0, f"resnet18: stem_stride {self.stem_stride} must be positive")
 
 
 def _he(weight: Tensor) -> None:
@@ -44,7 +38,7 @@ def _narrow(weight: Tensor) -> None:
 
 
 def _fit_stem(model: nn.Module, path: str, channels: int, init: Callable[[Tensor], None] | None) -> None:
-    """Make the first convolution take ``channels``, drawn by ``init`` as torchvision does (None: default)."""
+    """Replace the first convolution by one for ``channels``, initialised by ``init`` (None: torch's default)."""
     parent_path, _, name = path.rpartition(".")
     parent = model.get_submodule(parent_path)
     old = parent.get_submodule(name)
@@ -111,7 +105,7 @@ def _efficientnet_b0(input_shape: tuple[int, ...], d: int, options: VisionOption
 def _googlenet(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
     from torchvision.models import googlenet
 
-    # Left unsaid, init_weights does the same but warns.
+    # The default of init_weights does the same but warns.
     model = googlenet(weights=None, aux_logits=False, init_weights=True)
     _fit_stem(model, "conv1.conv", input_shape[0], _narrow)
     model.dropout = nn.Identity()

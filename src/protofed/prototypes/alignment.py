@@ -16,22 +16,22 @@ from protofed.errors import ConfigError
 from protofed.prototypes.geometry import exact, require_vectors, unit_vectors, working
 
 CHECK_FROM = 10
-"""First iteration (counted from 0) whose mean force the stop rule looks at."""
+"""First iteration (counted from 0) whose mean force the stop rule considers."""
 
 COINCIDENT = 1e-3
 """Directions closer than this (radians) count as the same one and are nudged apart."""
 
 NUDGE = 1e-2
-"""How far (radians, about) a direction is moved when it coincides with an earlier one."""
+"""Approximate angle (radians) by which a direction is moved if it coincides with an earlier one."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """What :func:`align` found.
+    """The result of :func:`align`.
 
     Attributes:
         directions: ``(K, d)`` unit vectors ``ĉ_j``, in the dtype and on the device of the input.
-        iterations: How many updates were made.
+        iterations: Number of updates.
         energy: ``E`` of Eq. 10 after the last update.
         mean_forces: ``mean_j ‖F_j‖`` before each update.
         distances: (min, mean, max) over pairs of ``‖ĉ_j − ĉ_k‖`` before each update; empty unless asked for.
@@ -84,19 +84,19 @@ def align(
         decay: Factor on ``η``.
         decay_every: Iterations between two decays.
         max_iterations: Upper bound on iterations; 0 only normalises.
-        patience: See above.
-        decimals: See above.
-        track_distances: Record the distances of Fig. 4 as well (a little slower).
+        patience: Equal mean forces in a row that stop the iteration.
+        decimals: Digits to which mean forces are compared.
+        track_distances: Whether to record the distances of Fig. 4 as well (a little slower).
 
     Returns:
-        The aligned directions and how they were reached.
+        The aligned directions, and a record of the iterations.
 
     Raises:
         ConfigError: ``prototypes`` is not a non-empty matrix of finite values, or an option is out of range.
 
     Example:
         >>> square = align(torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3], [0.9, -0.2]])).directions
-        >>> (square @ square.T).amin(1).round(decimals=3)  # everyone has an opposite neighbour
+        >>> (square @ square.T).amin(1).round(decimals=3)  # each has an opposite neighbour
         tensor([-1., -1., -1., -1.])
     """
     require_vectors("prototypes", prototypes)
@@ -164,7 +164,7 @@ def distinct_directions(prototypes: Tensor, seed: int = 0) -> Tensor:
 
     Args:
         prototypes: ``(K, d)``.
-        seed: Where zero rows and rows that repeat an earlier direction are moved depends on it alone.
+        seed: Decides the new places of zero rows and of rows that repeat an earlier direction.
 
     Returns:
         ``(K, d)`` unit vectors, a new tensor; rows that are neither zero nor repeated are just normalised.

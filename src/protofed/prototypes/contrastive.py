@@ -17,13 +17,13 @@ from protofed.errors import ConfigError
 from protofed.prototypes.alignment import NUDGE
 from protofed.prototypes.geometry import (
     exact,
-    labelled_means,
     pairwise_distances,
     require_labels,
     require_vectors,
     unit_vectors,
     working,
 )
+from protofed.prototypes.means import labelled_means
 from protofed.seeding import generator as seeded_generator
 
 MIN_DISTANCE = 1e-6
@@ -56,11 +56,11 @@ class PrototypeNetwork(NamedTuple):
 
 
 class TrainedPrototypes(NamedTuple):
-    """What one server round of FedTGP yields.
+    """The result of one server round of FedTGP.
 
     Attributes:
         prototypes: ``(K, d)`` global prototypes to broadcast.
-        network: Where the next round continues.
+        network: The state from which the next round continues.
         losses: ``(epochs,)`` mean loss over the uploaded prototypes, each taken before its own step.
     """
 
@@ -106,7 +106,7 @@ def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100
     """Return FedTGP's margin ``δ = min(max_c gap_c, τ)`` of one round's uploads.
 
     ``Q_c`` is the plain mean of class c's uploads and ``gap_c = min_{c'≠c} ‖Q_c − Q_c'‖`` over reported classes.
-    One scalar for all classes; classes nobody reports do not take part.
+    It is one scalar for all classes; classes that nobody reports do not take part.
 
     Args:
         prototypes: ``(n, d)`` uploaded prototypes of all clients.
@@ -256,7 +256,7 @@ def _step(state: PrototypeNetwork, p: Tensor, own: Tensor, margin: float, lr: fl
 
 @dataclass(frozen=True)
 class HingePrototypes:
-    """What :func:`hinge_prototypes` found.
+    """The result of :func:`hinge_prototypes`.
 
     Attributes:
         prototypes: ``(K, d)`` global prototypes ``g``; zero where a class has no upload.
@@ -278,11 +278,11 @@ def pair_margins(means: Tensor, margin: float) -> Tensor:
 
     A pair at the average distance gets ``margin·D̄``, a coinciding pair twice that, a remote one little. With
     ``margin = 1`` exactly the pairs closer than average fall short of their margin. The rule follows the features'
-    scale, so one knob serves all models.
+    scale, so that one setting serves all models.
 
     Args:
         means: ``(K, d)`` class means ``Q``.
-        margin: The knob, in units of the average distance; 0 switches repulsion off.
+        margin: In units of the average distance; 0 switches repulsion off.
 
     Returns:
         ``(K, K)`` symmetric, with zero diagonal.

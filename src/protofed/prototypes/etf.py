@@ -1,4 +1,4 @@
-"""Directions chosen once and for all: the simplex equiangular tight frame and its stand-in when K > d."""
+"""Fixed directions: the simplex equiangular tight frame, and its substitute for K > d."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def simplex_etf(K: int, d: int, seed: int = 0, *, dtype: torch.dtype = torch.flo
 
 
 def spread_directions(K: int, d: int, seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return K well-spread unit vectors in ``R^d`` for any K: what a prototype method can agree on without talking.
+    """Return K well-spread unit vectors in ``R^d`` for any K, which all parties derive without communication.
 
     Args:
         K: Number of classes.

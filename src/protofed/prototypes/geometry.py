@@ -1,4 +1,4 @@
-"""Distances, angles and margins between prototypes: what the diagnostics of a round are made of."""
+"""Distances, angles and margins between prototypes, for the diagnostics of a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def require_vectors(name: str, tensor: Tensor) -> None:
     """Raise unless ``tensor`` is a matrix of finite floating-point rows.
 
     Args:
-        name: What the caller calls the argument, used in the message.
+        name: The caller's name of the argument, for the message.
         tensor: Expected to be ``(rows, d)``.
 
     Raises:
@@ -30,6 +30,11 @@ def require_vectors(name: str, tensor: Tensor) -> None:
 def require_labels(labels: Tensor, rows: int, K: int) -> None:
     """Raise unless ``labels`` holds ``rows`` class indices below ``K``.
 
+    Args:
+        labels: Expected to be integers ``(rows,)``.
+        rows: Number of labels.
+        K: Number of classes.
+
     Raises:
         ConfigError: Wrong length, a non-integer dtype, or a label outside ``0..K-1``.
     """
@@ -40,29 +45,13 @@ def require_labels(labels: Tensor, rows: int, K: int) -> None:
 
 
 def working(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in a dtype that sums of products can be trusted in: float64 stays, the rest is float32."""
+    """Return ``tensor`` in a dtype that is accurate enough for sums of products: float64 as it is, else float32."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def exact(tensor: Tensor) -> Tensor:
     """Return ``tensor`` detached and in float64, on its device or, where that has no float64 (MPS), on the CPU."""
     return tensor.detach().to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
-
-
-def labelled_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """Return the plain mean of the rows of each class and how many rows there were.
-
-    Args:
-        prototypes: ``(n, d)``.
-        labels: ``(n,)`` classes of the rows.
-        K: Number of classes.
-
-    Returns:
-        ``(K, d)`` means, zero where a class has no row, and ``(K,)`` int64 counts.
-    """
-    counts = torch.bincount(labels, minlength=K)
-    sums = prototypes.new_zeros(K, prototypes.shape[1]).index_add_(0, labels, prototypes)
-    return sums / counts.clamp(min=1).unsqueeze(1).to(sums.dtype), counts
 
 
 def unit_vectors(vectors: Tensor) -> Tensor:
@@ -124,7 +113,15 @@ def margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
 
 
 def normalised_margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
-    """Return :func:`margins` divided by the largest of them, so in ``[0, 1]`` (ProtoNorm Fig. 5); 0 if all are."""
+    """Return :func:`margins` divided by the largest of them (ProtoNorm Fig. 5).
+
+    Args:
+        prototypes: ``(K, d)``.
+        present: ``(K,)`` bool, the classes that have a prototype; all if None.
+
+    Returns:
+        ``(K,)`` values in ``[0, 1]``, all 0 if all margins are.
+    """
     values = margins(prototypes, present)
     return values / _or_one(values.amax()) if len(values) else values
 
@@ -139,7 +136,7 @@ def summary(prototypes: Tensor, present: Tensor | None = None) -> dict[str, floa
     Returns:
         ``classes`` (how many are present); ``distance_min/mean/max`` over pairs; ``angle_min/mean/max`` over pairs,
         in degrees (a zero prototype is at 90° to all); ``margin_min/mean``, normalised; ``norm_mean``. Always
-        finite: with fewer than two classes whatever concerns pairs is 0.
+        finite: with fewer than two classes all figures of pairs are 0.
 
     Raises:
         ConfigError: ``prototypes`` is not a matrix of finite floating-point rows (among the present classes).

@@ -1,4 +1,4 @@
-"""How prototypes pull features during training and classify them afterwards."""
+"""The pull of prototypes on features during training, and classification by nearest prototypes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def squared_pull(features: Tensor, labels: Tensor, prototypes: Prototypes) -> Te
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64.
-        prototypes: Of ``K`` classes.
+        prototypes: Table of ``K`` classes.
 
     Returns:
-        ``(B,)``; its batch mean is the MSE of the public code, where a sample without prototype still counts
-        in the denominator.
+        ``(B,)``; its batch mean is the MSE of the public code, in which a sample without prototype still counts in
+        the denominator.
     """
     distance = F.mse_loss(features, prototypes.rows[labels], reduction="none").mean(-1)
     return torch.where(prototypes.present[labels], distance, 0.0)
@@ -30,7 +30,7 @@ def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:
 
     Args:
         features: ``(B, d)``.
-        prototypes: Of ``K`` classes; those that have none are never answered.
+        prototypes: Table of ``K`` classes; those that have none are never returned.
 
     Returns:
         ``(B,)`` int64; the smallest class wins a tie. -1 where the distance is not finite (a feature is not, or no
@@ -43,7 +43,7 @@ def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """Return ``(B,)`` the class of the largest of ``(B, K)`` logits, or -1 where a logit is not finite.
+    """Return the ``(B,)`` classes of the largest of ``(B, K)`` logits, -1 for samples whose logits are not finite.
 
     NaN has an argmax too; a diverged model must not be credited with it.
     """

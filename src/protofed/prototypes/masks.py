@@ -1,4 +1,4 @@
-"""Class-wise prototype sparsification: which dimensions each class keeps, derived alike by server and clients.
+"""Class-wise prototype sparsification: masks of the dimensions that each class keeps, never sent.
 
 Lee and Choi, *TinyProto: Communication-Efficient Federated Learning with Sparse Prototypes in Resource-Constrained
 Environments*, Sec. 4.1 (Definitions 1 and 2). The paper asks for masks with exactly ``s`` ones whose pairwise
@@ -190,7 +190,7 @@ def _deal(K: int, d: int, s: int, stream: _Stream) -> Bits:
         missing = s - len(hand)
         if missing:
             pack = stream.permutation(d)
-            # What the class holds from the old pack it cannot take again from the new one.
+            # The class cannot take again from the new pack a dimension that it holds from the old one.
             taken = np.flatnonzero(~row[pack])[:missing]
             row[pack[taken]] = True
             pack = np.delete(pack, taken)

@@ -1,4 +1,4 @@
-"""Class means: what a client sends and what a server makes of it."""
+"""Class means, of samples and of clients' prototypes: the one place where they are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def class_sums(
         features: ``(B, d)``.
         labels: ``(B,)`` int64 in ``[0, K)``.
         num_classes: ``K``.
-        weight: ``(B,)`` 0 leaves a sample out; None keeps all.
+        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
 
     Returns:
         ``(K, d)`` sums and ``(K,)`` counts, both in the dtype of ``features``.
@@ -30,8 +30,29 @@ def class_sums(
 
 
 def class_means(sums: Tensor, counts: Tensor) -> Prototypes:
-    """Return local prototypes ``c_ij = mean f_i(x)`` (FedProto Eq. 3) from :func:`class_sums`."""
+    """Return local prototypes ``c_ij = mean f_i(x)`` (FedProto Eq. 3).
+
+    Args:
+        sums: ``(K, d)`` from :func:`class_sums`, possibly added up over batches.
+        counts: ``(K,)`` numbers of samples.
+    """
     return Prototypes(sums / counts.clamp(min=1).unsqueeze(-1), counts > 0)
+
+
+def labelled_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """Return the plain mean of the rows of each class and how many rows there were.
+
+    Args:
+        prototypes: ``(n, d)``.
+        labels: ``(n,)`` classes of the rows.
+        K: Number of classes.
+
+    Returns:
+        ``(K, d)`` means, zero where a class has no row, and ``(K,)`` int64 counts.
+    """
+    counts = torch.bincount(labels, minlength=K)
+    sums = prototypes.new_zeros(K, prototypes.shape[1]).index_add_(0, labels, prototypes)
+    return sums / counts.clamp(min=1).unsqueeze(1).to(sums.dtype), counts
 
 
 class RunningMean:
@@ -47,7 +68,13 @@ class RunningMean:
         self.reporters = torch.zeros(num_classes, dtype=torch.int64)
 
     def add(self, classes: Tensor, rows: Tensor, weights: Tensor | None = None) -> None:
-        """Add ``(k, width)`` rows of distinct ``(k,)`` classes with ``(k,)`` weights (1 if None)."""
+        """Add one upload.
+
+        Args:
+            classes: ``(k,)`` distinct classes.
+            rows: ``(k, width)``.
+            weights: ``(k,)``; 1 if None.
+        """
         w = torch.ones(len(classes), dtype=torch.float64) if weights is None else weights.double()
         self.sums[classes] += rows.double() * w.unsqueeze(-1)
         self.weights[classes] += w

@@ -62,7 +62,7 @@ def fit_mixture(
 
     Args:
         features: ``(n, d)``, at least one row.
-        components: At most how many, ``n`` in the paper.
+        components: Largest number of components, ``n`` in the paper.
         generator: CPU generator for the starting means.
         iterations: Upper bound on EM iterations.
         variance_floor: Smallest variance of any component in any dimension.
@@ -115,7 +115,7 @@ def fit_mixtures(
         features: ``(n, d)``.
         labels: ``(n,)`` their classes.
         K: Number of classes.
-        components: At most how many per class.
+        components: Largest number of components per class.
         generator: CPU generator; a fixed amount is drawn, so a class's start does not depend on the others' data.
         iterations: Upper bound on EM iterations.
         variance_floor: Smallest variance.
@@ -211,6 +211,9 @@ def stack(mixtures: Sequence[Mixture]) -> Mixture:
 
     Args:
         mixtures: At least one, all of the same dimension, dtype and device.
+
+    Raises:
+        ConfigError: If there is none.
     """
     if not mixtures:
         raise ConfigError("stack: needs at least one mixture")

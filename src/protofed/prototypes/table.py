@@ -1,4 +1,4 @@
-"""Class prototypes as a table: a row for every class, and which classes have one."""
+"""Class prototypes as a table: a row for every class, and a mask of the classes that have a prototype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Prototypes(NamedTuple):
 
     Attributes:
         rows: ``(K, d)``; zero where a class has no prototype.
-        present: ``(K,)`` bool, which classes have one.
+        present: ``(K,)`` bool, the classes that have a prototype.
     """
 
     rows: Tensor
@@ -22,12 +22,24 @@ class Prototypes(NamedTuple):
 
     @classmethod
     def none(cls, num_classes: int, width: int, dtype: torch.dtype = torch.float32) -> Prototypes:
-        """Return a table ``(K, width)`` in which no class has a prototype."""
+        """Return a table in which no class has a prototype.
+
+        Args:
+            num_classes: ``K``.
+            width: Length of prototypes.
+            dtype: Of the rows.
+        """
         return cls(torch.zeros(num_classes, width, dtype=dtype), torch.zeros(num_classes, dtype=torch.bool))
 
     @classmethod
     def received(cls, rows: Tensor, classes: Tensor, num_classes: int) -> Prototypes:
-        """Return the table with ``(k, d)`` rows of distinct ``(k,)`` classes, as messages hold them."""
+        """Return the table of the prototypes in a message.
+
+        Args:
+            rows: ``(k, d)``.
+            classes: ``(k,)`` int64, distinct.
+            num_classes: ``K``.
+        """
         table = rows.new_zeros(num_classes, *rows.shape[1:])
         present = torch.zeros(num_classes, dtype=torch.bool, device=rows.device)
         table[classes] = rows
@@ -57,6 +69,6 @@ class Prototypes(NamedTuple):
         return self._replace(rows=factor * self.rows)
 
     def merged(self, new: Prototypes) -> Prototypes:
-        """Return the table with the rows that ``new`` has; other classes keep theirs."""
+        """Return the table with the rows of ``new`` where it has any; other classes keep theirs."""
         rows = torch.where(new.present.unsqueeze(-1), new.rows.to(self.rows.dtype), self.rows)
         return Prototypes(rows, self.present | new.present)

@@ -1,4 +1,4 @@
-"""The hostile clients of a simulation: who they are, and what they make of what they would have sent."""
+"""The hostile clients of a simulation: their selection and the messages they send."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from protofed.errors import ConfigError, PayloadError, unknown_name
+from protofed.methods.contract import Local
 from protofed.robust import backdoor
 from protofed.robust.attacks import ATTACKS, AttackOptions, Knowledge
 from protofed.robust.vectors import parts_of
@@ -17,26 +18,27 @@ from protofed.wire import cast
 from protofed.wire.schema import Payload, Schema
 
 FINITE = 6e4
-"""Magnitude that every codec can send."""
+"""Largest magnitude used when a codec cannot encode an attack's values; every codec can represent it."""
 
 
 class Attackers:
-    """Hostile clients.
+    """The hostile clients of a simulation.
 
     Args:
-        options: What they do.
-        trainer: The method, its codec and the seed.
-        clients: All clients.
+        options: Options of the attack.
+        trainer: Local trainer with the method, its codec and the seed.
+        clients: All clients of the federation.
 
     Raises:
-        ConfigError: If a client does not exist, nobody honest is left, or the method sends nothing to attack.
+        ConfigError: If a named client does not exist, no honest client would be left, or the attack does not apply
+            to the method or engine.
     """
 
     def __init__(self, options: AttackOptions, trainer: LocalTrainer, clients: Roster) -> None:
         self.options = options
         self.trainer = trainer
         self.clients = clients
-        self.names = self._chosen([n for n, m in clients.members.items() if len(m.train)])
+        self.names = self._chosen([n for n, m in clients.items() if len(m.train)])
         schema = trainer.method.upload_schema
         if (
             schema is not None
@@ -59,12 +61,12 @@ class Attackers:
             names = [trainable[i] for i in sorted(order[:wanted].tolist())]
         if (isinstance(wanted, int) and wanted >= len(trainable)) or len(names) >= len(trainable):
             raise ConfigError(
-                f"attack.clients={wanted}, but only {len(trainable)} clients train: leave somebody honest"
+                f"attack.clients={wanted}, but only {len(trainable)} clients train: leave at least one honest"
             )
         return names
 
     def _check_backdoor(self) -> None:
-        if set(self.names) - set(self.clients.here):
+        if not self.clients.rests_here:
             raise ConfigError("attack.kind=backdoor needs the clients on this machine: use --engine local")
         classes = self.trainer.method.task.num_classes
         if self.options.target >= classes:
@@ -73,7 +75,16 @@ class Attackers:
     def act(
         self, results: Iterator[Trained | Missing], messages: Messages, round: int
     ) -> Iterator[Trained | Missing]:
-        """Yield the results of a round's visits, those of hostile clients with the message they send instead."""
+        """Replace the messages of hostile clients.
+
+        Args:
+            results: Results of the visits of one round.
+            messages: Messages of the server that opened the round, by client.
+            round: Number of the round, from 1.
+
+        Yields:
+            The results, in order.
+        """
         schema = self.trainer.method.upload_schema
         for result in results:
             hostile = isinstance(result, Trained) and result.client in self.names
@@ -87,14 +98,13 @@ class Attackers:
         codec, method = self.trainer.codec, self.trainer.method
         try:
             if self.options.kind == "backdoor":
-                client = self.clients[result.client]
-                payload = backdoor.poisoned(
-                    self.trainer, client, opening, round, self.options.target, self.options.strength
-                )
+                local = self._local(result.client, opening, round)
+                client, o = self.clients[result.client], self.options
+                payload = backdoor.poisoned(method, client, local, o.target, o.strength)
             else:
                 honest = cast(codec.decode(result.message, schema), method.task.dtype)
                 payload = ATTACKS[self.options.kind](honest, self._knowledge(result.client, opening, schema, round))
-        except PayloadError:  # its own model has diverged: it sends that
+        except PayloadError:  # the client's model has diverged: send that
             return result.message
         try:
             return codec.encode(payload, schema)
@@ -105,31 +115,39 @@ class Attackers:
         method, broadcast = self.trainer.method, None
         if opening is not None and method.broadcast_schema is not None:
             broadcast = cast(self.trainer.codec.decode(opening, method.broadcast_schema), method.task.dtype)
-        counts = self.clients.members[client].train.counts(method.task.num_classes).cpu()
+        counts = self.clients[client].train.counts(method.task.num_classes).cpu()
         g = generator(self.trainer.seed, "attack", round, client)
         return Knowledge(schema, self.options.strength, counts, broadcast, g)
 
-    def success(self) -> dict[str, float]:
-        """Return, per rule, the share of honest clients' test samples with the trigger that are given the target.
+    @torch.no_grad()
+    def _local(self, name: str, opening: bytes | None, round: int) -> Local:
+        """Return a client as it is now, with what it received last."""
+        local = self.trainer.open(self.clients, name, round)
+        local.model.eval()
+        self.trainer.receive(local, opening, deliver=False)
+        return local
 
-        Empty for attacks without a trigger.
+    def success(self) -> dict[str, float]:
+        """Return the success rate of the backdoor for each prediction rule.
+
+        The rate is the share of the honest clients' test samples with the trigger that are classified as the
+        target. The result is empty for attacks without a trigger.
         """
         if self.options.kind != "backdoor":
             return {}
-        first = self.clients[self.names[0]]
-        with torch.no_grad():
-            local = self.trainer.receive(first, None, 0, deliver=False)
-        goal = backdoor.goal_of(first, local, self.options.target)
-        trigger = backdoor.optimise_trigger(first, goal, self.trainer.seed)
-        hits, total = dict.fromkeys(self.trainer.method.rules, 0), 0
+        method, target, first = self.trainer.method, self.options.target, self.names[0]
+        local = self._local(first, None, 0)
+        trigger = backdoor.optimise_trigger(self.clients[first], local, backdoor.goal_of(local, target))
+        hits, total = dict.fromkeys(method.rules, 0), 0
         for name in self.clients:
             if name not in self.names:
-                found, samples = backdoor.success(self.trainer, self.clients[name], trigger, self.options.target)
+                local = self._local(name, None, 0)
+                found, samples = backdoor.success(method, self.clients[name].test, local, trigger, target)
                 hits = {rule: hits[rule] + found[rule] for rule in hits}
                 total += samples
         return {rule: number / total if total else 0.0 for rule, number in hits.items()}
 
 
 def _finite(payload: Payload, schema: Schema) -> Payload:
-    """Return a payload with magnitudes that fit every codec."""
+    """Clamp a payload to magnitudes that every codec can represent."""
     return {**payload, **{p.name: payload[p.name].clamp(-FINITE, FINITE) for p in parts_of(schema)}}

@@ -1,7 +1,7 @@
-"""What hostile clients of a simulation send: valid messages, made to do harm.
+"""Attacks by hostile clients of a simulation, which send valid but harmful messages.
 
-Each attack takes the honest payload of its client and returns another of the same form. What the schema would
-refuse is not sent: a hostile client keeps fields with a lower bound as they are.
+Each attack turns the honest payload of its client into another of the same form. Fields with a lower bound are left
+unchanged, because the schema would refuse values outside the bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from protofed.options import option
+from protofed.options import Options, option
 from protofed.robust.vectors import Part, parts_of
 from protofed.wire.schema import Payload, Schema
 from protofed.wire.validate import COUNT_LIMIT
@@ -23,44 +23,40 @@ SCALES: dict[str, float] = {"sign_flip": 100.0, "random": 3.0, "huge": 1e9, "bac
 
 
 @dataclass(frozen=True)
-class AttackOptions:
+class AttackOptions(Options):
     """Hostile clients in a simulation; accuracies are then also given for honest clients alone."""
 
     kind: Kind = option(
         "none",
         "sign_flip: vectors times -scale; random: Gaussian noise of scale standard deviations; swapped_labels: "
-        "each class is given the vector of another; huge: ± scale everywhere; counts: the largest sample counts; "
-        "backdoor: prototypes or weights that serve a trigger (BAPFL, arXiv 2509.12964); free_rider: what was "
-        "received is sent back",
+        "each class gets the vector of another; huge: ± scale everywhere; counts: the largest sample counts; "
+        "backdoor: prototypes or weights that serve a trigger (BAPFL, arXiv 2509.12964); free_rider: the broadcast "
+        "is sent back",
     )
-    clients: int | tuple[str, ...] = option(1, "how many hostile clients, drawn by the seed, or their names")
-    scale: float | None = option(None, "strength (none = 100 for sign_flip, 3 for random, 1e9 for huge, 1 else)")
-    target: int = option(0, "backdoor: the class that inputs with the trigger are to be given")
-
-    def __post_init__(self) -> None:
-        if isinstance(self.clients, int) and self.clients < 0:
-            raise ValueError(f"clients must be at least 0, not {self.clients}")
-        if self.scale is not None and not 0 < self.scale <= 1e9:
-            raise ValueError(f"scale must lie in (0, 1e9], not {self.scale}")
-        if self.target < 0:
-            raise ValueError(f"target must be a class, 0 or more, not {self.target}")
+    clients: int | tuple[str, ...] = option(
+        1, "how many hostile clients, drawn by the seed, or their names", least=0
+    )
+    scale: float | None = option(
+        None, "strength (none = 100 for sign_flip, 3 for random, 1e9 for huge, 1 else)", above=0, most=10**9
+    )
+    target: int = option(0, "backdoor: the class that inputs with the trigger are to be given", least=0)
 
     @property
     def strength(self) -> float:
-        """The scale, given or the kind's own."""
+        """The given scale, or the default of the attack."""
         return SCALES.get(self.kind, 1.0) if self.scale is None else self.scale
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a hostile client can make use of.
+    """Information available to a hostile client.
 
     Attributes:
-        schema: Of uploads.
-        scale: The attack's strength.
-        counts: ``(K,)`` its own samples per class.
-        broadcast: What opened the round, or None.
-        generator: Its random numbers in this round.
+        schema: Schema of uploads.
+        scale: Strength of the attack.
+        counts: ``(K,)`` the client's numbers of samples per class.
+        broadcast: Payload of the broadcast that opened the round, or None.
+        generator: Random generator of the client in this round.
     """
 
     schema: Schema
@@ -78,12 +74,22 @@ Attack = Callable[[Payload, Knowledge], Payload]
 
 
 def sign_flip(payload: Payload, known: Knowledge) -> Payload:
-    """Multiply every vector by ``-scale``."""
+    """Multiply every vector by ``-scale``.
+
+    Args:
+        payload: Honest payload of the client.
+        known: Information available to the client.
+    """
     return {**payload, **{p.name: _within(-known.scale * payload[p.name], p) for p in known.free_parts()}}
 
 
 def random(payload: Payload, known: Knowledge) -> Payload:
-    """Send Gaussian noise with ``scale`` times the standard deviation of what the client would have sent."""
+    """Send Gaussian noise with ``scale`` times the standard deviation of the honest values.
+
+    Args:
+        payload: Honest payload of the client.
+        known: Information available to the client.
+    """
     changed = {}
     for part in known.free_parts():
         honest = payload[part.name]
@@ -94,7 +100,12 @@ def random(payload: Payload, known: Knowledge) -> Payload:
 
 
 def swapped_labels(payload: Payload, known: Knowledge) -> Payload:
-    """Give each class the vector of the next: of the client's prototypes, or of the rows of a ``K``-way layer."""
+    """Permute vectors cyclically over classes: the client's prototypes, or the rows of a ``K``-way layer.
+
+    Args:
+        payload: Honest payload of the client.
+        known: Information available to the client.
+    """
     changed = {}
     for part in parts_of(known.schema):
         rows = payload[part.name]
@@ -107,7 +118,12 @@ def swapped_labels(payload: Payload, known: Knowledge) -> Payload:
 
 
 def huge(payload: Payload, known: Knowledge) -> Payload:
-    """Send ``± scale`` in every place."""
+    """Replace every value by ``± scale``.
+
+    Args:
+        payload: Honest payload of the client.
+        known: Information available to the client.
+    """
     changed = {}
     for part in known.free_parts():
         signs = torch.randint(2, payload[part.name].shape, generator=known.generator) * 2 - 1
@@ -116,13 +132,23 @@ def huge(payload: Payload, known: Knowledge) -> Payload:
 
 
 def counts(payload: Payload, known: Knowledge) -> Payload:
-    """Claim as many samples as a message can, so that a weighted mean is this client's own."""
+    """Claim as many samples as a message can hold, so that this client dominates a weighted mean.
+
+    Args:
+        payload: Honest payload of the client.
+        known: Information available to the client.
+    """
     claimed = [name for name, field in known.schema.fields.items() if field.kind == "count" and field.described]
     return {**payload, **{name: torch.full_like(payload[name], COUNT_LIMIT - 1) for name in claimed}}
 
 
 def free_rider(payload: Payload, known: Knowledge) -> Payload:
-    """Send back what was received, with a little noise to look trained; before the first broadcast, noise alone."""
+    """Send back the broadcast with a little noise, as if trained; before the first broadcast, send only noise.
+
+    Args:
+        payload: Honest payload of the client.
+        known: Information available to the client.
+    """
     changed = {}
     for part in known.free_parts():
         honest = payload[part.name]
@@ -134,7 +160,7 @@ def free_rider(payload: Payload, known: Knowledge) -> Payload:
 
 
 def _received(part: Part, payload: Payload, known: Knowledge) -> Tensor:
-    """Return what the broadcast holds in the places of a part of the upload; zeros where it holds nothing."""
+    """Return the broadcast values that correspond to a part of the upload; zeros where there are none."""
     copied = torch.zeros_like(payload[part.name])
     sent = (known.broadcast or {}).get(part.name)
     if sent is None:
@@ -149,7 +175,7 @@ def _received(part: Part, payload: Payload, known: Knowledge) -> Tensor:
 
 
 def _within(values: Tensor, part: Part) -> Tensor:
-    """Return values that the schema accepts."""
+    """Clamp values to magnitudes that the schema accepts."""
     return values.clamp(min=-part.field.limit, max=part.field.limit)
 
 
@@ -161,4 +187,4 @@ ATTACKS: dict[str, Attack] = {
     "counts": counts,
     "free_rider": free_rider,
 }
-"""All that need nothing but the payload; ``backdoor`` is in :mod:`protofed.robust.backdoor`."""
+"""Attacks that only change the payload; ``backdoor`` is in :mod:`protofed.robust.backdoor`."""

@@ -1,11 +1,11 @@
 """A backdoor for clients that share prototypes or weights.
 
-After Zeng et al., "BAPFL: Exploring Backdoor Attacks Against Prototype-based Federated Learning" (arXiv
-2509.12964), which combines two parts: a trigger is optimised until the features of inputs that carry it come close
-to the target's global prototype, and the prototypes sent are moved so that honest clients' features leave
-the place where triggered inputs lie. The sizes (patch, steps, learning rate) are this library's. For weights, which
-need no detour, the client trains on inputs with the trigger, labelled as the target (Bagdasaryan et al., AISTATS
-2020).
+For prototypes, the attack follows Zeng et al., "BAPFL: Exploring Backdoor Attacks Against Prototype-based Federated
+Learning" (arXiv 2509.12964), which has two parts: a trigger is optimised so that the features of inputs that carry
+it come close to the target's global prototype, and the uploaded prototypes are moved so that honest clients'
+features leave the region of triggered inputs. The sizes (patch, steps, learning rate) are choices of this library.
+For weights, the client simply trains on inputs with the trigger, labelled as the target (Bagdasaryan et al.,
+AISTATS 2020).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from protofed.methods.contract import Local, Method, Tensors
 from protofed.samples import Samples
 from protofed.seeding import generator, seeded
-from protofed.training import Client, LocalTrainer
+from protofed.training import Member
 from protofed.training.batches import batches
 from protofed.wire.schema import Payload
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 PATCH = 0.25
-"""Side of the patch as a share of the image's (or share of a vector's leading features)."""
+"""Side of the patch as a fraction of the image's side (or fraction of a vector's leading features)."""
 STEPS, LEARNING_RATE, SAMPLES = 30, 0.1, 64
 
 
 def patch(shape: tuple[int, ...]) -> Tensor:
-    """Return a boolean mask of one input's ``shape``: the lower right corner of an image, else leading features."""
+    """Return a bool mask of shape ``shape``: the lower right corner of an image, or leading features otherwise."""
     mask = torch.zeros(shape, dtype=torch.bool)
     sides = [max(1, round(PATCH * size)) for size in shape]
     if len(shape) >= 2:
@@ -43,16 +43,30 @@ def patch(shape: tuple[int, ...]) -> Tensor:
 
 
 def triggered(x: Tensor, trigger: Tensor) -> Tensor:
-    """Return normalised inputs ``(n, *shape)`` with the trigger ``(*shape)`` in the place of its patch."""
+    """Replace the patch of inputs by the trigger.
+
+    Args:
+        x: ``(n, *shape)`` normalised inputs.
+        trigger: ``(*shape)`` input whose patch is the trigger.
+    """
     return torch.where(patch(tuple(x.shape[1:])), trigger, x)
 
 
-def optimise_trigger(client: Client, goal: Tensor, seed: int) -> Tensor:
-    """Return a trigger that brings the features of a client's inputs close to ``goal`` ``(d,)``."""
-    model = client.model.eval()
+def optimise_trigger(client: Member, local: Local, goal: Tensor) -> Tensor:
+    """Return a trigger that brings the features of a client's inputs close to a goal.
+
+    Args:
+        client: Whose training inputs carry the trigger.
+        local: The same client with its model.
+        goal: ``(d,)`` features.
+
+    Returns:
+        ``(*shape)``, normalised as inputs are.
+    """
+    model = local.model.eval()
     x = _inputs(client.train, model)
     low, high = float(x.min()), float(x.max())
-    start = torch.rand(x.shape[1:], generator=generator(seed, "trigger")).to(x)
+    start = torch.rand(x.shape[1:], generator=generator(local.seed, "trigger")).to(x)
     trigger = (low + (high - low) * start).requires_grad_()
     optimizer = torch.optim.Adam([trigger], lr=LEARNING_RATE)
     for _ in range(STEPS):
@@ -65,32 +79,31 @@ def optimise_trigger(client: Client, goal: Tensor, seed: int) -> Tensor:
     return trigger.detach()
 
 
-def poisoned(
-    trainer: LocalTrainer, client: Client, message: bytes | None, round: int, target: int, scale: float
-) -> Payload:
-    """Return what a hostile client sends after its training; the client itself may be changed.
+def poisoned(method: Method, client: Member, local: Local, target: int, scale: float) -> Payload:
+    """Return the upload of a client with a backdoor.
 
     Args:
-        trainer: Takes the client through the parts of its visit that follow.
-        client: As training left it, a copy.
-        message: The round's encoded broadcast, or None.
-        round: Counted from 1.
+        method: The method under attack.
+        client: Its data and training plan.
+        local: The same client as training left it; its model may be changed.
         target: The class that inputs with the trigger are to be given.
         scale: How far prototypes are moved, in multiples of their distance from the triggered features.
     """
-    method = trainer.method
-    with torch.no_grad():
-        local = trainer.receive(client, message, round, deliver=False)
-    trigger = optimise_trigger(client, goal_of(client, local, target), trainer.seed)
+    trigger = optimise_trigger(client, local, goal_of(local, target))
     if method.statistics_from is None:
-        with seeded(trainer.seed, "backdoor", round, client.name):
-            _train(client, trigger, target)
+        with seeded(local.seed, "backdoor", local.round, client.name):
+            _train(client, local.model, trigger, target)
     with torch.no_grad():
-        return method.upload(local, _statistics(method, client, trigger, target, scale))
+        return method.upload(local, _statistics(method, client, local.model, trigger, target, scale))
 
 
-def goal_of(client: Client, local: Local, target: int) -> Tensor:
-    """Return the prototype ``(d,)`` of the target class: the global one, else the client's own, else the mean."""
+def goal_of(local: Local, target: int) -> Tensor:
+    """Return the prototype ``(d,)`` of the target class: the global one, else the client's own, else the mean.
+
+    Args:
+        local: A hostile client.
+        target: The class.
+    """
     for table in (local.received, local.state):
         if "prototypes" in table and ("present" not in table or bool(table["present"][target])):
             return table["prototypes"][target].detach().cpu()
@@ -99,9 +112,11 @@ def goal_of(client: Client, local: Local, target: int) -> Tensor:
     return (own if len(own) else features).mean(0).cpu()
 
 
-def _statistics(method: Method, client: Client, trigger: Tensor, target: int, scale: float) -> Tensors:
+def _statistics(
+    method: Method, client: Member, model: SplitModel, trigger: Tensor, target: int, scale: float
+) -> Tensors:
     """Return the method's statistics with class sums moved away from the triggered features, the target's to it."""
-    model = client.model.eval()
+    model.eval()
     statistics: Tensors = {}
     if method.statistics_from is None:
         return statistics
@@ -119,9 +134,9 @@ def _statistics(method: Method, client: Client, trigger: Tensor, target: int, sc
     return {**statistics, "sums": moved * counts}
 
 
-def _train(client: Client, trigger: Tensor, target: int) -> None:
-    """Train a copy's weights once over its data, every batch also with the trigger and the target's label."""
-    model = client.model.train()
+def _train(client: Member, model: SplitModel, trigger: Tensor, target: int) -> None:
+    """Train a model once over the client's data, every batch also with the trigger and the target's label."""
+    model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = client.plan.build(parameters)
     size = max(2, client.plan.batch_size)
@@ -138,16 +153,28 @@ def _train(client: Client, trigger: Tensor, target: int) -> None:
 
 
 @torch.no_grad()
-def success(trainer: LocalTrainer, client: Client, trigger: Tensor, target: int) -> tuple[dict[str, int], int]:
-    """Return, per rule, how many of a client's test samples of other classes get the target; and of how many."""
-    local = trainer.receive(client, None, 0, deliver=False)
-    model = client.model.eval()
-    hits, total = dict.fromkeys(trainer.method.rules, 0), 0
-    for batch in batches(client.test, model):
+def success(
+    method: Method, test: Samples, local: Local, trigger: Tensor, target: int
+) -> tuple[dict[str, int], int]:
+    """Return how often the trigger works.
+
+    Args:
+        method: The method under attack.
+        test: An honest client's test samples.
+        local: That client.
+        trigger: ``(*shape)``.
+        target: The class that inputs with the trigger are to be given.
+
+    Returns:
+        Per rule, how many samples of other classes are given the target; and the number of such samples.
+    """
+    model = local.model.eval()
+    hits, total = dict.fromkeys(method.rules, 0), 0
+    for batch in batches(test, model):
         others = batch.y != target
         marked = batch._replace(x=triggered(batch.x[others], trigger), y=batch.y[others])
         if len(marked.y):
-            for rule, classes in trainer.method.predict(model, marked, local.received, local.state).items():
+            for rule, classes in method.predict(model, marked, local.received, local.state).items():
                 hits[rule] += int((classes == target).sum())
             total += len(marked.y)
     return hits, total

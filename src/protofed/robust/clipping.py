@@ -1,7 +1,8 @@
-"""The rule ``clip``: vectors that are out of proportion are shortened, and uploads far out of it are left out.
+"""The rule ``clip``, which shortens disproportionate vectors and leaves out uploads that exceed all proportion.
 
-Prototypes are limited in length, and in distance from the coordinate-wise median of their class; weights in how far
-they moved from the broadcast. All limits are multiples of this round's medians, so nothing depends on a scale.
+Limits apply to the length of prototypes and their distance from the coordinate-wise median of their class, and to
+the distance of weights from the broadcast. All limits are multiples of medians of the round, so they are scale-
+free.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Upload
-from protofed.robust.findings import Findings
 from protofed.robust.options import RobustOptions
 from protofed.robust.rules import median, shorten
 from protofed.robust.spool import Spool
 from protofed.robust.vectors import Counts, Part, Vectors, collect, put_back
+from protofed.runs import Findings
 from protofed.wire.schema import Payload
 
 LEAST = 3
-"""Vectors from which on a median says which of them is out of proportion."""
+"""Minimum number of vectors for which a median is meaningful."""
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """How far the vectors of one part may reach.
+    """Limits on the vectors of one part.
 
     Attributes:
-        length: Longest vector.
-        centres: By class: the median of its vectors, where there are enough of them.
-        radius: Longest distance from a class's median.
-        update: Longest distance from the broadcast.
+        length: Maximum length of a vector.
+        centres: Median of the vectors of each class that has enough of them.
+        radius: Maximum distance from the median of the class.
+        update: Maximum distance from the broadcast.
     """
 
     length: float = float("inf")
@@ -42,13 +43,13 @@ class _Limits:
 
 
 class Proportions:
-    """Lengths of the vectors of a round, from which limits follow.
+    """Lengths of the vectors of a round, from which limits are derived.
 
     Args:
-        parts: The schema's real fields.
-        counts: What clients described.
-        reference: The broadcast that opened the round, or None.
-        keep_rows: Whether rows of classes are kept, for their medians.
+        parts: Real fields of the schema.
+        counts: Samples per class that each client described.
+        reference: Payload of the broadcast that opened the round, or None.
+        keep_rows: Whether to keep the vectors of classes, to compute their medians.
     """
 
     def __init__(
@@ -74,14 +75,22 @@ class Proportions:
                 self._rows[part.name].append(vectors)
 
     def origin(self, part: Part, values: Tensor) -> Tensor:
-        """Return from where a part's vectors started: the broadcast weights of the same name, or zero."""
+        """Return the starting point of a part's vectors: the broadcast weights of the same name, or zero.
+
+        Args:
+            part: Field of the schema.
+            values: ``(R, D)`` its vectors.
+
+        Returns:
+            ``(1, D)`` tensor.
+        """
         start = self.reference.get(part.name)
         if part.layout != "tensor" or start is None or start.numel() != values.shape[1]:
             return torch.zeros_like(values[:1])
         return start.reshape(1, -1).to(values.dtype)
 
     def excess(self) -> dict[str, float]:
-        """Return by client the length of its longest vector as a multiple of the median length."""
+        """Return the length of each client's longest vector as a multiple of the median length."""
         worst = dict.fromkeys(self.names, 0.0)
         groups = [self._lengths[p.name] for p in self.parts if p.per_class and not p.field.exact]
         weights = [self._lengths[p.name] for p in self.parts if not p.per_class and not p.field.exact]
@@ -95,7 +104,12 @@ class Proportions:
         return worst
 
     def limits(self, options: RobustOptions, without: Iterable[str]) -> dict[str, _Limits]:
-        """Return the limits of every part, from all uploads but those of the clients in ``without``."""
+        """Return the limits of every part.
+
+        Args:
+            options: Multiples of the medians.
+            without: Clients whose uploads are ignored.
+        """
         left_out = set(without)
         kept = [i for i, name in enumerate(self.names) if name not in left_out]
         return {part.name: self._limits(part, options, kept) for part in self.parts}
@@ -107,7 +121,7 @@ class Proportions:
         lengths = [self._lengths[part.name][i] for i in kept]
         multiple = options.norm
         if part.field.exact or not part.distinct:
-            # Variances, mixture weights and components of one client differ widely: only its longest is compared.
+            # Variances, mixture weights and components of one client vary widely: compare only its longest vector.
             lengths = [own.max().reshape(1) for own in lengths if len(own)]
             multiple = max(options.reject, options.norm)
         middle = _median(lengths)
@@ -127,7 +141,7 @@ class Proportions:
         return _Limits(length, centres, options.distance * middle if middle > 0 else float("inf"))
 
     def alone(self, without: Iterable[str]) -> list[int]:
-        """Return the classes that a single client reported."""
+        """Return the classes that exactly one client reported, ignoring the clients in ``without``."""
         left_out = set(without)
         reporters: dict[int, set[str]] = {}
         for rows in self._rows.values():
@@ -146,7 +160,19 @@ def clip(
     options: RobustOptions,
     findings: Findings,
 ) -> Iterator[Upload]:
-    """Yield the uploads with vectors shortened to the round's limits; two passes, of which neither holds all."""
+    """Shorten the vectors of uploads to the limits of the round, in two passes that never hold all uploads.
+
+    Args:
+        uploads: Validated uploads.
+        parts: Real fields of the schema.
+        counts: Samples per class that each client described.
+        reference: Payload of the broadcast that opened the round, or None.
+        options: Multiples of the medians.
+        findings: Record of the round, to which changes are added.
+
+    Yields:
+        The uploads that are not left out.
+    """
     measured = Proportions(parts, counts, reference)
     with Spool() as spool:
         for upload in uploads:
@@ -161,7 +187,13 @@ def clip(
 
 
 def too_long(measured: Proportions, options: RobustOptions, findings: Findings) -> set[str]:
-    """Return, and note, the clients whose longest vector exceeds ``reject`` times the median length."""
+    """Find the clients whose longest vector exceeds ``reject`` times the median length.
+
+    Args:
+        measured: Lengths of all vectors of the round.
+        options: Options of the robust rule.
+        findings: Record of the round, to which these clients are added.
+    """
     if not options.reject:
         return set()
     excess = {client: multiple for client, multiple in measured.excess().items() if multiple > options.reject}
@@ -171,7 +203,7 @@ def too_long(measured: Proportions, options: RobustOptions, findings: Findings) 
 
 
 def _clipped(upload: Upload, measured: Proportions, limits: Mapping[str, _Limits], findings: Findings) -> Upload:
-    """Return an upload within the limits."""
+    """Return an upload with its vectors shortened to the limits."""
     changed: list[Vectors] = []
     for part in measured.parts:
         vectors = collect(part, [upload], measured.counts)
@@ -194,6 +226,6 @@ def _clipped(upload: Upload, measured: Proportions, limits: Mapping[str, _Limits
 
 
 def _median(lengths: list[Tensor]) -> float:
-    """Return the (lower) median of some lengths; 0 where there are too few to tell."""
+    """Return the (lower) median of some lengths, or 0 if there are fewer than :data:`LEAST`."""
     together = torch.cat(lengths) if lengths else torch.zeros(0)
     return float(together.median()) if len(together) >= LEAST else 0.0

@@ -1,4 +1,4 @@
-"""The stage between validation and a method's ``aggregate``; no method knows of it."""
+"""The stage between validation and a method's ``aggregate``, of which methods are unaware."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from protofed.errors import ConfigError
 from protofed.methods.contract import Method, Upload
 from protofed.robust.clipping import Proportions, clip, too_long
-from protofed.robust.findings import Findings
 from protofed.robust.options import POOLING, RobustOptions
 from protofed.robust.pooling import hostile, pooled, without_outliers
 from protofed.robust.vectors import Counts, cap_counts, collect, parts_of
+from protofed.runs import Findings
 from protofed.wire.schema import Payload
 
 SUSPECT = 20.0
-"""Multiple of the median length from which on a vector is out of proportion, whatever the rule does about it."""
+"""Multiple of the median length above which a vector is reported as out of proportion."""
 
 
 class Guard:
-    """Applies one robust rule to the uploads of every round.
+    """Application of one robust rule to the uploads of every round.
 
     Args:
         options: The rule and its limits.
-        method: Whose uploads they are.
-        counts: ``(K,)`` samples per class that each client described, or may have where it withholds its numbers.
-        withheld: Clients whose ``counts`` are bounds, not numbers of samples.
+        method: The method that aggregates the uploads.
+        counts: ``(K,)`` samples per class that each client described, or upper bounds if it withholds its counts.
+        withheld: Clients whose ``counts`` are bounds rather than numbers of samples.
 
     Raises:
-        ConfigError: If the rule cannot be applied to what the method exchanges.
+        ConfigError: If the rule is not applicable to the payloads of the method.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class Guard:
         self.unscaled = set(withheld) if any(part.field.sums for part in self.parts) else set()
         if options.rule != "none" and self.unscaled:
             raise ConfigError(
-                f"robust.rule={options.rule} compares means, but {method.name} sends sums, and numbers of samples "
+                f"robust.rule={options.rule} compares means, but {method.name} sends sums, and sample counts "
                 f"are withheld by {', '.join(sorted(self.unscaled))}: choose counts=exact or robust.rule=none"
             )
         if options.rule in POOLING and (unlike := [p.name for p in self.parts if not p.comparable]):
             raise ConfigError(
-                f"robust.rule={options.rule} puts one vector in the place of all, but the {unlike[0]} that "
-                f"{method.name} sends have no counterparts at other clients: use clip or multi_krum"
+                f"robust.rule={options.rule} replaces all vectors by one, but the {unlike[0]} that {method.name} "
+                "sends have no counterparts at other clients: use clip or multi_krum"
             )
         if options.rule in POOLING and method.personal_broadcast:
             raise ConfigError(
-                f"robust.rule={options.rule} makes all uploads the same, but {method.name} treats clients "
+                f"robust.rule={options.rule} makes all uploads equal, but {method.name} treats clients "
                 "differently: use clip or multi_krum"
             )
         if options.rule == "multi_krum" and any(part.layout == "varying" for part in self.parts):
@@ -60,7 +60,7 @@ class Guard:
             )
 
     def check(self, participants: int) -> None:
-        """Raise ConfigError if the rule does not survive the assumed attackers among ``participants`` clients."""
+        """Raise ConfigError if the rule needs more than ``participants`` clients for the assumed attackers."""
         rule, number = self.options.rule, hostile(participants, self.options)
         least = {"trimmed": 2 * number + 1, "krum": 2 * number + 3, "multi_krum": 2 * number + 3}.get(rule, 1)
         if self.parts and participants < least:
@@ -70,12 +70,15 @@ class Guard:
             )
 
     def screen(self, uploads: Iterable[Upload], reference: Payload | None, findings: Findings) -> Iterator[Upload]:
-        """Yield the uploads as the method may see them.
+        """Apply the rule to the uploads of a round.
 
         Args:
-            uploads: Validated.
-            reference: The broadcast that opened the round, or None.
-            findings: Filled with what was changed and left out.
+            uploads: Validated uploads.
+            reference: Payload of the broadcast that opened the round, or None.
+            findings: Record of the round, to which changes and omissions are added.
+
+        Returns:
+            The uploads that the method aggregates.
         """
         capped = self._capped(uploads, findings)
         if self.options.rule == "none":
@@ -85,7 +88,7 @@ class Guard:
         return iter(self._together(list(capped), findings))
 
     def _capped(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:
-        """Yield uploads whose sample counts do not exceed what their senders described."""
+        """Yield the uploads with sample counts capped at those their senders described."""
         schema = self.method.upload_schema
         assert schema is not None
         for upload in uploads:
@@ -95,7 +98,7 @@ class Guard:
             yield upload
 
     def _watched(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:
-        """Yield uploads as they are; note afterwards which were out of proportion, as far as it can be told."""
+        """Yield the uploads unchanged, then record which of the comparable ones were out of proportion."""
         measured = Proportions(self.parts, self.counts, None, keep_rows=False)
         for upload in uploads:
             if upload.client not in self.unscaled:
@@ -104,7 +107,7 @@ class Guard:
         findings.out_of_proportion = [c for c, multiple in measured.excess().items() if multiple > SUSPECT]
 
     def _together(self, uploads: Sequence[Upload], findings: Findings) -> list[Upload]:
-        """Return what a rule that needs all uploads makes of them."""
+        """Apply a rule that needs all uploads at once."""
         measured = Proportions(self.parts, self.counts, None)
         for upload in uploads:
             measured.add(upload)
@@ -113,8 +116,8 @@ class Guard:
         if not kept:
             return []
         findings.alone = measured.alone(left_out)
-        found = [collect(part, kept, self.counts) for part in self.parts]
+        vectors = [collect(part, kept, self.counts) for part in self.parts]
         if self.options.rule == "multi_krum":
             number = max(0, hostile(len(uploads), self.options) - len(left_out))
-            return without_outliers(kept, found, number, self.options, findings)
-        return pooled(kept, found, self.options)
+            return without_outliers(kept, vectors, number, self.options, findings)
+        return pooled(kept, vectors, self.options)

@@ -1,4 +1,4 @@
-"""Rules that look at all uploads of a round together: robust means, and Krum."""
+"""Rules that need all uploads of a round at once: robust means and Krum."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Upload
-from protofed.robust.findings import Findings
 from protofed.robust.options import RobustOptions
 from protofed.robust.rules import geometric_median, krum_scores, median, trimmed_mean
 from protofed.robust.vectors import Vectors, put_back
+from protofed.runs import Findings
 
 
 def hostile(clients: int, options: RobustOptions) -> int:
-    """Return how many of some clients are assumed to be hostile."""
+    """Return the number of clients that are assumed to be hostile.
+
+    Args:
+        clients: Number of clients.
+        options: Options of the robust rule.
+    """
     return math.ceil(options.attackers * clients)
 
 
 def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustOptions) -> list[Upload]:
-    """Return the uploads with each vector replaced by one that stands for all vectors of its class or tensor.
+    """Replace each vector by one robust vector for its class or tensor.
 
-    Whatever the method does with them (a mean, weighted or not; training) then starts from the robust vector, and
-    still sees which clients reported which classes.
+    Whatever the method computes (a weighted or unweighted mean, or training) then starts from the robust vector,
+    while it still sees which clients reported which classes.
+
+    Args:
+        uploads: Uploads of the round.
+        found: Vectors of each part, over all uploads.
+        options: Options of the robust rule.
     """
     scores = client_scores(len(uploads), found, options) if options.rule == "krum" else torch.zeros(0)
     changed = []
@@ -39,7 +49,7 @@ def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustO
 
 
 def _one_for_all(values: Tensor, scores: Tensor | None, options: RobustOptions) -> Tensor:
-    """Return the vector ``(D,)`` that stands for ``(n, D)`` of them."""
+    """Return the robust vector ``(D,)`` that replaces ``(n, D)`` vectors."""
     if options.rule == "median":
         return median(values)
     if options.rule == "trimmed":
@@ -53,7 +63,15 @@ def _one_for_all(values: Tensor, scores: Tensor | None, options: RobustOptions) 
 def without_outliers(
     uploads: Sequence[Upload], found: Sequence[Vectors], number: int, options: RobustOptions, findings: Findings
 ) -> list[Upload]:
-    """Return the uploads without the ``number`` that have the highest scores of Krum."""
+    """Return the uploads without those that have the highest Krum scores.
+
+    Args:
+        uploads: Uploads of the round.
+        found: Vectors of each part, over all uploads.
+        number: Number of uploads to leave out.
+        options: Options of the robust rule.
+        findings: Record of the round, to which omissions are added.
+    """
     scores = client_scores(len(uploads), found, options)
     worst = set(scores.argsort(stable=True)[len(uploads) - number :].tolist())
     for index in sorted(worst):
@@ -62,11 +80,16 @@ def without_outliers(
 
 
 def client_scores(clients: int, found: Sequence[Vectors], options: RobustOptions) -> Tensor:
-    """Return Krum's score ``(clients,)`` of every client, over all that it shares with others.
+    """Return the Krum score ``(clients,)`` of every client.
 
-    Clients send different classes, so the squared distance of two of them is the mean over the classes and tensors
-    that both sent. A hostile client is so recognised by the classes in which it is outvoted, and its prototypes of
-    classes in which it is not are distrusted with it.
+    Clients send different classes, so the squared distance between two of them is the mean over the classes and
+    tensors that both sent. A hostile client is thus recognised by the classes in which it is outvoted, and its
+    prototypes of other classes are distrusted as well.
+
+    Args:
+        clients: Number of clients.
+        found: Vectors of each part, over all uploads.
+        options: Options of the robust rule.
     """
     total = torch.zeros(clients, clients, dtype=torch.float64)
     shared = torch.zeros(clients, clients, dtype=torch.float64)
@@ -80,7 +103,7 @@ def client_scores(clients: int, found: Sequence[Vectors], options: RobustOptions
 
 
 def _one_each(senders: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the senders without repetition, and the mean ``(m, D)`` of what each sent."""
+    """Return the distinct senders ``(m,)`` and the mean ``(m, D)`` of the vectors of each."""
     names, places = senders.unique(return_inverse=True)
     sums = torch.zeros(len(names), values.shape[1], dtype=values.dtype).index_add_(0, places, values)
     return names, sums / torch.bincount(places, minlength=len(names)).unsqueeze(1)

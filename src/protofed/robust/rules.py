@@ -1,4 +1,4 @@
-"""Robust statistics on the vectors that several clients send for one thing: pure functions on ``(n, D)`` tensors.
+"""Robust statistics of corresponding vectors of several clients, as pure functions of ``(n, D)`` tensors.
 
 Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018 (median, trimmed
 mean); Pillutla et al., "Robust Aggregation for Federated Learning", IEEE TSP 2022 (geometric median); Blanchard et
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 def median(vectors: Tensor) -> Tensor:
-    """Return the coordinate-wise median ``(D,)``: for an even ``n`` the mean of the two middle values.
+    """Return the coordinate-wise median ``(D,)``; for even ``n``, the mean of the two middle values.
 
-    It stays within the range of the honest values while fewer than half of the vectors are not honest.
+    It stays within the range of the honest values as long as fewer than half of the vectors are hostile.
     """
     ordered = vectors.sort(dim=0).values
     n = len(vectors)
@@ -25,8 +25,8 @@ def trimmed_mean(vectors: Tensor, trim: int) -> Tensor:
     """Return the coordinate-wise mean ``(D,)`` without the ``trim`` smallest and the ``trim`` largest values.
 
     Args:
-        vectors: ``(n, D)``.
-        trim: Values to leave out at either end; at most ``(n - 1) // 2``, where what remains is the median.
+        vectors: ``(n, D)`` vectors.
+        trim: Number of values to leave out at either end, capped at ``(n - 1) // 2``, which gives the median.
     """
     trim = min(trim, (len(vectors) - 1) // 2)
     return vectors.sort(dim=0).values[trim : len(vectors) - trim].mean(dim=0)
@@ -35,8 +35,13 @@ def trimmed_mean(vectors: Tensor, trim: int) -> Tensor:
 def geometric_median(vectors: Tensor, *, iterations: int = 100, tolerance: float = 1e-9) -> Tensor:
     """Return the point ``(D,)`` with the smallest sum of distances to all vectors (smoothed Weiszfeld algorithm).
 
-    Its breakdown point is one half. Starts from the coordinate-wise median; distances below a millionth of the
-    median distance count as that, so that the point may coincide with a vector.
+    Its breakdown point is one half. The iteration starts from the coordinate-wise median. Distances are clamped
+    from below to a millionth of the median distance, so that the point may coincide with a vector.
+
+    Args:
+        vectors: ``(n, D)`` vectors.
+        iterations: Maximum number of iterations.
+        tolerance: Step length at which to stop, as a multiple of the median distance.
     """
     point = median(vectors.double())
     rows = vectors.double()
@@ -54,15 +59,15 @@ def geometric_median(vectors: Tensor, *, iterations: int = 100, tolerance: float
 
 
 def krum_scores(distances: Tensor, attackers: int) -> Tensor:
-    """Return each client's score ``(n,)``: the mean of its smallest squared distances; the lower, the more central.
+    """Return the score ``(n,)`` of each client: the mean of its smallest squared distances (lower is more central).
 
     Args:
         distances: ``(n, n)`` squared distances; NaN where two clients have nothing in common.
-        attackers: ``f``. Of the ``m`` known distances of a client the ``m - f - 1`` smallest count, but at least
-            one (Blanchard et al.: all ``n - 1`` are known, and ``n - f - 2`` count).
+        attackers: Number of attackers ``f``. Of the ``m`` known distances of a client, the ``m - f - 1`` smallest
+            count, but at least one (in Blanchard et al., all ``n - 1`` are known and ``n - f - 2`` count).
 
     Returns:
-        Scores; infinity for a client that has nothing in common with anybody.
+        Scores; infinity for a client that has nothing in common with any other.
     """
     others = distances.clone()
     others.fill_diagonal_(float("nan"))
@@ -75,10 +80,15 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
 
 
 def shorten(vectors: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Move vectors that are farther than ``radius`` from ``centre`` towards it, to that distance.
+    """Move vectors farther than ``radius`` from ``centre`` towards it, to that distance.
+
+    Args:
+        vectors: ``(n, D)`` vectors.
+        centre: ``(D,)`` or ``(1, D)`` centre.
+        radius: Maximum distance.
 
     Returns:
-        The vectors ``(n, D)``, and by which factor ``(n,)`` each distance was multiplied: 1 where nothing changed.
+        The vectors ``(n, D)``, and the factor ``(n,)`` by which each distance was multiplied: 1 for unchanged ones.
     """
     offsets = vectors - centre
     lengths = offsets.norm(dim=-1)

@@ -12,10 +12,10 @@ from protofed.methods.contract import Upload
 
 
 class Spool:
-    """Keeps uploads in memory up to a limit, and the rest in one temporary file.
+    """A sequence of uploads, kept in memory up to a limit and beyond it in a temporary file.
 
     Args:
-        memory: Bytes of tensors to keep in memory.
+        memory: Limit on the tensors kept in memory, in bytes.
     """
 
     def __init__(self, memory: int = 2**28) -> None:

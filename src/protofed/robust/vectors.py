@@ -1,4 +1,4 @@
-"""How uploads divide into vectors that can be compared: per class for prototypes, per tensor for weights."""
+"""Division of uploads into comparable vectors, per class for prototypes and per tensor for weights."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Part:
     """One real field of a schema, as robust rules see it.
 
     Attributes:
-        name: The field's name.
-        field: Its declaration.
+        name: Name of the field.
+        field: Declaration of the field.
         layout: ``rows``: one row per label sent; ``table``: one row for each of the ``K`` classes; ``tensor``: the
-            same shape from every client; ``varying``: a shape of the sender's choice.
-        labels: Name of the field with the rows' labels, for ``rows``.
+            same shape for every client; ``varying``: a shape chosen by the sender.
+        labels: Name of the field with the labels of the rows, for ``rows``.
         distinct: Whether a client sends at most one row per class.
     """
 
@@ -73,12 +73,12 @@ class Vectors:
     """The vectors of one part over all uploads of a round.
 
     Attributes:
-        part: Which field they are of.
-        values: ``(R, D)``; sums over samples are divided by their number.
+        part: Field of the schema.
+        values: ``(R, D)`` vectors; sums over samples are divided by their number.
         senders: ``(R,)`` int64 position of the sender among the uploads.
         classes: ``(R,)`` int64 class of each vector; 0 for tensors.
         places: ``(R,)`` int64 row in the sender's tensor; 0 for tensors.
-        scales: ``(R,)`` what the values were divided by.
+        scales: ``(R,)`` divisors of the values.
     """
 
     part: Part
@@ -108,7 +108,16 @@ Counts = Mapping[str, Tensor]
 
 
 def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return values ``(r, D)``, classes, places and scales ``(r,)`` of one upload's vectors of a part."""
+    """Return the vectors of a part in one upload.
+
+    Args:
+        part: Field of the schema.
+        upload: The upload.
+        counts: Samples per class that each client described.
+
+    Returns:
+        Values ``(r, D)``, and classes, places and scales ``(r,)`` as in :class:`Vectors`.
+    """
     tensor = upload.payload[part.name]
     if not part.per_class:
         zero = torch.zeros(1, dtype=torch.int64)
@@ -126,7 +135,13 @@ def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor,
 
 
 def collect(part: Part, uploads: Sequence[Upload], counts: Counts) -> Vectors:
-    """Return the vectors that all uploads hold of a part, except one of varying shape."""
+    """Return the vectors of a part in all uploads.
+
+    Args:
+        part: Field of the schema, of any layout but ``varying``.
+        uploads: The uploads.
+        counts: Samples per class that each client described.
+    """
     found = [rows_of(part, upload, counts) for upload in uploads]
     senders = torch.cat([torch.full((len(rows),), i) for i, (rows, *_) in enumerate(found)])
     values, classes, places, scales = (torch.cat([row[k] for row in found]) for k in range(4))
@@ -134,7 +149,12 @@ def collect(part: Part, uploads: Sequence[Upload], counts: Counts) -> Vectors:
 
 
 def put_back(uploads: Sequence[Upload], found: Sequence[Vectors]) -> list[Upload]:
-    """Return the uploads with changed vectors in place of their own; others are shared, not copied."""
+    """Return the uploads with their vectors replaced; all other tensors are shared, not copied.
+
+    Args:
+        uploads: The uploads.
+        found: Vectors to store, one entry per changed part.
+    """
     payloads: list[Payload] = [dict(upload.payload) for upload in uploads]
     for vectors in found:
         part = vectors.part
@@ -152,17 +172,30 @@ def put_back(uploads: Sequence[Upload], found: Sequence[Vectors]) -> list[Upload
 
 
 def bounded(values: Tensor, field: Field) -> Tensor:
-    """Return values within the field's own bounds, which a rule's rounding may have left."""
+    """Clamp values to the bounds of a field, which rounding may have exceeded.
+
+    Args:
+        values: Tensor of any shape.
+        field: Field with the bounds.
+    """
     if field.minimum is not None:
         values = values.clamp(min=field.minimum)
     return values.clamp(min=-field.limit, max=field.limit)
 
 
 def cap_counts(upload: Upload, schema: Schema, counts: Counts) -> tuple[Upload, list[str]]:
-    """Limit sample counts to what the client described before training; return also the fields that were cut.
+    """Cap sample counts at those the client described before training.
+
+    Args:
+        upload: The upload.
+        schema: Schema of uploads.
+        counts: Samples per class that each client described.
+
+    Returns:
+        The upload, and the names of the fields that were capped.
 
     Raises:
-        PayloadError: If a count has a shape whose meaning is not known.
+        PayloadError: If a count field has a shape of unknown meaning.
     """
     held, cut = counts[upload.client], []
     payload = dict(upload.payload)
@@ -185,4 +218,4 @@ def _most(field: Field, payload: Payload, schema: Schema, held: Tensor) -> Tenso
     for name, other in schema.fields.items():
         if other.kind == "label" and other.shape == field.shape:
             return held[payload[name]]
-    raise PayloadError(f"count of shape {field.shape}: neither one number, one per class, nor one per label")
+    raise PayloadError(f"count of shape {field.shape}: expected one number, one per class or one per label")

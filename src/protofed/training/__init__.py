@@ -1,13 +1,12 @@
-"""How local work is done: a client's visit, and the executors that arrange visits."""
+"""Local training: a client's visit, and the executors that schedule visits."""
 
-from protofed.training.client import Client, LocalPlan, Member, Parked
+from protofed.training.client import LocalPlan, Member
 from protofed.training.executor import Executor, Fused, Sequential
 from protofed.training.roster import Files, Memory, Roster, Store
 from protofed.training.visit import Evaluated, LocalTrainer, Messages, Missing, Trained
 from protofed.training.workers import Workers
 
 __all__ = [
-    "Client",
     "Evaluated",
     "Executor",
     "Files",
@@ -18,7 +17,6 @@ __all__ = [
     "Memory",
     "Messages",
     "Missing",
-    "Parked",
     "Roster",
     "Sequential",
     "Store",

@@ -1,4 +1,4 @@
-"""Which samples make up the batches of an epoch, and of a pass over some data."""
+"""Batches of a training epoch and of a pass over some data."""
 
 from __future__ import annotations
 
@@ -15,25 +15,41 @@ EVALUATION_BATCH = 256
 
 
 def epoch_rows(samples: int, size: int, even: bool, seed: int, *scope: str | int) -> list[Tensor]:
-    """Return the rows of each batch of an epoch, shuffled by ``seed`` and ``scope``.
+    """Return the shuffled rows of each batch of an epoch.
 
-    With ``even`` (BatchNorm) a batch of a single sample is left out: it has no batch statistics.
+    Args:
+        samples: Number of samples ``n``.
+        size: Batch size ``B``.
+        even: Whether batches differ by at most one row (see :func:`batch_rows`); a batch of a single sample, which
+            has no batch statistics, is then left out.
+        seed: Seed of the experiment.
+        scope: Names that, with the seed, determine the order.
     """
     order = torch.randperm(samples, generator=generator(seed, "shuffle", *scope))
     return [rows for rows in batch_rows(order, size, even=even) if len(rows) > 1 or (len(rows) and not even)]
 
 
 def batch_rows(order: Tensor, size: int, *, even: bool) -> Sequence[Tensor]:
-    """Divide the ``(n,)`` shuffled rows of an epoch into ``⌈n/B⌉`` batches.
+    """Divide the rows of an epoch into ``⌈n/B⌉`` batches.
 
-    All but the last have ``B`` rows; with ``even`` they differ by one row at most. Deep networks with BatchNorm
-    need that: the variance of a last batch of two or three samples can be so small that one step ruins the model.
+    Args:
+        order: ``(n,)`` shuffled rows.
+        size: Batch size ``B``.
+        even: Whether batch sizes differ by at most one; otherwise all but the last are ``B``. Deep networks with
+            BatchNorm need even batches: the variance of a last batch of two or three samples can be so small that
+            one step ruins the model.
     """
     return order.tensor_split(-(-len(order) // size)) if even and len(order) else order.split(size)
 
 
 def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BATCH) -> Iterator[Batch]:
-    """Yield normalised batches in order."""
+    """Yield normalised batches in order.
+
+    Args:
+        samples: Samples to divide.
+        model: Model whose dtype the inputs take.
+        size: Maximum number of samples per batch.
+    """
     dtype = next(model.parameters()).dtype
     for start in range(0, len(samples), size):
         rows = slice(start, start + size)
@@ -41,13 +57,23 @@ def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BAT
 
 
 def add_up(total: Tensors, more: Tensors) -> None:
-    """Add the statistics of one batch to those of the batches before."""
+    """Add the statistics of a batch to a running total, in place.
+
+    Args:
+        total: Running total by name; empty at first.
+        more: Statistics of the batch.
+    """
     for name, tensor in more.items():
         total[name] = total[name] + tensor if name in total else tensor
 
 
 def normalise(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return uint8 images ``0 … 255`` as ``-1 … 1``; anything else only converted to ``dtype``."""
+    """Normalise inputs: map uint8 images from ``0 … 255`` to ``-1 … 1``, and only convert other tensors.
+
+    Args:
+        x: Inputs of any shape.
+        dtype: Type of the result.
+    """
     if x.dtype == torch.uint8:
         return x.to(dtype).div_(127.5).sub_(1)
     return x.to(dtype)

@@ -1,4 +1,4 @@
-"""Gradients shortened to a largest norm, network by network."""
+"""Clipping of gradients, separately for each network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EPSILON = 1e-6
 
 
 def network_of(name: str) -> str:
-    """Return which network a parameter belongs to: ``extras.NAME``, or the client's model (empty)."""
+    """Return the network that a parameter belongs to: ``extras.NAME``, or empty for the client's model."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "extras" else ""
 
@@ -20,13 +20,13 @@ def network_of(name: str) -> str:
 def clip(
     names: Sequence[str], gradients: Sequence[Tensor | None], limit: float, *, stacked: bool = False
 ) -> list[Tensor | None]:
-    """Return gradients of which no network's has a Euclidean norm above ``limit``.
+    """Clip each network's gradient to a Euclidean norm of ``limit``.
 
     Args:
-        names: Of the parameters.
-        gradients: In the same order; None where a parameter has none.
-        limit: Largest norm.
-        stacked: The first dimension counts clients, each with norms of its own.
+        names: Names of the parameters.
+        gradients: Their gradients, or None for parameters without one.
+        limit: Maximum norm.
+        stacked: Whether the first dimension is that of clients, which are clipped separately.
     """
     squares: dict[str, Tensor] = {}
     for name, gradient in zip(names, gradients, strict=True):

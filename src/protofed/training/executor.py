@@ -1,10 +1,11 @@
-"""Executors decide where and how many at a time clients are visited; what is computed does not depend on them."""
+"""Executors: where, and how many at a time, clients are visited. Results do not depend on the choice."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -17,34 +18,55 @@ from protofed.training.stacking import skeleton
 from protofed.training.visit import Evaluated, LocalTrainer, Messages, Missing, Trained
 
 log = logging.getLogger("protofed")
+Result = TypeVar("Result", Trained, Evaluated)
 
 
 class Executor(Protocol):
-    """Runs visits and yields their results in the order of ``names``."""
+    """Runs visits and yields their results in the order of ``names``.
+
+    Attributes:
+        clients: All clients.
+        remote: Whether visits go over a network and may therefore fail.
+    """
 
     clients: Roster
+    remote: bool
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
-        """Train the named clients."""
+        """Train clients.
+
+        Args:
+            names: Names of the clients.
+            messages: Encoded broadcast of each of them.
+            round: Number of the round, from 1.
+        """
         ...
 
     def evaluate(
         self, names: Iterable[str], messages: Messages | None, round: int
     ) -> Iterator[Evaluated | Missing]:
-        """Evaluate the named clients; without messages, as they were left by training."""
+        """Evaluate clients.
+
+        Args:
+            names: Names of the clients.
+            messages: Encoded broadcast of each of them; None to evaluate them as training left them.
+            round: Number of the round, from 1.
+        """
         ...
 
     def description(self) -> dict[str, str | int]:
-        """Return what a report says of it."""
+        """Return facts about the executor for reports."""
         ...
 
     def close(self) -> None:
-        """Free processes and files; the executor is not used afterwards."""
+        """Free processes and files; the executor cannot be used afterwards."""
         ...
 
 
-class Sequential:
+class Sequential(Executor):
     """One client after the other in this process, with plain autograd: the reference."""
+
+    remote = False
 
     def __init__(self, trainer: LocalTrainer, clients: Roster) -> None:
         self.trainer = trainer
@@ -53,17 +75,15 @@ class Sequential:
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
         """Train the named clients."""
         for name in names:
-            steps = PlainSteps(self.trainer.method)
-            yield from self.trainer.train(steps, self.clients, [name], messages, round)
+            yield from self.trainer.train(PlainSteps(self.trainer.method), self.clients, [name], messages, round)
 
     def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
-        """Evaluate the named clients; without messages, as they were left by training."""
+        """Evaluate the named clients; without messages, as training left them."""
         for name in names:
-            steps = PlainSteps(self.trainer.method)
-            yield from self.trainer.evaluate(steps, self.clients, [name], messages, round)
+            yield from self.trainer.evaluate(PlainSteps(self.trainer.method), self.clients, [name], messages, round)
 
     def description(self) -> dict[str, str | int]:
-        """Return what a report says of it."""
+        """Return facts about the executor for reports."""
         return {"executor": "sequential", "threads": torch.get_num_threads()}
 
     def close(self) -> None:
@@ -71,69 +91,57 @@ class Sequential:
         self.clients.store.close()
 
 
-class Fused:
+class Fused(Executor):
     """All clients of one architecture together, as one stack.
 
-    What cannot be vectorised (an operation without a batching rule, dropout that draws from torch's random state,
-    an optimiser that looks at whole tensors, a loss that counts padding) is run client by client, and a warning
-    says so once.
+    Clients that cannot be vectorised (because of an operation without a batching rule, dropout that draws from
+    torch's random state, an optimiser that treats whole tensors, or a loss that counts padding) are run one by one,
+    with a single warning.
 
     Args:
-        trainer: Takes clients through their visits.
-        clients: The clients.
-        budget: Bytes that the stacks of one group may take; larger groups are divided.
-        check: Whether the first steps of every architecture are compared with those of plain autograd, and a stack
-            that gives something else counts as one that cannot be vectorised.
+        trainer: Runs visits.
+        clients: All clients.
+        budget: Memory in bytes for the stack of a group; larger groups are divided.
+        check: Whether to compare the first step with every loss, per architecture, with plain autograd; if they
+            differ, the clients are run one by one.
     """
+
+    remote = False
 
     def __init__(self, trainer: LocalTrainer, clients: Roster, budget: float, *, check: bool = False) -> None:
         self.trainer = trainer
         self.clients = clients
         self.budget = budget
-        self.alone = Sequential(trainer, clients)
         self.skeletons = {kind: skeleton(model) for kind, model in clients.models.items()}
         self.refused: set[str] = set()
         self.limits: dict[str, int] = {}
-        self.unchecked = set(clients.models) if check else set()
+        self.compared: dict[str, set[Any]] = {kind: set() for kind in clients.models} if check else {}
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
-        names = list(names)
-        done: dict[str, Trained] = {}
         phases = self.trainer.method.phases(round)
-        for group in self._groups(names, lambda name: self._training_key(name, phases)):
-
-            def together(steps: StackedSteps, group: Sequence[str] = group) -> list[Trained]:
-                return self.trainer.train(steps, self.clients, group, messages, round)
-
-            for result in self._attempt(group, together, lambda g: self.alone.train(g, messages, round)):
-                done[result.client] = result
-        yield from (done[name] for name in names)
+        key = partial(self._training_key, phases=phases)
+        return self._run(self.trainer.train, list(names), key, messages, round)
 
     def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
-        """Evaluate the named clients; without messages, as they were left by training."""
-        names = list(names)
-        done: dict[str, Evaluated] = {}
-        for group in self._groups(names, lambda name: (self.clients.members[name].kind,)):
+        """Evaluate the named clients; without messages, as training left them."""
 
-            def together(steps: StackedSteps, group: Sequence[str] = group) -> list[Evaluated]:
-                return self.trainer.evaluate(steps, self.clients, group, messages, round)
+        def key(name: str) -> tuple[Any, ...]:
+            return (self.clients[name].kind,)
 
-            for result in self._attempt(group, together, lambda g: self.alone.evaluate(g, messages, round)):
-                done[result.client] = result
-        yield from (done[name] for name in names)
+        return self._run(self.trainer.evaluate, list(names), key, messages, round)
 
     def description(self) -> dict[str, str | int]:
-        """Return what a report says of it."""
+        """Return facts about the executor for reports."""
         return {"executor": "fused", "threads": torch.get_num_threads()}
 
     def close(self) -> None:
         """Free the store."""
         self.clients.store.close()
 
-    def _training_key(self, name: str, phases: Sequence[Phase]) -> tuple[Any, ...]:
-        """Return what clients of one stack have in common: also its steps, where their number matters."""
-        member = self.clients.members[name]
+    def _training_key(self, name: str, *, phases: Sequence[Phase]) -> tuple[Any, ...]:
+        """Return the properties that clients of one stack share, including the number of steps if it matters."""
+        member = self.clients[name]
         plan = member.plan
         steps = 0
         for phase in phases:
@@ -144,8 +152,22 @@ class Fused:
         # repr: the settings may hold lists.
         return (member.kind, plan.epochs, plan.optimizer, repr(sorted(plan.settings.items())), steps)
 
+    def _run(
+        self,
+        visit: Callable[..., list[Result]],
+        names: Sequence[str],
+        key: Callable[[str], tuple[Any, ...]],
+        messages: Messages | None,
+        round: int,
+    ) -> Iterator[Result]:
+        """Visit clients in groups; yield results in the order of ``names``."""
+        done: dict[str, Result] = {}
+        for group in self._groups(names, key):
+            done |= {result.client: result for result in self._attempt(visit, group, messages, round)}
+        yield from (done[name] for name in names)
+
     def _groups(self, names: Sequence[str], key: Callable[[str], tuple[Any, ...]]) -> Iterator[list[str]]:
-        """Divide clients into groups that can be stacked and fit the budget; refused kinds are groups of one."""
+        """Divide clients into groups that can be stacked within the budget; refused kinds form groups of one."""
         groups: dict[tuple[Any, ...], list[str]] = {}
         for name in names:
             groups.setdefault(key(name), []).append(name)
@@ -157,33 +179,31 @@ class Fused:
             yield from (members[start : start + size] for start in range(0, len(members), size))
 
     def _limit(self, kind: str) -> int:
-        """Return how many clients of a kind fit the budget."""
+        """Return the number of clients of a kind that fit the budget."""
         if kind not in self.limits:
-            member = next(m for m in self.clients.members.values() if m.kind == kind)
-            samples = member.train if len(member.train) else member.test
-            each = bytes_per_client(self.clients.models[kind], samples, member.plan)
+            member = next(m for m in self.clients.values() if m.kind == kind)
+            shape = (member.train if len(member.train) else member.test).x.shape[1:]
+            each = bytes_per_client(self.clients.models[kind], shape, member.plan.batch_size)
             self.limits[kind] = max(1, int(self.budget // each))
         return self.limits[kind]
 
     def _attempt(
-        self, group: list[str], together: Callable[[StackedSteps], list[Any]], alone: Callable[[list[str]], Any]
-    ) -> list[Any]:
-        """Run a group together; what cannot be is run client by client, from then on without trying."""
-        kind = self.clients.members[group[0]].kind
-        if kind in self.refused:
-            return list(alone(group))
-        method, model, check = self.trainer.method, self.clients.models[kind], kind in self.unchecked
-        try:
-            steps = StackedSteps(method, model, self.skeletons[kind], len(group), check=check)
-            found = together(steps)
-        except RuntimeError as error:  # vmap's refusals are plain RuntimeErrors
-            if isinstance(error, torch.OutOfMemoryError):
-                reason = "they do not fit in memory together: lower execution.memory_budget"
-            else:
-                reason = str(error).strip().splitlines()[0][:160]
-            self.refused.add(kind)
-            log.warning("clients with %s are run one by one: %s", kind, reason)
-            return list(alone(group))
-        if steps.compared:
-            self.unchecked.discard(kind)
-        return found
+        self, visit: Callable[..., list[Result]], group: Sequence[str], messages: Messages | None, round: int
+    ) -> list[Result]:
+        """Visit a group as a stack; once that has failed for its kind, client by client."""
+        kind, method = self.clients[group[0]].kind, self.trainer.method
+        if kind not in self.refused:
+            model, compared = self.clients.models[kind], self.compared.get(kind)
+            steps = StackedSteps(method, model, self.skeletons[kind], len(group), compared)
+            try:
+                return visit(steps, self.clients, group, messages, round)
+            except RuntimeError as error:  # vmap's refusals are plain RuntimeErrors
+                if isinstance(error, torch.OutOfMemoryError):
+                    reason = "they do not fit in memory together: lower execution.memory_budget"
+                else:
+                    reason = str(error).strip().splitlines()[0][:160]
+                self.refused.add(kind)
+                log.warning("clients with %s are run one by one: %s", kind, reason)
+        return [
+            result for name in group for result in visit(PlainSteps(method), self.clients, [name], messages, round)
+        ]

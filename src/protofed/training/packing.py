@@ -1,4 +1,4 @@
-"""A federation's samples in shared memory, for processes that work on them."""
+"""Samples of a federation in shared memory, for worker processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofed.samples import FederatedData, Samples
 
 
 class _Place(NamedTuple):
-    """Rows ``start … stop`` of the tensors number ``x`` and ``y``."""
+    """Rows ``start`` to ``stop`` of tensors number ``x`` and ``y``."""
 
     x: int
     y: int
@@ -25,12 +25,12 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedData:
-    """A federation whose samples lie in a few shared tensors, so that handing it to a process copies nothing.
+    """A federation whose samples are in a few shared tensors, so that passing it to a process copies nothing.
 
     Attributes:
-        federated: All but the samples.
-        places: Of each client's training, test and validation samples.
-        tensors: One pair of x and y for each type and shape of x, in shared memory.
+        federated: The federation without its samples.
+        places: Places of each client's training, test and validation samples.
+        tensors: One pair of x and y per type and shape of x, in shared memory.
     """
 
     federated: FederatedData
@@ -39,7 +39,7 @@ class PackedData:
 
     @classmethod
     def of(cls, federated: FederatedData) -> PackedData:
-        """Move the samples to shared memory; the layout of images is kept."""
+        """Copy the samples to shared memory; the layout of images is preserved."""
         groups: dict[Any, list[Samples]] = {}
         rows: dict[Any, int] = {}
         found: list[tuple[_Place | None, ...]] = []
@@ -61,7 +61,7 @@ class PackedData:
         return cls(federated.map(lambda _: nothing), tuple(found), tuple(tensors))
 
     def unpack(self) -> FederatedData:
-        """Return the federation; its samples are parts of the shared tensors."""
+        """Return the federation, with samples that are views of the shared tensors."""
 
         def take(place: _Place) -> Samples:
             rows = slice(place.start, place.stop)
@@ -81,7 +81,7 @@ def _shared(parts: list[Tensor]) -> Tensor:
     """Return the parts as one tensor in shared memory.
 
     Raises:
-        OutputError: If there is too little of it.
+        OutputError: If there is too little shared memory.
     """
     whole = torch.cat(parts).cpu()
     try:

@@ -1,4 +1,4 @@
-"""One client's steps with plain autograd: the reference."""
+"""Steps of one client with plain autograd: the reference."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from protofed.samples import Samples
 from protofed.training.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.training.client import LocalPlan
 from protofed.training.clipping import clip
+from protofed.training.visit import Steps
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
 
 NORMALISED_AT_ONCE = 2**24
-"""Numbers of a client's training data up to which they are normalised once per phase instead of batch by batch."""
+"""Size in numbers up to which training data are normalised once per phase instead of batch by batch."""
 
 
-class PlainSteps:
-    """The steps of a group of one, as :class:`~protofed.training.visit.Steps` describes them."""
+class PlainSteps(Steps):
+    """Steps of a group of one client; see :class:`~protofed.training.visit.Steps`."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
         self.means = _Means()
 
     def take(self, client: int, model: SplitModel) -> None:
-        """Begin with the weights that ``model`` has; it is worked on itself."""
+        """Start from the weights of ``model``, which is trained in place."""
         self._model = model
 
     @contextmanager
@@ -53,7 +54,7 @@ class PlainSteps:
             self.x = normalise(self.x, next(model.parameters()).dtype)
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
-        """Do an epoch's steps."""
+        """Run the steps of an epoch."""
         self._model.train()
         dtype = next(self._model.parameters()).dtype
         collected = _Statistics(self.method) if self.during else None
@@ -67,7 +68,7 @@ class PlainSteps:
         return [collected.totals() if collected else {}]
 
     def refresh(self) -> None:
-        """Do nothing: what the method changed is used as it is."""
+        """Do nothing: there are no copies to update."""
 
     def losses(self) -> list[dict[str, float]]:
         """Return the client's mean losses."""
@@ -83,7 +84,7 @@ class PlainSteps:
         return [statistics]
 
     def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[dict[str, int]]:
-        """Return, per rule, how many of the client's samples are classified correctly."""
+        """Return the number of correctly classified samples per rule."""
         self._model.eval()
         local = locals_[0]
         device = data[0].y.device
@@ -95,7 +96,7 @@ class PlainSteps:
         return [{rule: int(count) for rule, count in correct.items()}]
 
     def _step(self, batch: Batch) -> Output | None:
-        """Do one optimiser step per update; return the output that the first of them saw."""
+        """Run one optimiser step per update; return the model's output in the first."""
         first: Output | None = None
         for update, parameters, optimizer in self.updates:
             terms, output = update.terms(self._model, batch, self.local.received, self.local.state)
@@ -119,7 +120,7 @@ class _Update(NamedTuple):
 
 
 class _Statistics:
-    """A method's statistics of the outputs of many steps, worked out for some hundred samples at a time."""
+    """Statistics of the outputs of many steps, computed for several hundred samples at a time."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -131,15 +132,15 @@ class _Statistics:
         self.outputs.append(type(output)(*(part.detach() for part in output)))
         self.batches.append(batch)
         if self.method.statistics_by_batch or sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
-            self._work_out()
+            self._compute()
 
     def totals(self) -> Tensors:
         if self.batches:
-            self._work_out()
+            self._compute()
         return self.sums
 
     @torch.no_grad()
-    def _work_out(self) -> None:
+    def _compute(self) -> None:
         output = type(self.outputs[0])(*(torch.cat(parts) for parts in zip(*self.outputs, strict=True)))
         batch = Batch(torch.cat([b.x for b in self.batches]), torch.cat([b.y for b in self.batches]))
         add_up(self.sums, self.method.statistics(output, batch))
@@ -147,7 +148,7 @@ class _Statistics:
 
 
 class _Means:
-    """Sample-weighted means of loss terms, without a device synchronisation per step."""
+    """Sample-weighted means of loss terms that avoid a device synchronisation per step."""
 
     def __init__(self) -> None:
         self.terms: dict[str, list[Tensor]] = {}

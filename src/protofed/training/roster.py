@@ -1,7 +1,7 @@
-"""All clients of a federation. Their models rest in a store and visit the device one at a time.
+"""All clients of a federation. Their models rest in a store and are loaded onto the device one at a time.
 
-A federation of a thousand clients so needs the memory of one model per architecture, and any process that can reach
-the store can take a client through its round.
+Therefore a federation of a thousand clients needs device memory for one model per architecture, and any process
+that can reach the store can run a visit.
 """
 
 from __future__ import annotations
@@ -11,81 +11,93 @@ import itertools
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from protofed import snapshots
 from protofed.errors import CheckpointError, OutputError
-from protofed.training.client import Client, Member, Parked, contiguous, flatten, unflatten
+from protofed.snapshots import Snapshot
+from protofed.training.client import Member
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 
 class Store(Protocol):
-    """Where clients rest between visits."""
+    """Keeps the snapshots of clients between visits."""
 
-    def read(self, name: str) -> Parked:
-        """Return what ``name`` left behind; the caller does not change its tensors."""
+    def read(self, name: str) -> Snapshot:
+        """Return the snapshot of a client, whose tensors must not be modified."""
         ...
 
-    def write(self, name: str, parked: Parked, *, model: bool = True) -> None:
-        """Keep copies of ``parked``; with ``model=False`` its model is the one already kept."""
+    def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
+        """Store a copy of a client's snapshot.
+
+        Args:
+            name: Name of the client.
+            snapshot: Its snapshot.
+            model: Whether the model has changed; otherwise the stored one is kept.
+        """
         ...
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
-        """Let ``name`` begin with the model of ``other``, which takes room once, and with ``state``."""
+        """Store a client that starts from the model of another one, without storing the model again.
+
+        Args:
+            name: Name of the new client.
+            other: Name of a stored client.
+            state: The method's state of the new client.
+        """
         ...
 
     def close(self) -> None:
-        """Free what is kept."""
+        """Free all snapshots."""
         ...
 
 
-class Memory:
-    """A store in the host's memory."""
+class Memory(Store):
+    """Store in host memory."""
 
     def __init__(self) -> None:
-        self.parked: dict[str, Parked] = {}
+        self.snapshots: dict[str, Snapshot] = {}
 
-    def read(self, name: str) -> Parked:
-        """Return what ``name`` left behind."""
-        return self.parked[name]
+    def read(self, name: str) -> Snapshot:
+        """Return the client's snapshot."""
+        return self.snapshots[name]
 
-    def write(self, name: str, parked: Parked, *, model: bool = True) -> None:
-        """Keep copies."""
-        kept = _on_host(parked.model) if model else self.parked[name].model
-        self.parked[name] = Parked(kept, _on_host(parked.state), _on_host(parked.received))
+    def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
+        """Store a copy of a client's snapshot."""
+        kept = _on_host(snapshot.model) if model else self.snapshots[name].model
+        self.snapshots[name] = Snapshot(kept, _on_host(snapshot.state), _on_host(snapshot.received))
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
-        """Let ``name`` begin with the model of ``other``."""
-        self.parked[name] = Parked(self.parked[other].model, _on_host(state), {})
+        """Store a client that starts from the model of another one."""
+        self.snapshots[name] = Snapshot(self.snapshots[other].model, _on_host(state), {})
 
     def close(self) -> None:
-        """Forget all clients."""
-        self.parked.clear()
+        """Free all snapshots."""
+        self.snapshots.clear()
 
 
 class Address(NamedTuple):
-    """Where a client's files are: its model, and what its method keeps."""
+    """Names of a client's files: the model's weights, and the rest of the snapshot."""
 
     model: str
     rest: str
 
 
-class Files:
-    """A store of safetensors files in a folder, which several processes may share.
+class Files(Store):
+    """Store of safetensors files in a folder that several processes may share.
 
-    A file is never changed: every write makes a new one, so that whoever fails on the way leaves the old one valid.
+    Files are never modified: every write creates a new file, so the old one stays valid if the write fails.
 
     Args:
-        folder: An existing folder.
-        owner: Whether to remove files that are no longer needed. Of several processes one is the owner.
+        folder: Existing folder.
+        owner: Whether this process removes files that are no longer needed; exactly one process does.
     """
 
     def __init__(self, folder: Path, *, owner: bool = True) -> None:
@@ -96,19 +108,25 @@ class Files:
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count()
 
-    def read(self, name: str) -> Parked:
-        """Return what ``name`` left behind."""
-        address = self.addresses[name]
-        rest = unflatten(self._load(address.rest))
-        return rest._replace(model=self._load(address.model))
+    def read(self, name: str) -> Snapshot:
+        """Return the client's snapshot.
 
-    def write(self, name: str, parked: Parked, *, model: bool = True) -> None:
-        """Write new files."""
-        self.adopt(name, self._write(parked, None if model else self.addresses[name].model))
+        Raises:
+            CheckpointError: If its files cannot be read.
+        """
+        address = self.addresses[name]
+        try:
+            return snapshots.read(self.folder / address.rest, self.folder / address.model)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: go on with --resume") from None
+
+    def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
+        """Write the snapshot to new files."""
+        self.adopt(name, self._write(snapshot, None if model else self.addresses[name].model))
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
-        """Let ``name`` begin with the model of ``other``."""
-        self.adopt(name, self._write(Parked({}, state, {}), self.addresses[other].model))
+        """Store a client that starts from the model of another one."""
+        self.adopt(name, self._write(Snapshot({}, state, {}), self.addresses[other].model))
 
     def close(self) -> None:
         """Remove the folder."""
@@ -116,7 +134,12 @@ class Files:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def adopt(self, name: str, address: Address) -> None:
-        """Take ``address`` for the client's files from now on; files that nobody needs any more are removed."""
+        """Replace the files of a client; the owner removes files that are no longer in use.
+
+        Args:
+            name: Name of the client.
+            address: Its new files.
+        """
         old = self.addresses.get(name)
         self.addresses[name] = address
         if not self.owner:
@@ -128,94 +151,100 @@ class Files:
                 del self._users[file]
                 (self.folder / file).unlink(missing_ok=True)
 
-    def _write(self, parked: Parked, model: str | None) -> Address:
+    def _write(self, snapshot: Snapshot, model: str | None) -> Address:
         number = f"{self._prefix}-{next(self._numbers)}"
-        if model is None:
-            model = f"{number}.model"
-            self._save(parked.model, model)
-        self._save(flatten(parked._replace(model={})), f"{number}.rest")
+        try:
+            if model is None:
+                model = f"{number}.model"
+                snapshots.write_weights(self.folder / model, snapshot.model)
+            snapshots.write(self.folder / f"{number}.rest", snapshot._replace(model={}))
+        except OutputError as error:
+            raise OutputError(f"{error}; TMPDIR may name another folder") from None
         return Address(model, f"{number}.rest")
 
-    def _load(self, file: str) -> dict[str, Tensor]:
-        try:
-            return load_file(self.folder / file)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{self.folder / file}: a client's file cannot be read ({error}): go on with --resume"
-            ) from None
 
-    def _save(self, tensors: Mapping[str, Tensor], file: str) -> None:
-        path = self.folder / file
-        try:
-            save_file(contiguous(tensors), path)
-        except (OSError, SafetensorError) as error:
-            path.unlink(missing_ok=True)
-            raise OutputError(
-                f"{path}: cannot be written ({error}): make room or set TMPDIR, then go on with --resume"
-            ) from None
-
-
-class Roster(Mapping[str, Client]):
-    """The clients by name, in their fixed order.
-
-    Looking one up returns a client with a model of its own, for inspection: what is done to it does not last.
-    :meth:`fetch` and the store are for work that lasts.
+class Roster(Mapping[str, Member]):
+    """All clients by name, in a fixed order.
 
     Args:
         members: The clients.
         models: One working model per kind, on the device.
-        store: Where clients rest.
-
-    Attributes:
-        here: Names of the clients whose state is here; clients of a network keep theirs themselves.
-        away: Whether a visit may fail because of a network.
-        generations: Of clients of a network, which state their node has confirmed last.
-        saved: ``generations`` as the last checkpoint has them: what the server may go back to.
+        store: Store of their snapshots; None if each client rests on its own node of a network.
     """
 
-    def __init__(self, members: Sequence[Member], models: Mapping[str, SplitModel], store: Store) -> None:
-        self.members = {member.name: member for member in members}
+    def __init__(
+        self, members: Sequence[Member], models: Mapping[str, SplitModel], store: Store | None = None
+    ) -> None:
+        self._members = {member.name: member for member in members}
+        self._store = store
         self.models = models
-        self.store = store
-        self.here = list(self.members)
-        self.away = False
-        self.generations: dict[str, str] = {}
-        self.saved: dict[str, str] = {}
 
-    def __getitem__(self, name: str) -> Client:
-        client = Client(self.members[name], copy.deepcopy(self.models[self.members[name].kind]))
-        client.load(self.parked(name))
-        return client
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.members)
+        return iter(self._members)
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self._members)
 
-    def parked(self, name: str) -> Parked:
-        """Return what the client left behind, not to be changed."""
+    @property
+    def rests_here(self) -> bool:
+        """Whether the clients rest in a store of this process rather than on nodes of a network."""
+        return self._store is not None
+
+    @property
+    def store(self) -> Store:
+        """Store of the clients' snapshots."""
+        assert self._store is not None, "the clients rest on their nodes"
+        return self._store
+
+    def snapshot(self, name: str) -> Snapshot:
+        """Return the snapshot of a client, whose tensors must not be modified."""
         return self.store.read(name)
 
-    def replace(self, name: str, parked: Parked) -> None:
-        """Set what the client has.
+    def replace(self, name: str, snapshot: Snapshot) -> None:
+        """Replace the snapshot of a client.
+
+        Args:
+            name: Name of the client.
+            snapshot: Its new snapshot.
 
         Raises:
-            KeyError, RuntimeError: If it does not fit the client's model.
+            KeyError, RuntimeError: If the snapshot does not fit the model of the client.
         """
-        client = self[name]
-        client.load(parked)
-        self.store.write(name, client.park())
+        model = self.models[self[name].kind]
+        model.load_state_dict(snapshot.model)
+        self.store.write(name, snapshot._replace(model=model.state_dict()))
 
-    def fetch(self, name: str) -> Client:
-        """Return a client on the device: the working model of its kind with its weights, and copies of the rest.
+    def model(self, name: str) -> SplitModel:
+        """Return a copy of a client's model, for inspection."""
+        return copy.deepcopy(self.working_model(name))
 
-        It is valid until another client of its kind is fetched; the store keeps what it has until it is written to.
+    def working_model(self, name: str) -> SplitModel:
+        """Load a client's weights into the working model of its kind and return it.
+
+        The model is valid until the next call for a client of the same kind.
         """
-        member = self.members[name]
-        client = Client(member, self.models[member.kind])
-        client.resume(self.parked(name))
-        return client
+        model, weights = self.models[self[name].kind], self.snapshot(name).model
+        own: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        own.update(model.named_buffers(remove_duplicate=False))
+        if weights.keys() <= own.keys():  # unchecked, and so faster than load_state_dict
+            with torch.no_grad():
+                torch._foreach_copy_([own[name] for name in weights], list(weights.values()))
+        else:  # a model that saves itself under other names
+            model.load_state_dict(weights)
+        return model
+
+    def compute_in_bfloat16(self, kinds: Collection[str]) -> None:
+        """Compute the layers of the models of these kinds, and of no others, in bfloat16."""
+        for kind, model in self.models.items():
+            model.in_bfloat16 = kind in kinds
+
+    @property
+    def in_bfloat16(self) -> list[str]:
+        """Kinds of models whose layers are computed in bfloat16."""
+        return [kind for kind, model in self.models.items() if model.in_bfloat16]
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -227,5 +256,5 @@ def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def versions(model: torch.nn.Module) -> int:
-    """Return a number that grows with every change in place to a parameter or buffer."""
+    """Return a number that grows with every in-place change to a parameter or buffer."""
     return sum(t._version for t in itertools.chain(model.parameters(), model.buffers()))

@@ -1,8 +1,8 @@
-"""Many clients' steps at once: their weights stacked, their losses through ``torch.func.vmap``.
+"""Steps of many clients at once: stacked weights, and losses vectorised by ``torch.func.vmap``.
 
-A loss is written for one client. Here it runs once for many: the sum of the clients' losses has, for each client's
-weights, exactly that client's gradient. Clients are sorted by their number of steps, so that those with fewer
-batches drop off the end of the stack as they finish.
+A loss is written for one client. Here it is evaluated once for many: the gradient of the sum of the clients' losses
+with respect to one client's weights is exactly that client's gradient. Clients are sorted by their number of steps,
+so that those with fewer batches drop off the end of the stack as they finish.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protofed.training.client import LocalPlan
 from protofed.training.clipping import clip
 from protofed.training.roster import versions
 from protofed.training.stacking import (
-    Pile,
+    PooledSamples,
     StackingError,
     WithBatchingRules,
     first,
@@ -32,36 +32,41 @@ from protofed.training.stacking import (
     stack,
     unstack,
 )
+from protofed.training.visit import Steps
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
 
 ELEMENTWISE = {"SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"}
-"""Optimisers of ``torch.optim`` that treat every weight for itself: stacked weights are the same to them."""
+"""Optimisers of ``torch.optim`` that treat every weight separately, so that stacking changes nothing."""
 TOLERANCE = 1e-2
-"""How much a first gradient may differ from that of plain autograd, as a share of its length: far more than
-rounding does (about 1e-6, with TF32 1e-3), far less than a mistake."""
+"""Maximum relative difference between a first gradient and that of plain autograd: far more than rounding causes
+(about 1e-6, with TF32 1e-3), far less than a mistake."""
 
 
-class StackedSteps:
-    """The steps of a group of clients, as :class:`~protofed.training.visit.Steps` describes them.
+class StackedSteps(Steps):
+    """Steps of a group of clients; see :class:`~protofed.training.visit.Steps`.
 
     Args:
         method: The method.
-        model: The working model of the architecture, on the device.
-        bare: Its skeleton (see :func:`~protofed.training.stacking.skeleton`).
-        clients: How many clients.
-        check: Whether to compare the first step of every phase with the same step of plain autograd.
+        model: Working model of the architecture, on the device.
+        bare: Skeleton of the model (see :func:`~protofed.training.stacking.skeleton`).
+        clients: Number of clients.
+        compared: Losses whose first step has been compared with plain autograd, to which this object adds; None to
+            compare none.
 
-    Every method raises RuntimeError (``vmap``'s own, or a StackingError) for what cannot be vectorised.
+    Every method raises RuntimeError (from ``vmap``, or a StackingError) if something cannot be vectorised.
     """
 
-    def __init__(self, method: Method, model: SplitModel, bare: SplitModel, clients: int, *, check: bool) -> None:
+    def __init__(
+        self, method: Method, model: SplitModel, bare: SplitModel, clients: int, compared: set[Any] | None = None
+    ) -> None:
         self.method = method
         self.working = model
         self.bare = bare
         self.clients = clients
-        self.check = check
+        self.compared = compared
+        self.phases = 0
         self.order = list(range(clients))
         self.stack = _Stack(
             {n: p.new_empty(clients, *p.shape) for n, p in model.named_parameters()},
@@ -72,15 +77,14 @@ class StackedSteps:
         self.padding = padded_layers(bare)
         self.sums: dict[str, Tensor] = {}
         self.samples: dict[str, Tensor] = {}
-        self.compared = False
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Type of the weights."""
         return next(iter(self.stack.parameters.values())).dtype
 
     def take(self, client: int, model: SplitModel) -> None:
-        """Begin with the weights that ``model`` has now."""
+        """Start from the present weights of ``model``."""
         place = self.order.index(client)
         with torch.no_grad():
             for mine, theirs in self._pairs(model):
@@ -88,7 +92,7 @@ class StackedSteps:
 
     @contextmanager
     def model(self, client: int) -> Iterator[SplitModel]:
-        """Lend the working model with the client's present weights; changes are taken over."""
+        """Lend the working model with the client's present weights; changes to them are kept."""
         place = self.order.index(client)
         with torch.no_grad():
             for mine, theirs in self._pairs(self.working):
@@ -101,7 +105,8 @@ class StackedSteps:
     def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
         """Begin a phase of training."""
         self.phase, self.plan, self.locals = phase, plan, list(locals_)
-        self.pile = Pile(data)
+        self.phases += 1
+        self.pool = PooledSamples(data)
         self.bare.train()
         during = phase.source is None and self.method.statistics_from == "during"
         statistics = self.method.statistics if during else None
@@ -110,10 +115,10 @@ class StackedSteps:
         self.arranged = False
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
-        """Do an epoch's steps."""
+        """Run the steps of an epoch."""
         if not self.arranged:  # later epochs have as many batches as the first
             self._arrange([len(own) for own in rows])
-        places, weights, counts = self.pile.places(rows)
+        places, weights, counts = self.pool.places(rows)
         places, weights = places[self.order], weights[self.order]
         counts = [counts[client] for client in self.order]
         sums: Tensors = {}
@@ -121,7 +126,7 @@ class StackedSteps:
             sizes = [own[t] for own in counts if len(own) > t]
             most, active = max(sizes), len(sizes)
             where = places[:active, t, :most]
-            x, y = self.pile.x[where], self.pile.y[where]
+            x, y = self.pool.x[where], self.pool.y[where]
             weight = None if min(sizes) == most else weights[:active, t, :most].to(self.dtype)
             batch = Batch(x if self.phase.source else normalise(x, self.dtype), y, weight)
             for name, value in self._step(batch, sizes).items():
@@ -131,7 +136,7 @@ class StackedSteps:
         return [unstack(sums, self.order.index(client)) if rows[client] else {} for client in range(self.clients)]
 
     def refresh(self) -> None:
-        """Take anew what methods keep on their clients."""
+        """Stack the clients' method tensors again."""
         ordered = [self.locals[client] for client in self.order]
         self.stack.received = stack([local.received for local in ordered])
         self.stack.state = stack([local.state for local in ordered])
@@ -168,7 +173,7 @@ class StackedSteps:
 
     @torch.no_grad()
     def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[dict[str, int]]:
-        """Return, per client and rule, how many samples are classified correctly."""
+        """Return the number of correctly classified samples per client and rule."""
         prediction = _Prediction(self.bare.eval(), self.method)
 
         def one(tensors: Tensors, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
@@ -190,7 +195,7 @@ class StackedSteps:
         return [{rule: int(counts[c]) for rule, counts in correct.items()} for c in range(len(data))]
 
     def _pairs(self, model: SplitModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield stacked tensors, each with that of ``model``."""
+        """Yield every stacked tensor with the corresponding tensor of ``model``."""
         for name, parameter in model.named_parameters():
             yield self.stack.parameters[name], parameter
         for name, buffer in model.named_buffers():
@@ -203,14 +208,14 @@ class StackedSteps:
         return {n: t[back] for n, t in tensors.items()}
 
     def _arrange(self, steps: Sequence[int]) -> None:
-        """Sort the stack by numbers of steps, the client with the most first."""
+        """Sort the stack by the number of steps, in descending order."""
         self.arranged = True
         for update in self.phase.updates:
             name = update.optimizer.get("name", self.plan.optimizer)
             if name not in ELEMENTWISE:
                 raise StackingError(f"the optimiser {name} looks at more than one weight at a time")
             if name != "SGD" and len(set(steps)) > 1 and self.phase.passes(self.plan.epochs) > 1:
-                # Their state counts steps, which then differ from client to client.
+                # Their state counts steps, and the counts would differ between clients.
                 raise StackingError(
                     f"the optimiser {name} counts steps, and clients have different numbers of them"
                 )
@@ -223,19 +228,21 @@ class StackedSteps:
         self.refresh()
 
     def _step(self, batch: Batch, sizes: list[int]) -> Tensors:
-        """Do one optimiser step per update for all clients that have one; return their statistics."""
+        """Run one optimiser step per update for all clients that still have batches; return their statistics."""
         view = self._view(len(sizes))
         statistics: Tensors = {}
         for number, loss in enumerate(self.losses_of):
             self._check_padding(loss, view, batch)
-            plain = self._plain(loss, view, batch, sizes[0]) if self.check and not loss.compared else None
+            key = self.phases, number, loss.update.name
+            due = self.compared is not None and key not in self.compared
+            plain = self._plain(loss, view, batch, sizes[0]) if due else None
             terms, found = self._losses(loss, view, batch)
             total = reduce(torch.add, terms.values()).sum()
             chosen = list(view.chosen[number].values())
             gradients: Sequence[Tensor | None] = torch.autograd.grad(total, chosen, allow_unused=True)
-            if plain is not None:
-                loss.compared = self.compared = True
+            if plain is not None and self.compared is not None:
                 _compare(plain, terms, view.chosen[number], gradients)
+                self.compared.add(key)
             if loss.update.clip is not None:
                 gradients = clip(list(view.chosen[number]), gradients, loss.update.clip, stacked=True)
             for parameter, gradient in zip(chosen, gradients, strict=True):
@@ -246,7 +253,7 @@ class StackedSteps:
         return statistics
 
     def _plain(self, loss: _Loss, view: _View, batch: Batch, size: int) -> tuple[Tensors, Tensors]:
-        """Return terms and gradients of the first client of the stack, by plain autograd on its own rows."""
+        """Return loss terms and gradients of the first client of the stack, by plain autograd on its own rows."""
         with self.model(self.order[0]) as model:
             model.train()
             buffers = {n: b.clone() for n, b in model.named_buffers()}
@@ -262,7 +269,7 @@ class StackedSteps:
         return {n: t.detach() for n, t in terms.items()}, found
 
     def _check_padding(self, loss: _Loss, view: _View, batch: Batch) -> None:
-        """Refuse a method whose loss or statistics depend on what stands in rows of weight 0; tried once."""
+        """Refuse a method whose loss or statistics depend on rows of weight 0; checked once per loss."""
         if batch.weight is None or loss.checked:
             return
         loss.checked = True
@@ -290,7 +297,7 @@ class StackedSteps:
             with WithBatchingRules():
                 return functional_call(loss, tensors, (batch, received, state))
 
-        # The noise comes from keys; whatever else would draw is refused.
+        # Noise comes from keys; vmap refuses any other random draw.
         dims = (0, 0, Batch(0, 0, None if batch.weight is None else 0), 0, 0)  # type: ignore[arg-type]
         together = vmap(one, in_dims=dims, randomness="error")
         found: tuple[Tensors, Tensors] = together(
@@ -299,7 +306,7 @@ class StackedSteps:
         return found
 
     def _count(self, terms: Tensors, sizes: list[int]) -> None:
-        """Add up sample-weighted losses, in the group's order."""
+        """Add sample-weighted losses, in the order of the group."""
         places = self.order[: len(sizes)]
         for name, term in terms.items():
             if name not in self.sums:
@@ -310,14 +317,14 @@ class StackedSteps:
             self.samples[name][places] += torch.tensor(sizes, dtype=torch.float32)
 
     def _view(self, clients: int) -> _View:
-        """Return leaves and optimisers for the first ``clients``; they share memory with the whole stack."""
+        """Return leaves and optimisers of the first ``clients``, which share memory with the whole stack."""
         if clients in self.views:
             return self.views[clients]
         own = self.stack.first(clients)
         leaves = {n: t.detach().requires_grad_() for n, t in own.parameters.items()}
         view = _View(own, leaves, [], [])
         larger = [view for number, view in self.views.items() if number > clients]
-        last = larger[-1] if larger else None  # stacks shrink: it is the one that has done all steps so far
+        last = larger[-1] if larger else None  # stacks only shrink, so this view has done all steps so far
         for number, update in enumerate(self.phase.updates):
             chosen = {n: p for n, p in leaves.items() if update.trainable(n)}
             optimizer = self.plan.build(chosen.values(), update.optimizer)
@@ -347,7 +354,7 @@ class _Stack:
 
 
 class _View(NamedTuple):
-    """The first clients of a stack: leaves that share its memory, and per update what is trained, and how."""
+    """The first clients of a stack: leaves that share its memory; trained tensors and optimiser per update."""
 
     stack: _Stack
     leaves: Tensors
@@ -356,7 +363,7 @@ class _View(NamedTuple):
 
 
 class _Loss(nn.Module):
-    """A loss as a module, for ``functional_call``; with it, the statistics of the output it computed."""
+    """A loss as a module for ``functional_call``, with the statistics of the model's output."""
 
     def __init__(
         self, model: SplitModel, update: Update, statistics: Callable[[Output, Batch], Tensors] | None
@@ -366,7 +373,6 @@ class _Loss(nn.Module):
         self.update = update
         self.statistics = statistics
         self.checked = False
-        self.compared = False
 
     def forward(self, batch: Batch, received: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         terms, output = self.update.terms(self.model, batch, received, state)
@@ -376,7 +382,7 @@ class _Loss(nn.Module):
 
 
 class _Prediction(nn.Module):
-    """A method's predictions as a module, for ``functional_call``."""
+    """A method's predictions as a module for ``functional_call``."""
 
     def __init__(self, model: SplitModel, method: Method) -> None:
         super().__init__()
@@ -388,40 +394,37 @@ class _Prediction(nn.Module):
 
 
 def evaluation_batches(parts: Sequence[Samples], dtype: torch.dtype) -> Iterator[tuple[Batch, list[int]]]:
-    """Yield ``(C, B)`` batches in order, and how many of each client's rows are no padding."""
-    pile = Pile(parts)
-    rows = [list(torch.arange(n).split(EVALUATION_BATCH)) if n else [] for n in pile.lengths]
-    places, _, counts = pile.places(rows)
+    """Yield batches of several clients in order.
+
+    Args:
+        parts: Samples of each client.
+        dtype: Type of the normalised inputs.
+
+    Yields:
+        A ``(C, B)`` batch, and the number of each client's rows that are not padding.
+    """
+    pool = PooledSamples(parts)
+    rows = [list(torch.arange(n).split(EVALUATION_BATCH)) if n else [] for n in pool.lengths]
+    places, _, counts = pool.places(rows)
     for t in range(places.shape[1]):
         sizes = [own[t] if len(own) > t else 0 for own in counts]
         where = places[:, t, : max(sizes)]
-        yield Batch(normalise(pile.x[where], dtype), pile.y[where]), sizes
+        yield Batch(normalise(pool.x[where], dtype), pool.y[where]), sizes
 
 
-def bytes_per_client(model: SplitModel, samples: Samples, plan: LocalPlan) -> int:
-    """Estimate what a client adds to a stack: weights, gradients, the optimiser's state, activations of a batch."""
+def bytes_per_client(model: SplitModel, shape: Sequence[int], batch_size: int) -> int:
+    """Estimate the bytes that a client adds to a stack: weights, gradients, optimiser state, activations.
+
+    Args:
+        model: Model of the client.
+        shape: Shape of one sample.
+        batch_size: Batch size ``B``.
+    """
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    activations = 0
-
-    def add(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        nonlocal activations
-        if isinstance(output, Tensor):
-            activations += output.numel() * output.element_size()
-
-    leaves = [m for m in model.modules() if not list(m.children())]
-    hooks = [m.register_forward_hook(add) for m in leaves]
-    training = model.training
-    try:
-        with torch.no_grad():
-            parameter = next(model.parameters())
-            for network in (model, *(e for e in model.extras.values() if isinstance(e, type(model)))):
-                network.eval()(parameter.new_zeros(1, *samples.x.shape[1:]))
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
+    networks = [model, *(e for e in model.extras.values() if isinstance(e, type(model)))]
+    activations = sum(output.nbytes for network in networks for _, output in network.trace(shape))
     # Autograd keeps about one tensor per layer, and its backward pass a second one.
-    result: int = 4 * weights + 2 * activations * max(plan.batch_size, EVALUATION_BATCH // 2)
+    result: int = 4 * weights + 2 * activations * max(batch_size, EVALUATION_BATCH // 2)
     return result
 
 
@@ -442,6 +445,6 @@ def _compare(
 
 
 def _part(value: Any, whole: Tensor, clients: int) -> Any:
-    """Return the first clients' part of an optimiser's state: stacked like the weights, or common to all."""
+    """Return the first clients' part of a value of an optimiser's state, stacked or common to all."""
     stacked = isinstance(value, Tensor) and value.shape == whole.shape
     return value[:clients] if stacked else value.clone() if isinstance(value, Tensor) else value

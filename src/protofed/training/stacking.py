@@ -1,4 +1,4 @@
-"""Several clients' tensors as one: stacked weights, padded batches, BatchNorm that knows what is padding."""
+"""Tensors of several clients as one: stacked weights, padded batches, BatchNorm that ignores padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = "rows"
 
 
 class StackingError(RuntimeError):
-    """Clients of one architecture that cannot step together, and why."""
+    """The reason why clients of one architecture cannot be stacked."""
 
 
 def stack(parts: Sequence[Mapping[str, Tensor]]) -> Tensors:
@@ -38,17 +38,27 @@ def stack(parts: Sequence[Mapping[str, Tensor]]) -> Tensors:
 
 
 def unstack(tensors: Mapping[str, Tensor], index: int) -> Tensors:
-    """Return one client's tensors."""
+    """Return the tensors of one client of a stack.
+
+    Args:
+        tensors: ``(C, …)`` tensors.
+        index: Position of the client.
+    """
     return {name: tensor[index] for name, tensor in tensors.items()}
 
 
 def first(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
-    """Return the tensors of the first ``clients``, sharing memory."""
+    """Return views of the tensors of the first clients of a stack.
+
+    Args:
+        tensors: ``(C, …)`` tensors.
+        clients: Number of clients.
+    """
     return {name: tensor[:clients] for name, tensor in tensors.items()}
 
 
-class Pile:
-    """The samples of several clients, one after the other in one tensor."""
+class PooledSamples:
+    """Samples of several clients, concatenated."""
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         shapes = {(p.x.dtype, p.x.shape[1:]) for p in parts if len(p)}
@@ -61,14 +71,14 @@ class Pile:
         self.starts = [sum(self.lengths[:i]) for i in range(len(parts))]
 
     def places(self, steps: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, list[list[int]]]:
-        """Return where each client's rows of each step lie.
+        """Return the positions of each client's rows of each step.
 
         Args:
-            steps: Per client and step, ``(b,)`` rows of that client.
+            steps: ``(b,)`` rows per client and step.
 
         Returns:
-            ``(C, T, B)`` int64 places, ``(C, T, B)`` weights (0 for padding), and the number of rows per client and
-            step.
+            ``(C, T, B)`` int64 positions, ``(C, T, B)`` weights (0 for padding), and the number of rows per client
+            and step.
         """
         T = max((len(s) for s in steps), default=0)
         B = max((len(rows) for s in steps for rows in s), default=0)
@@ -83,9 +93,9 @@ class Pile:
 
 
 class PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm whose statistics leave out rows with weight 0.
+    """BatchNorm whose statistics ignore rows of weight 0.
 
-    ``rows`` is a buffer ``(B,)`` that the executor sets for every step; empty where nothing is padded.
+    The executor sets the buffer ``rows`` ``(B,)`` for every step; it is empty if nothing is padded.
     """
 
     rows: Tensor
@@ -119,11 +129,11 @@ class PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
             self.running_var.add_((variance - self.running_var) * share)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Accept what the layer that this one replaces has accepted."""
+        """Accept any number of dimensions: the replaced layer has checked its input."""
 
 
 def skeleton(model: SplitModel) -> SplitModel:
-    """Return a copy of ``model`` for ``torch.func.functional_call``, its BatchNorm layers aware of padding."""
+    """Return a copy of ``model`` for ``torch.func.functional_call`` whose BatchNorm layers ignore padding."""
     bare = copy.deepcopy(model)
     for module in bare.modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
@@ -133,12 +143,12 @@ def skeleton(model: SplitModel) -> SplitModel:
 
 
 def padded_layers(model: nn.Module) -> list[str]:
-    """Return the names of the buffers that say which rows are padding."""
+    """Return the names of the buffers that mark padding."""
     return [f"{name}.{ROWS}" for name, module in model.named_modules() if isinstance(module, PaddedBatchNorm)]
 
 
 class WithBatchingRules(TorchFunctionMode):
-    """Replaces operations that ``vmap`` would run client by client by equal ones that it can vectorise."""
+    """Replaces operations that ``vmap`` would run client by client with equivalent ones that it vectorises."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute global average pooling as a mean; leave everything else alone."""

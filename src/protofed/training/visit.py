@@ -1,12 +1,12 @@
 """A visit: clients receive, train and upload; or receive and predict.
 
-The course of a visit is written here once, for a group of clients of one architecture. How their models compute is
-the business of :class:`Steps`: one client with plain autograd, or a stack of them (see
-:mod:`protofed.training.plain` and :mod:`protofed.training.stacked`). Messages come in and go out as bytes, so that
-the same code serves the simulation and a node of a network.
+This module is the only place that defines the order of a visit, for a group of clients of one architecture.
+:class:`Steps` computes: for one client with plain autograd, or for a stack of clients (see
+:mod:`protofed.training.plain` and :mod:`protofed.training.stacked`). Messages arrive and leave as bytes, so the
+same code serves the simulation and the nodes of a network.
 
-Every hook of the method sees a ``Local`` whose model has that client's present weights. A visit works on copies,
-and what it made of its clients is kept once, at its end: one that fails leaves nothing behind.
+Every hook of the method sees a ``Local`` whose model has that client's present weights. A visit works on copies and
+stores the results once, at its end, so that a visit that fails leaves no trace.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from protofed.errors import ProtofedError
 from protofed.methods.contract import Local, Method, Phase, Tensors
 from protofed.samples import Samples
 from protofed.seeding import Stream, derive, seeded
+from protofed.snapshots import Snapshot
 from protofed.training.batches import batches, epoch_rows
-from protofed.training.client import Client, LocalPlan
+from protofed.training.client import LocalPlan, Member
 from protofed.training.roster import Roster, versions
 from protofed.wire import Codec, cast
 
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 Messages = Mapping[str, bytes | None]
-"""The encoded broadcast of each client."""
+"""Encoded broadcast of each client."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training visit returns.
+    """Result of a training visit.
 
     Attributes:
-        client: Its name.
-        message: The encoded upload, or None where the round does not communicate.
-        losses: Mean per sample over the round, per named term.
-        samples: Training samples ``n_i``.
+        client: Name of the client.
+        message: Encoded upload; None if the round does not communicate.
+        losses: Mean per sample over the round, by loss term.
+        samples: Number of training samples ``n_i``.
         seconds: Wall time of the visit.
-        failure: Why there is no upload although the round communicates: its model has diverged. Empty otherwise.
+        failure: Reason why a communicating round has no upload: the model has diverged. Empty otherwise.
     """
 
     client: str
@@ -59,14 +60,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation visit returns.
+    """Result of an evaluation visit.
 
     Attributes:
-        client: Its name.
-        correct: Per rule, correctly classified samples; estimated where a client withholds how many it has.
-        samples: Samples evaluated.
+        client: Name of the client.
+        correct: Number of correctly classified samples per rule; estimated if the client withholds its counts.
+        samples: Number of evaluated samples.
         seconds: Wall time of the visit.
-        validation: The same on the validation split, as ``(correct, samples)``.
+        validation: The same for the validation split, as ``(correct, samples)``.
     """
 
     client: str
@@ -78,11 +79,11 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Missing:
-    """What comes in place of a result where a client gives none: it is late, gone, or its visit failed.
+    """Placeholder for the result of a client that is late or gone, or whose visit failed.
 
     Attributes:
-        client: Its name.
-        reason: One line.
+        client: Name of the client.
+        reason: Reason, as one line.
     """
 
     client: str
@@ -90,57 +91,80 @@ class Missing:
 
 
 class Steps(Protocol):
-    """How the models of a group of clients compute; clients are counted from 0 in the group's order."""
+    """Computation for a group of clients, which are numbered from 0 in the order of the group."""
 
     def take(self, client: int, model: SplitModel) -> None:
-        """Begin with the weights that ``model`` has now."""
+        """Start from the present weights of a model.
+
+        Args:
+            client: Number of the client.
+            model: Its model.
+        """
         ...
 
     def model(self, client: int) -> AbstractContextManager[SplitModel]:
-        """Lend a model with the client's present weights; what is done to them inside the block stays done."""
+        """Lend a model with the client's present weights; changes made inside the block are kept."""
         ...
 
     def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
-        """Begin a phase of training, with fresh optimisers, on each client's ``data``."""
+        """Begin a phase of training with new optimisers.
+
+        Args:
+            phase: The phase.
+            plan: Training plan that all clients of the group share.
+            data: Training samples of each client.
+            locals_: The clients as their method sees them.
+        """
         ...
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
-        """Do an epoch's steps; ``rows`` are those of each client's batches.
+        """Run the steps of an epoch.
+
+        Args:
+            rows: Rows of each batch, per client.
 
         Returns:
-            Each client's ``during`` statistics; empty where the phase collects none.
+            The ``during`` statistics of each client; empty if the phase collects none.
         """
         ...
 
     def refresh(self) -> None:
-        """Take anew what methods keep on their clients, after a hook may have changed it."""
+        """Read the clients' method tensors again, after a hook that may have changed them."""
         ...
 
     def losses(self) -> list[dict[str, float]]:
-        """Return each client's mean losses over all phases so far."""
+        """Return the mean losses of each client over all phases so far."""
         ...
 
     def statistics(self, data: Sequence[Samples]) -> list[Tensors]:
-        """Return each client's statistics of its ``data``, in eval mode."""
+        """Return the statistics of each client's ``data``, in eval mode."""
         ...
 
     def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[dict[str, int]]:
-        """Return, per client and rule of the method, how many of its ``data`` are classified correctly."""
+        """Count correctly classified samples.
+
+        Args:
+            data: Samples of each client.
+            locals_: The clients as their method sees them.
+
+        Returns:
+            Numbers per client and rule of the method.
+        """
         ...
 
 
 @dataclass
 class _Visit:
-    """A client at work.
+    """A client during its visit.
 
     Attributes:
-        client: What is kept of it in the end.
-        local: What its method is handed.
-        stream: Torch's random numbers for its training.
-        changed: Whether its model is no longer the one it came with.
+        client: Data and training plan.
+        local: Working copies, as the method sees them.
+        stream: Random state of torch for this client's training.
+        changed: Whether the model differs from the stored one.
     """
 
-    client: Client
+    client: Member
     local: Local
     stream: Stream
     changed: bool
@@ -148,12 +172,12 @@ class _Visit:
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """Takes clients through their visits.
+    """Runs the visits of clients.
 
     Attributes:
         method: The method.
-        codec: How messages are encoded.
-        seed: The experiment's seed.
+        codec: Encoding of messages.
+        seed: Seed of the experiment.
     """
 
     method: Method
@@ -163,24 +187,24 @@ class LocalTrainer:
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round: int
     ) -> list[Trained]:
-        """Run a round of some clients of one architecture and plan.
+        """Train a group of clients of one architecture and plan.
 
         Args:
-            steps: How their models compute.
+            steps: Computation for the group.
             clients: All clients.
-            names: Who is trained.
-            messages: The encoded broadcast of each.
-            round: Counted from 1.
+            names: Names of the clients to train.
+            messages: Encoded broadcast of each of them.
+            round: Number of the round, from 1.
 
         Raises:
-            PayloadError: If a broadcast breaks its schema, or an upload does not fit the codec.
+            PayloadError: If a broadcast violates its schema, or an upload does not fit the codec.
         """
         start = time.perf_counter()
         visits = self._open(steps, clients, names, messages, round, training=True)
         statistics: list[Tensors] = [{} for _ in visits]
         for number, phase in enumerate(self.method.phases(round)):
-            found = self._phase(steps, visits, phase, number)
-            statistics = [new or old for new, old in zip(found, statistics, strict=True)]
+            collected = self._phase(steps, visits, phase, number)
+            statistics = [new or old for new, old in zip(collected, statistics, strict=True)]
         sends = self.method.upload_schema is not None and self.method.communicates(round)
         if sends and self.method.statistics_from == "after":
             statistics = steps.statistics([visit.client.train for visit in visits])
@@ -202,14 +226,22 @@ class LocalTrainer:
     def evaluate(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages | None, round: int
     ) -> list[Evaluated]:
-        """Score test (and validation) samples by every rule of the method.
+        """Score the test and validation samples of a group of clients by every rule of the method.
 
-        The clients first receive their messages and keep what they received; without messages they are scored with
-        what they have.
+        Args:
+            steps: Computation for the group.
+            clients: All clients.
+            names: Names of the clients to score.
+            messages: Encoded broadcast of each of them, which it receives and stores first; None to score the
+                clients as they are.
+            round: Number of the round, from 1.
+
+        Raises:
+            PayloadError: If a broadcast violates its schema.
         """
         start = time.perf_counter()
         visits = self._open(steps, clients, names, messages, round, training=False)
-        members = [visit.client.member for visit in visits]
+        members = [visit.client for visit in visits]
         locals_ = [visit.local for visit in visits]
         test = steps.score([m.test for m in members], locals_)
         held_out = [m.validation or Samples(m.test.x[:0], m.test.y[:0]) for m in members]
@@ -228,41 +260,68 @@ class LocalTrainer:
             for index, member in enumerate(members)
         ]
 
-    def receive(self, client: Client, message: bytes | None, round: int, *, deliver: bool = True) -> Local:
-        """Let the method unpack a broadcast, or take what the client received last."""
-        model = client.model
+    def open(self, clients: Roster, name: str, round: int) -> Local:
+        """Load a client onto the device.
+
+        Args:
+            clients: All clients; the working model of the client's kind receives its weights.
+            name: Name of the client.
+            round: Number of the round, from 1.
+
+        Returns:
+            The client with copies of its state and of the last received tensors; changes to them are not stored.
+        """
+        client, snapshot, model = clients[name], clients.snapshot(name), clients.working_model(name)
         device = next(model.parameters()).device
-        payload = None
-        if message is not None:
-            schema = self.method.broadcast_schema
-            assert schema is not None
-            payload = cast(self.codec.decode(message, schema), next(model.parameters()).dtype, device)
 
         def features() -> tuple[Tensor, Tensor]:
             parts = [(model(batch.x).features, batch.y) for batch in batches(client.train, model)]
             return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
 
+        state, received = (
+            {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+            for tensors in (snapshot.state, snapshot.received)
+        )
         counts = client.train.counts(self.method.task.num_classes)
-        passes = _in_eval(model, features)
-        local = Local(client.name, round, model, counts, client.state, {}, passes, self.seed)
-        if deliver or client.received is None:
-            received = self.method.receive(local, payload)
-            client.received = {name: tensor.to(device) for name, tensor in received.items()}
-        local.received = client.received
-        return local
+        return Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
+
+    def receive(self, local: Local, message: bytes | None, *, deliver: bool = True) -> None:
+        """Let the method unpack a broadcast.
+
+        Args:
+            local: The client.
+            message: Encoded broadcast; None if the server has nothing to send yet.
+            deliver: Whether a broadcast is due; otherwise the client keeps the tensors received last, if any.
+
+        Raises:
+            PayloadError: If the message violates the schema of broadcasts.
+        """
+        if local.received and not deliver:
+            return
+        parameter = next(local.model.parameters())
+        payload = None
+        if message is not None:
+            schema = self.method.broadcast_schema
+            assert schema is not None
+            payload = cast(self.codec.decode(message, schema), parameter.dtype, parameter.device)
+        received = self.method.receive(local, payload)
+        local.received = {name: tensor.to(parameter.device) for name, tensor in received.items()}
 
     @torch.no_grad()
     def compose(self, local: Local, statistics: Tensors, train: Samples) -> tuple[bytes | None, str]:
-        """Return the message of a client's upload; or None, and why its model, which has diverged, gives none.
+        """Encode a client's upload.
 
         Args:
-            local: What the client has at hand.
-            statistics: Of its training data.
-            train: Those.
+            local: The client.
+            statistics: Statistics of its training data.
+            train: Its training samples.
+
+        Returns:
+            The message, and an empty text; or None, and the reason, if the model has diverged.
 
         Raises:
-            ProtofedError: If the upload does not fit the schema or the codec although the model has not diverged;
-                names the client.
+            ProtofedError: If the upload violates the schema or does not fit the codec although the model has not
+                diverged; the message names the client.
         """
         schema = self.method.upload_schema
         assert schema is not None
@@ -285,29 +344,29 @@ class LocalTrainer:
         *,
         training: bool,
     ) -> list[_Visit]:
-        """Bring copies of the clients to the device, with what they receive."""
+        """Load the clients onto the device and deliver their broadcasts."""
         visits = []
         for index, name in enumerate(names):
-            client = clients.fetch(name)
-            before = versions(client.model)
-            _to_eval(client.model)
+            local = self.open(clients, name, round)
+            before = versions(local.model)
+            _to_eval(local.model)
             message = messages[name] if messages else None
             with seeded(self.seed, "receive", round, name):
-                local = self.receive(client, message, round, deliver=messages is not None)
+                self.receive(local, message, deliver=messages is not None)
             stream = Stream(self.seed, "training", round, name)
             if training:
                 if type(self.method).begin is not Method.begin:
-                    client.model.train()
+                    local.model.train()
                     with stream:
                         self.method.begin(local)
-                for layer, key in enumerate(client.model.noise_keys().values()):
+                for layer, key in enumerate(local.model.noise_keys().values()):
                     key.fill_(derive(self.seed, "noise", round, name, layer))
-            steps.take(index, client.model)
-            visits.append(_Visit(client, local, stream, training or versions(client.model) != before))
+            steps.take(index, local.model)
+            visits.append(_Visit(clients[name], local, stream, training or versions(local.model) != before))
         return visits
 
     def _phase(self, steps: Steps, visits: Sequence[_Visit], phase: Phase, number: int) -> list[Tensors]:
-        """Train one phase; return the statistics of each client's last epoch, if they are collected in training."""
+        """Train one phase; return the ``during`` statistics of each client's last epoch."""
         data = [visit.client.train for visit in visits]
         if phase.source is not None:
             for index, visit in enumerate(visits):
@@ -322,13 +381,13 @@ class LocalTrainer:
                 epoch_rows(
                     len(own),
                     visit.client.plan.batch_size,
-                    visit.client.model.needs_two_samples,
+                    visit.local.model.needs_two_samples,
                     self.seed,
                     *(visit.local.round, visit.client.name, number, epoch),
                 )
                 for own, visit in zip(data, visits, strict=True)
             ]
-            # Several clients' steps draw nothing: their noise comes from keys.
+            # Stacked steps draw no random numbers: their noise comes from keys.
             with visits[0].stream if len(visits) == 1 else nullcontext():
                 statistics = steps.epoch(rows)
             if type(self.method).epoch_end is not Method.epoch_end:
@@ -341,15 +400,16 @@ class LocalTrainer:
 
 
 def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:
-    """Keep what the clients have become."""
+    """Store the clients as the visit left them."""
     for index, visit in enumerate(visits):
-        visit.client.state, visit.client.received = visit.local.state, visit.local.received
-        with steps.model(index) if visit.changed else nullcontext():
-            clients.store.write(visit.client.name, visit.client.park(), model=visit.changed)
+        local = visit.local
+        with steps.model(index) if visit.changed else nullcontext(local.model) as model:
+            snapshot = Snapshot(model.state_dict(), local.state, local.received)
+            clients.store.write(local.name, snapshot, model=visit.changed)
 
 
 def _to_eval(model: torch.nn.Module) -> None:
-    """Put a model into eval mode; walking through one that is there takes longer than a small layer's work."""
+    """Put a model into eval mode, unless it already is: the walk over its modules costs more than a small layer."""
     if model.training:
         model.eval()
 

@@ -1,10 +1,9 @@
-"""Clients side by side in processes that live as long as the run.
+"""Visits in parallel processes that live as long as the run.
 
-Each process takes one client at a time, whoever comes next, the longest visits first; or, with an executor of its
-own that steps clients together, its share of the clients of each architecture. A client's model and state are
-files that any process can read; a process writes new files, and only when its result has arrived do they become
-the client's own. So a process that dies in the middle of a visit leaves everything as it was, and the visit is
-repeated.
+Each process takes one client at a time, the longest visits first; or, if its own executor stacks clients, its share
+of the clients of each architecture. Snapshots are files that every process can read. A process writes new files,
+which replace the old ones only when its result has arrived, so a process that dies during a visit changes nothing
+and the visit is repeated.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from protofed.training.packing import PackedData
 from protofed.training.roster import Address, Files, Roster
 from protofed.training.visit import Evaluated, Messages, Trained
 
-Workshop = Callable[[FederatedData, Files, int], Executor]
-"""Builds the executor of a process, by the number of the process; weights come from the store."""
+Build = Callable[[FederatedData, Files, int], Executor]
+"""Builds the executor of a process from the data, the store and the number of the process."""
 
 RETRIES = 3
 
 
 class _Task(NamedTuple):
-    """Visits that one process makes: ``training`` or evaluation, the latter with or without ``messages``."""
+    """Visits for one process: ``training``, or evaluation with or without ``messages``."""
 
     addresses: dict[str, Address]
     messages: Messages | None
@@ -47,21 +46,23 @@ class _Task(NamedTuple):
     training: bool
 
 
-class Workers:
-    """Runs visits in processes.
+class Workers(Executor):
+    """Runs visits in parallel processes.
 
     Args:
-        build: Builds what a process works with; must be picklable.
-        federated: The clients' data, which all processes share.
-        clients: The roster of this process; its store must be :class:`Files`.
-        processes: How many.
-        threads: Of each process.
-        together: Whether a process takes its share of all clients at once, rather than one client after the other.
+        build: Picklable function that builds the executor of a process.
+        federated: Data of all clients, shared with the processes.
+        clients: All clients; their store must be a :class:`Files`.
+        processes: Number of processes.
+        threads: Number of threads per process.
+        together: Whether each process takes its share of the clients at once rather than one client at a time.
     """
+
+    remote = False
 
     def __init__(
         self,
-        build: Workshop,
+        build: Build,
         federated: FederatedData,
         clients: Roster,
         *,
@@ -86,18 +87,18 @@ class Workers:
             yield result
 
     def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
-        """Evaluate the named clients; without messages, as they were left by training."""
+        """Evaluate the named clients; without messages, as training left them."""
         for result in self._run(list(names), messages, round, training=False):
             assert isinstance(result, Evaluated)
             yield result
 
     def description(self) -> dict[str, str | int]:
-        """Return what a report says of it."""
+        """Return facts about the executor for reports."""
         name = "fused" if self.together else "workers"
         return {"executor": name, "processes": self.processes, "threads": self.threads}
 
     def close(self) -> None:
-        """End the processes and remove the clients' files."""
+        """End the processes and remove the files of the clients."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -106,7 +107,7 @@ class Workers:
     def _run(
         self, names: Sequence[str], messages: Messages | None, round: int, *, training: bool
     ) -> Iterator[Trained | Evaluated]:
-        """Run visits; yield results in the order of ``names`` as soon as it is complete so far."""
+        """Run visits; yield results in the order of ``names`` as early as possible."""
         tasks = [
             _Task(
                 {name: self.store.addresses[name] for name in group},
@@ -129,12 +130,12 @@ class Workers:
                 name = next(order, None)
 
     def _shares(self, names: Sequence[str]) -> list[list[str]]:
-        """Divide clients among the processes so that each has about as many of every architecture as the others."""
-        kinds = sorted(names, key=lambda name: self.clients.members[name].kind)
+        """Divide clients so that every process has about the same number of each architecture."""
+        kinds = sorted(names, key=lambda name: self.clients[name].kind)
         return [share for start in range(self.processes) if (share := kinds[start :: self.processes])]
 
     def _finished(self, tasks: list[_Task]) -> Iterator[_Done]:
-        """Run tasks, longest first, and yield what they return; those of a process that died are run again."""
+        """Run tasks, the longest first, and yield their results; repeat tasks of processes that died."""
         left = sorted(tasks, key=self._expected, reverse=True)
         deaths = 0
         while left:
@@ -157,7 +158,7 @@ class Workers:
                         "execution.executor=sequential"
                     ) from None
             finally:
-                if pending:  # nobody waits for these visits any more
+                if pending:  # abandoned by the caller
                     self._end()
 
     def _submit(self, tasks: Sequence[_Task]) -> dict[Future[_Done], _Task]:
@@ -171,23 +172,23 @@ class Workers:
             ) from None
 
     def _end(self) -> None:
-        """End the processes at once; the next visit starts others."""
+        """Kill the processes; the next visit starts new ones."""
         if self._pool is not None:
             end(self._pool)
             self._pool = None
 
     def _expected(self, task: _Task) -> float:
-        """Return how long visits took last time, or what is known of them before the first time."""
+        """Return the duration of the previous visits, or their number of samples before the first time."""
         return sum(self._seconds.get((name, task.training), self._size(name, task)) for name in task.addresses)
 
     def _size(self, name: str, task: _Task) -> float:
-        member = self.clients.members[name]
+        member = self.clients[name]
         return float(len(member.train) if task.training else len(member.test))
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = process_context()
-            numbers = context.Queue()  # each process takes one
+            numbers = context.Queue()  # each process takes one number
             for number in range(self.processes):
                 numbers.put(number)
             self._pool = ProcessPoolExecutor(self.processes, context, begin, (*self._start, numbers))
@@ -195,10 +196,10 @@ class Workers:
 
 
 def process_context() -> BaseContext:
-    """Return how processes are started.
+    """Return the multiprocessing context in which processes are started.
 
-    Torch's threads do not survive a fork of this process. Where the system allows it, processes are forked from one
-    that has imported torch and done nothing else, which takes milliseconds instead of seconds.
+    Torch's threads do not survive a fork of this process. Where the system permits, processes are forked from a
+    server process that has only imported torch, which takes milliseconds instead of seconds.
     """
     scratch.hold_multiprocessing()
     if "forkserver" not in multiprocessing.get_all_start_methods():
@@ -209,19 +210,19 @@ def process_context() -> BaseContext:
 
 
 def shared_folder() -> Path:
-    """Return a new folder for clients' files, in the system's place for temporary files (``TMPDIR``)."""
+    """Create a folder for snapshots in the system's temporary directory (``TMPDIR``) and return it."""
     return scratch.subfolder("clients")
 
 
 def end(pool: ProcessPoolExecutor) -> None:
-    """End a pool at once, whatever its processes are doing."""
+    """Kill all processes of a pool."""
     for running in list((pool._processes or {}).values()):
         running.kill()
     pool.shutdown(cancel_futures=True)
 
 
 def stay_with_parent() -> None:
-    """End this process when its parent ends, however that happens, and leave Ctrl-C to the parent."""
+    """End this process as soon as its parent ends, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -239,8 +240,16 @@ _Done = tuple[list[Trained | Evaluated], dict[str, Address]]
 _bench: tuple[Executor, Files]
 
 
-def begin(build: Workshop, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
-    """Set up a worker process."""
+def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
+    """Initialise a worker process.
+
+    Args:
+        build: Builds its executor.
+        data: Data of all clients.
+        folder: Folder of the snapshots.
+        threads: Number of threads.
+        numbers: Queue from which the process takes its number.
+    """
     global _bench
     stay_with_parent()
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Whose browser pages may see and drive these pages: their own, and nobody else's.
+"""Requests that these pages accept: those of their own pages, and of no other site.
 
 Other sites that are open in the same browser can send requests to this machine, too. A browser says on whose behalf
 it asks (``Origin``, ``Sec-Fetch-Site``) and by which name it found the way (``Host``); what comes from elsewhere is
@@ -40,7 +40,7 @@ def known_names(host: str) -> frozenset[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is this machine's own."""
+    """Return whether an address is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -78,18 +78,23 @@ class OwnPages:
             await send({"type": "http.response.body", "body": body})
 
     def refusal(self, headers: Iterable[tuple[bytes, bytes]], *, websocket: bool) -> str:
-        """Return why a request with these headers is refused; ``""`` if it is not."""
-        found: dict[str, list[str]] = {}
+        """Return why a request with these headers is refused; ``""`` if it is not.
+
+        Args:
+            headers: Names and values, as ASGI has them.
+            websocket: Whether a websocket is asked for.
+        """
+        fields: dict[str, list[str]] = {}
         for name, value in headers:
-            found.setdefault(name.decode("latin1").lower(), []).append(value.decode("latin1"))
-        hosts, origins = found.get("host", []), found.get("origin", [])
+            fields.setdefault(name.decode("latin1").lower(), []).append(value.decode("latin1"))
+        hosts, origins = fields.get("host", []), fields.get("origin", [])
         if len(hosts) != 1 or not self._is_own(hosts[0]):
             return "these pages are not served under that name"
         if any(_place(origin) != hosts[0].lower() for origin in origins) or len(origins) > 1:
             return "another site asks"
-        site = found.get("sec-fetch-site", ["none"])
+        site = fields.get("sec-fetch-site", ["none"])
         # A link that somebody follows to a page is no request of the site that has the link.
-        followed = found.get("sec-fetch-mode") == ["navigate"] and found.get("sec-fetch-dest") == ["document"]
+        followed = fields.get("sec-fetch-mode") == ["navigate"] and fields.get("sec-fetch-dest") == ["document"]
         if any(s not in ("same-origin", "none") for s in site) and (websocket or not followed):
             return "another site asks"
         return ""

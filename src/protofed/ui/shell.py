@@ -91,6 +91,10 @@ def serve(
 def listen(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens, before anything slow is loaded.
 
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; None for the usual one or the next that is free.
+
     Raises:
         ConfigError: If that cannot be.
     """

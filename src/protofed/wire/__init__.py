@@ -1,4 +1,4 @@
-"""Everything that crosses the network: one validator, one codec, one byte counter for every method."""
+"""Validation and encoding of all messages that cross the network, shared by all methods."""
 
 from protofed.wire.codec import Codec, cast, codecs, get_codec
 from protofed.wire.lossy import Float16, Int8

@@ -1,10 +1,10 @@
-"""Payloads to bytes and back.
+"""Encoding of payloads as bytes and decoding.
 
 A message is a header of 4 bytes (magic, version, codec) and 4 bytes for each symbol that varies between messages,
 followed by the fields in the order of the schema, little-endian, without padding. Both sides know the schema, so
-names, types and fixed shapes are not sent, and the exact length of a message is known from its header: a
-truncated or oversized message is refused before anything is read from it. The fields may be compressed; the header
-never is, so the same holds then.
+names, types and fixed shapes are not sent. The header determines the exact length of a message, so a truncated or
+oversized message is refused before any field is read. The fields may be compressed but the header never is, so this
+holds for compressed messages too.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from protofed.wire.validate import check_structure, check_values
 MAGIC = b"PF"
 VERSION = 1
 COMPRESSED = 0x80
-"""Set in the codec's byte where the fields are compressed."""
+"""Flag in the codec's byte, set if the fields are compressed."""
 
 codecs: Registry[type[Codec]] = Registry("codec")
 
 
 class Codec:
-    """Encodes real numbers at the dtype's width; a lossy codec overrides the three ``real`` methods.
+    """Codec that encodes real numbers as ``dtype``; a lossy codec overrides the three ``real`` methods.
 
     Args:
-        compression: ``none``, or ``zstd``: fields are compressed where that makes the message smaller.
+        compression: ``none`` or ``zstd``; with ``zstd``, fields are compressed if that makes the message smaller.
 
     Class attributes:
-        number: Identifies the codec in the header, below 128.
-        dtype: NumPy dtype of a real number on the wire; for a lossy codec, of those sent exactly.
-        memory: torch dtype of a decoded one.
+        number: Number of the codec in the header, below 128.
+        dtype: NumPy dtype of real numbers on the wire; for a lossy codec, of those sent exactly.
+        memory: torch dtype of decoded real numbers.
+        summary: One-line description.
     """
 
     number: ClassVar[int]
@@ -55,10 +56,17 @@ class Codec:
         self.compression = compression
 
     def encode(self, payload: Payload, schema: Schema) -> bytes:
-        """Return the message.
+        """Encode a payload.
+
+        Args:
+            payload: Tensors by field name.
+            schema: Schema of the message.
+
+        Returns:
+            The message.
 
         Raises:
-            PayloadError: If names, kinds or shapes do not fit the schema, or a number does not fit the codec.
+            PayloadError: If names, kinds or shapes do not match the schema, or the codec cannot represent a number.
         """
         symbols = check_structure(payload, schema)
         free = _free_symbols(schema)
@@ -70,10 +78,17 @@ class Codec:
         return MAGIC + bytes([VERSION, kind]) + sizes + body
 
     def decode(self, message: bytes, schema: Schema) -> Payload:
-        """Return the validated payload.
+        """Decode and validate a message.
+
+        Args:
+            message: The message as received.
+            schema: Schema of the message.
+
+        Returns:
+            The payload.
 
         Raises:
-            PayloadError: If the message is damaged or breaks any rule of the schema.
+            PayloadError: If the message is damaged or violates the schema.
         """
         if len(message) > (allowed := self.largest(schema)):
             raise PayloadError(f"message: has {len(message)} bytes, at most {allowed} are allowed")
@@ -100,7 +115,7 @@ class Codec:
         return payload
 
     def largest(self, schema: Schema) -> int:
-        """Return the most bytes that a message can have, compressed or not; :meth:`decode` refuses longer ones."""
+        """Return the maximum length of a message in bytes; :meth:`decode` refuses longer ones."""
         return _header_size(schema) + sum(self._lengths(schema, {**schema.sizes, **schema.limits}).values())
 
     def _body(self, message: bytes, start: int, length: int) -> memoryview:
@@ -114,28 +129,39 @@ class Codec:
             raise PayloadError("message: compressed, expected wire.compression=none")
         return memoryview(decompress(body, length))
 
-    # Real numbers: what a lossy codec changes.
+    # Encoding of real numbers, overridden by lossy codecs.
 
     def real_size(self, shape: tuple[int, ...]) -> int:
-        """Return how many bytes real numbers of ``shape`` take."""
+        """Return the number of bytes that real numbers of ``shape`` take."""
         return math.prod(shape) * np.dtype(self.dtype).itemsize
 
     def encode_real(self, name: str, tensor: Tensor) -> bytes:
-        """Return the field ``name`` as bytes."""
+        """Encode the real numbers of one field.
+
+        Args:
+            name: Name of the field in error messages.
+            tensor: Its values.
+        """
         return self.array(tensor).astype(self.dtype, copy=False).tobytes()
 
     def decode_real(self, name: str, data: memoryview, shape: tuple[int, ...]) -> Tensor:
-        """Return the inverse of :meth:`encode_real`."""
+        """Decode the real numbers of one field; the inverse of :meth:`encode_real`.
+
+        Args:
+            name: Name of the field in error messages.
+            data: Its bytes.
+            shape: Its shape.
+        """
         return torch.from_numpy(np.frombuffer(data, self.dtype).copy()).to(self.memory).reshape(shape)
 
     def array(self, tensor: Tensor) -> np.ndarray:
-        """Return ``tensor`` on the CPU in the dtype that it will be decoded to."""
+        """Return ``tensor`` as a CPU array of the dtype to which it will be decoded."""
         return tensor.detach().to("cpu", self.memory).contiguous().numpy()
 
     # Fields.
 
     def _lengths(self, schema: Schema, symbols: Mapping[str, int]) -> dict[str, int]:
-        """Return the bytes of each field, not compressed."""
+        """Return the uncompressed size of each field in bytes."""
         return {name: self._field_size(field, _shape(field, symbols)) for name, field in schema.fields.items()}
 
     def _field_size(self, field: Field, shape: tuple[int, ...]) -> int:
@@ -161,7 +187,13 @@ class Codec:
 
 
 def cast(payload: Payload, dtype: torch.dtype, device: torch.device | str = "cpu") -> Payload:
-    """Return a decoded payload as its receiver computes with it: real numbers as ``dtype``, all on ``device``."""
+    """Convert a decoded payload for its receiver.
+
+    Args:
+        payload: Tensors by field name.
+        dtype: Type to which real numbers are converted.
+        device: Device to which all tensors are moved.
+    """
     return {n: t.to(device, dtype) if t.is_floating_point() else t.to(device) for n, t in payload.items()}
 
 
@@ -170,31 +202,35 @@ _INTEGERS = {"label": "<u2", "count": "<u4"}
 
 @codecs.register("float32")
 class Float32(Codec):
-    """Four bytes a number: exact for models in float32."""
+    """Four bytes per number; exact for models in float32."""
 
     number, dtype, memory = 1, "<f4", torch.float32
-    summary = "4 bytes a number, exact"
+    summary = "4 bytes per number, exact"
 
 
 @codecs.register("float64")
 class Float64(Codec):
-    """Eight bytes a number, for comparisons in double precision."""
+    """Eight bytes per number, for comparisons in double precision."""
 
     number, dtype, memory = 2, "<f8", torch.float64
-    summary = "8 bytes a number, for comparisons in double precision"
+    summary = "8 bytes per number, for comparisons in double precision"
 
 
 def get_codec(name: str, compression: str = "none") -> Codec:
-    """Return the codec called ``name``, compressing its messages or not.
+    """Return the codec called ``name``.
+
+    Args:
+        name: Name of a registered codec.
+        compression: Compression of the message body, ``none`` or ``zstd``.
 
     Raises:
-        ConfigError: If there is none, no such compression, or its package is not installed.
+        ConfigError: If the codec or compression is unknown, or the package for the compression is not installed.
     """
     return codecs.get(name)(compression)
 
 
 def _free_symbols(schema: Schema) -> list[str]:
-    """Return the symbols that a message's header has to state, in a fixed order."""
+    """Return the symbols whose values are in the message header, in a fixed order."""
     if schema.num_classes > limits.CLASSES:
         raise PayloadError(f"schema: at most {limits.CLASSES} classes fit on the wire, not {schema.num_classes}")
     return sorted(schema.limits)

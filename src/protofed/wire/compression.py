@@ -1,4 +1,4 @@
-"""Lossless compression of a message's body, bounded by the length that its header announces."""
+"""Lossless compression of message bodies, bounded by the length announced in the header."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from protofed.errors import ConfigError, PayloadError, unknown_name
 COMPRESSIONS = ("none", "zstd")
 FREE = 2**20
 EXPANSION = 64
-"""A frame of n bytes may become ``FREE + EXPANSION·n``: zeros shrink ten thousandfold, so that a few bytes could
-otherwise claim a gigabyte at the other side. What shrinks more than this is sent as it is."""
+"""A frame of n bytes may expand to at most ``FREE + EXPANSION·n`` bytes. Zeros shrink ten thousandfold, so a few
+bytes could otherwise claim a gigabyte at the receiver. Bodies that shrink more than this are sent uncompressed."""
 
 
 def require(compression: str) -> None:
-    """Check that ``compression`` can be used here.
+    """Check that ``compression`` can be used.
 
     Raises:
-        ConfigError: If there is none of that name, or its package is not installed.
+        ConfigError: If it is unknown or its package is not installed.
     """
     if compression not in COMPRESSIONS:
         raise ConfigError(unknown_name("compression", compression, COMPRESSIONS))
@@ -26,28 +26,32 @@ def require(compression: str) -> None:
 
 
 def compress(body: bytes) -> bytes:
-    """Return ``body`` as one zstd frame that states its length; the same bytes for the same input.
+    """Compress ``body`` deterministically to one zstd frame that states its length.
 
-    Where the receiver would refuse the frame (see :data:`EXPANSION`), ``body`` itself.
+    If the receiver would refuse the frame (see :data:`EXPANSION`), ``body`` itself is returned.
     """
     frame: bytes = _zstandard().ZstdCompressor().compress(body)
     return frame if len(body) <= FREE + EXPANSION * len(frame) else body
 
 
 def decompress(frame: memoryview, length: int) -> bytes:
-    """Return the ``length`` bytes that ``frame`` was made of.
+    """Decompress a frame.
+
+    Args:
+        frame: One zstd frame.
+        length: Expected length of the result in bytes.
 
     Raises:
-        PayloadError: If it is damaged, holds another number of bytes, or many times its own.
+        PayloadError: If the frame is damaged, has another length, or exceeds the allowed expansion.
     """
     if length > (most := FREE + EXPANSION * len(frame)):
         raise PayloadError(f"message: {len(frame)} bytes announce {length}, at most {most} are allowed")
     zstandard = _zstandard()
     try:
-        # zstandard reserves what a frame announces, whatever maximum it is given: so that is read first.
+        # zstandard allocates what a frame announces, whatever maximum it is given, so check the announcement first.
         announced = zstandard.get_frame_parameters(frame).content_size
         if announced != length:
-            raise PayloadError(f"message: holds {announced} bytes compressed, its header announces {length}")
+            raise PayloadError(f"message: compressed body of {announced} bytes, but its header announces {length}")
         body: bytes = zstandard.ZstdDecompressor().decompress(frame, length, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise PayloadError(f"message: cannot be decompressed ({error})") from None
@@ -55,7 +59,7 @@ def decompress(frame: memoryview, length: int) -> bytes:
 
 
 def _zstandard() -> Any:
-    """Return the package, which only those who choose it need."""
+    """Return the optional package."""
     try:
         import zstandard
     except ImportError:

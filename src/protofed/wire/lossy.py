@@ -1,4 +1,4 @@
-"""Codecs that round real numbers. Fields that are :attr:`~protofed.wire.schema.Field.exact` stay in float32."""
+"""Codecs that round real numbers, except in fields that are :attr:`~protofed.wire.schema.Field.exact`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ Floats = npt.NDArray[np.float32]
 
 @codecs.register("float16")
 class Float16(Codec):
-    """Two bytes a number.
+    """Two bytes per number.
 
-    The error is at most 2⁻¹¹ (0.05 %) of a number, or 3e-8 where that is more. NaN and infinity pass: it is the
-    receiver who refuses them and knows from whom they came.
+    The error is at most 2⁻¹¹ (0.05 %) of a number, or 3e-8 if that is more. NaN and infinity are encoded as they
+    are, because the receiver refuses them and knows the sender.
     """
 
     number, dtype, memory = 3, "<f4", torch.float32
-    summary = "2 bytes a number, magnitudes up to 65504, error at most 0.05 %"
+    summary = "2 bytes per number, magnitudes up to 65504, error at most 0.05 %"
 
     def real_size(self, shape: tuple[int, ...]) -> int:
-        """Return two bytes a number."""
+        """Return two bytes per number."""
         return 2 * math.prod(shape)
 
     def encode_real(self, name: str, tensor: Tensor) -> bytes:
-        """Return the nearest float16 numbers.
+        """Round to the nearest float16 numbers.
 
         Raises:
-            PayloadError: If one would become infinite. Cut off at 65504 it would be a wrong number that nobody
-                notices.
+            DivergedError: If a number would become infinite; clamping it to 65504 would hide the error.
         """
         numbers = self.array(tensor)
         largest = np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0)
@@ -49,31 +48,31 @@ class Float16(Codec):
         return numbers.astype("<f2").tobytes()
 
     def decode_real(self, name: str, data: memoryview, shape: tuple[int, ...]) -> Tensor:
-        """Return the numbers in float32."""
+        """Return the numbers as float32."""
         return torch.from_numpy(np.frombuffer(data, "<f2").astype("<f4")).reshape(shape)
 
 
 @codecs.register("int8")
 class Int8(Codec):
-    """One byte a number and a float32 scale per row: ``scale · q`` with integers ``-127 ≤ q ≤ 127``.
+    """One byte per number and a float32 scale per row: ``scale · q`` with integers ``-127 ≤ q ≤ 127``.
 
-    A row is all that shares the first index: a prototype, a filter of a convolution. A vector or a single number is
-    one row. The scale is the row's largest magnitude / 127 and the error at most half of it, 0.4 % of that
-    magnitude. Rows without a magnitude above 1.5e-36 become 0.
+    A row comprises all entries with the same first index, such as a prototype or a filter of a convolution. A
+    vector or a single number is one row. The scale is the row's largest magnitude divided by 127, and the error is
+    at most half the scale, which is 0.4 % of that magnitude. Rows without a magnitude above 1.5e-36 become 0.
 
-    On the wire: the scales of all rows, then their integers.
+    On the wire, the scales of all rows precede their integers.
     """
 
     number, dtype, memory = 4, "<f4", torch.float32
-    summary = "1 byte a number and 4 a row, error at most 0.4 % of the row's largest magnitude"
+    summary = "1 byte per number and 4 per row, error at most 0.4 % of the row's largest magnitude"
 
     def real_size(self, shape: tuple[int, ...]) -> int:
-        """Return one byte a number, four a row."""
+        """Return one byte per number and four per row."""
         rows, width = _rows(shape)
         return rows * (4 + width)
 
     def encode_real(self, name: str, tensor: Tensor) -> bytes:
-        """Return scales and integers; a row that is not finite has a scale that is not finite."""
+        """Return scales and integers; the scale of a row that is not finite is not finite either."""
         numbers = self.array(tensor)
         rows = numbers.reshape(_rows(numbers.shape))
         scales = _scales(np.abs(rows).max(axis=1, initial=0.0))
@@ -83,7 +82,7 @@ class Int8(Codec):
         return scales.tobytes() + np.rint(steps, out=steps).astype("i1").tobytes()
 
     def decode_real(self, name: str, data: memoryview, shape: tuple[int, ...]) -> Tensor:
-        """Return the numbers in float32.
+        """Return the numbers as float32.
 
         Raises:
             PayloadError: If a scale is negative or not finite.
@@ -101,15 +100,15 @@ class Int8(Codec):
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return how many rows numbers of ``shape`` have, and how many numbers a row."""
+    """Return the number of rows and the numbers per row of a tensor of ``shape``."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def _scales(largest: Floats) -> Floats:
-    """Return the scales of rows, given their largest magnitudes; ``(r,)`` both.
+    """Return the scales ``(r,)`` of rows with the given largest magnitudes ``(r,)``.
 
-    They are rounded down to 17 of float32's 24 bits. Each product with an integer up to 127 is then exact, so a
-    decoded row encodes to the same bytes again and never exceeds the magnitudes of the original, and its limit.
+    Scales are rounded down to 17 of float32's 24 bits. Each product with an integer up to 127 is then exact, so a
+    decoded row encodes to the same bytes again and exceeds neither the magnitudes nor the limit of the original.
     """
     scales = largest.astype("<f4") / np.float32(127)
     scales[scales < np.finfo(np.float32).tiny] = 0

@@ -1,4 +1,4 @@
-"""How a method declares what crosses the network: named tensors with shapes in symbols and rules on values."""
+"""Schemas of messages: named tensors with symbolic shapes and rules for their values."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Field:
         shape: Sizes as numbers or symbols, e.g. ``("k", "d")``.
         kind: ``real``: finite floating-point numbers (the codec chooses their width); ``label``: int64 classes in
             ``[0, K)``, two bytes each on the wire; ``count``: int64 in ``[0, 2**32)``, four bytes each.
-        parameter: Whether the papers count it as a communicated parameter (labels and counts they do not).
-        unique: For labels: each class at most once, ascending.
-        minimum: Smallest value allowed, or None.
-        limit: Largest magnitude allowed: one diverged client must not push numbers through everybody's float range.
+        parameter: Whether the papers count it as a communicated parameter (they do not count labels and counts).
+        unique: For labels, whether each class occurs at most once, in ascending order.
+        minimum: Smallest allowed value, or None.
+        limit: Largest allowed magnitude, so that one diverged client cannot overflow the numbers of all others.
         sums: Whether each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so
-            that rows of different clients compare only after division by ``n_ij``. Its first dimension is that of
-            the labels, or ``K``.
-        described: For counts in an upload: whether they are numbers of the sender's training samples, which the
-            server limits to what the client described before training.
+            that rows of different clients are comparable only after division by ``n_ij``. The first dimension is
+            that of the labels, or ``K``.
+        described: For counts in an upload, whether they are numbers of the sender's training samples, which the
+            server caps at the numbers the client described before training.
 
     A field with bounds of its own is ``exact``.
     """
@@ -47,8 +47,8 @@ class Field:
     def exact(self) -> bool:
         """Whether lossy codecs send it in float32.
 
-        Rounded, a number could step over its bound; and what has one is a variance or a weight, of which a small
-        one must not become 0.
+        Rounding could move a number beyond its bound. Besides, bounded fields are variances or mixture weights, and
+        small ones must not become 0.
         """
         return self.minimum is not None or self.limit != Field.limit
 
@@ -58,8 +58,8 @@ class Schema:
     """The tensors of one message, in the order in which they are encoded.
 
     Attributes:
-        fields: By name.
-        num_classes: ``K``, the bound of labels.
+        fields: Fields by name.
+        num_classes: Number of classes ``K``, which bounds labels.
         sizes: Value of each symbol known to both sides, e.g. ``{"d": 512}``.
         limits: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``.
     """
@@ -70,21 +70,21 @@ class Schema:
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def parameters(self, payload: Payload) -> int:
-        """Return how many numbers of ``payload`` the papers count as communicated parameters."""
+        """Return the number of values in ``payload`` that the papers count as communicated parameters."""
         return sum(payload[name].numel() for name, f in self.fields.items() if f.parameter and f.kind == "real")
 
 
 def prototype_schema(
     num_classes: int, width: int | str, sizes: Mapping[str, int], *, sums: bool = False, **more: Field
 ) -> Schema:
-    """Return the schema of ``k`` class prototypes: their labels, and ``(k, width)`` values.
+    """Return the schema of ``k`` class prototypes, i.e. their labels and ``(k, width)`` values.
 
     Args:
-        num_classes: ``K``.
-        width: The symbol of the values' second dimension, e.g. ``"d"``.
-        sizes: Value of that symbol.
+        num_classes: Number of classes ``K``.
+        width: Size or symbol of the second dimension of the values, e.g. ``"d"``.
+        sizes: Values of the symbols.
         sums: Whether prototypes are multiplied by the sender's number of samples of the class.
-        more: Further fields.
+        more: Additional fields.
     """
     fields = {
         "classes": Field(("k",), "label", parameter=False),
@@ -95,7 +95,13 @@ def prototype_schema(
 
 
 def weight_schema(weights: Mapping[str, Tensor], num_classes: int, **more: Field) -> Schema:
-    """Return the schema of a set of weights of fixed shapes, as given by an example."""
+    """Return the schema of a set of weights.
+
+    Args:
+        weights: Tensors with the names and shapes of the weights.
+        num_classes: Number of classes ``K``.
+        more: Additional fields.
+    """
     fields = {
         # BatchNorm divides by the root of its running variances.
         name: Field(tuple(tensor.shape), minimum=0.0 if name.endswith("running_var") else None)

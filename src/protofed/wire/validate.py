@@ -1,4 +1,4 @@
-"""The one validator: does a payload satisfy its schema? What fails never reaches an aggregate."""
+"""Validation of payloads against their schemas; invalid payloads never reach an aggregate."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ COUNT_LIMIT = 2**32
 
 
 def check_structure(payload: Payload, schema: Schema) -> dict[str, int]:
-    """Check names, kinds and shapes.
+    """Check the names, kinds and shapes of tensors.
+
+    Args:
+        payload: Tensors by field name.
+        schema: Schema of the message.
 
     Returns:
         The value of every symbol.
 
     Raises:
-        PayloadError: Naming the field and what is wrong with it.
+        PayloadError: If a field is missing, unknown or malformed.
     """
     for name in schema.fields:
         if name not in payload:
@@ -35,11 +39,15 @@ def check_structure(payload: Payload, schema: Schema) -> dict[str, int]:
 
 
 def check_values(payload: Payload, schema: Schema) -> None:
-    """Check what the numbers may be: finite, classes in range and distinct, counts not negative.
+    """Check the values of tensors whose structure is valid.
+
+    Args:
+        payload: Tensors by field name.
+        schema: Schema of the message.
 
     Raises:
-        PayloadError: Naming the field and what is wrong with it; DivergedError for numbers that are not finite or
-            too large.
+        DivergedError: If a number is not finite or too large.
+        PayloadError: If classes are out of range or repeated, counts are out of range, or a value is too small.
     """
     for name, field in schema.fields.items():
         tensor = payload[name]
@@ -49,17 +57,17 @@ def check_values(payload: Payload, schema: Schema) -> None:
             if tensor.numel() and (tensor.min() < 0 or tensor.max() >= COUNT_LIMIT):
                 raise PayloadError(f"{name}: counts must lie in [0, {COUNT_LIMIT})")
         elif tensor.numel():
-            largest = tensor.abs().max()  # NaN if any number is
+            largest = tensor.abs().max()  # NaN if any number is NaN
             if not math.isfinite(largest):
                 raise DivergedError(f"{name}: contains {'NaN' if math.isnan(largest) else 'infinite values'}")
-            if largest > field.limit:  # in the tensor's dtype: a number at the limit may have been rounded to it
+            if largest > field.limit:  # compares in the tensor's dtype, to which the limit may have been rounded
                 raise DivergedError(f"{name}: magnitudes may be at most {field.limit:g}, found {largest:g}")
         if field.minimum is not None and tensor.numel() and tensor.min() < field.minimum:
             raise PayloadError(f"{name}: values must be at least {field.minimum}, found {tensor.min():g}")
 
 
 def _check_shape(name: str, tensor: Tensor, field: Field, symbols: dict[str, int], schema: Schema) -> None:
-    """Check one field's kind and shape, binding symbols that are not bound yet."""
+    """Check one field's kind and shape, and bind symbols that are not bound yet."""
     neither = tensor.is_complex() or tensor.dtype == torch.bool
     if neither or (field.kind == "real") != tensor.is_floating_point():
         raise PayloadError(f"{name}: must be {field.kind}, not {str(tensor.dtype).removeprefix('torch.')}")
@@ -68,7 +76,7 @@ def _check_shape(name: str, tensor: Tensor, field: Field, symbols: dict[str, int
     for size, symbol in zip(tensor.shape, field.shape, strict=True):
         expected = symbol if isinstance(symbol, int) else symbols.setdefault(symbol, size)
         if size != expected:
-            raise PayloadError(f"{name}: {symbol} must be {expected}, the shape is {tuple(tensor.shape)}")
+            raise PayloadError(f"{name}: {symbol} must be {expected}, but the shape is {tuple(tensor.shape)}")
         if isinstance(symbol, str) and size > schema.limits.get(symbol, size):
             raise PayloadError(f"{name}: {symbol} may be at most {schema.limits[symbol]}, not {size}")
 

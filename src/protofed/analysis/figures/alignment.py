@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import counting_axis, figure, legend_below, panels
 from protofed.analysis.figures.lines import band, recorded
-from protofed.analysis.rundata import RunData, by_label, settled
 from protofed.analysis.style import INK, method_styles
 from protofed.errors import DataError
+from protofed.runs import RunData, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,13 +46,13 @@ def alignment(runs: list[RunData]) -> Figure:
 
 def _distances(run: RunData) -> list[list[float]]:
     """Return smallest, mean and largest distance of each iteration in the first round that has them."""
-    return next((list(d) for r in run.rounds if (d := r["diagnostics"].get("alignment_distances"))), [])
+    return next((list(d) for r in run.rounds if (d := r.diagnostics.get("alignment_distances"))), [])
 
 
 def _classes(run: RunData) -> int:
     """Return how many classes were aligned in that round."""
-    record = next(r for r in run.rounds if r["diagnostics"].get("alignment_distances"))
-    return int(record["diagnostics"].get("classes") or len(run.class_names))
+    record = next(r for r in run.rounds if r.diagnostics.get("alignment_distances"))
+    return int(record.diagnostics.get("classes") or len(run.class_names))
 
 
 def _spread(ax: Axes, run: RunData, line: dict[str, Any], label: str) -> None:

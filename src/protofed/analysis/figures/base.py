@@ -1,4 +1,4 @@
-"""What all figures share: the registry, the canvas, axes and titles."""
+"""Parts that all figures share: the registry, the canvas, axes and titles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protofed.analysis.rundata import RunData, by_label, main_rule, settled
 from protofed.analysis.style import LineStyle, method_styles, theme
 from protofed.errors import DataError
 from protofed.registry import Registry
+from protofed.runs import RunData, by_label, main_rule, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,13 +48,25 @@ def themed(draw: Draw) -> Draw:
 
 
 def canvas(width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Axes]:
-    """Return a new figure of one panel; its size is in inches."""
+    """Return a new figure of one panel; its size is in inches.
+
+    Args:
+        width: Of the panel, in inches.
+        height: Of the panel, in inches.
+    """
     fig, axes = panels(1, width, height)
     return fig, axes[0]
 
 
 def panels(count: int, width: float = WIDTH, height: float = HEIGHT, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """Return a new figure of ``count`` panels of the given size each, in rows of up to ``columns``."""
+    """Return a new figure of ``count`` panels of the given size each, in rows of up to ``columns``.
+
+    Args:
+        count: Number of panels.
+        width: Of a panel, in inches.
+        height: Of a panel, in inches.
+        columns: Panels in a row, at most.
+    """
     from matplotlib.figure import Figure
 
     columns = min(columns, count)
@@ -67,7 +79,12 @@ def panels(count: int, width: float = WIDTH, height: float = HEIGHT, columns: in
 
 
 def write_title(ax: Axes, text: str) -> None:
-    """Write a panel's title, in several lines where it is longer than the panel is wide."""
+    """Write a panel's title, in several lines where it is longer than the panel is wide.
+
+    Args:
+        ax: The panel.
+        text: Its title.
+    """
     place = ax.get_subplotspec()
     columns = place.get_gridspec().ncols if place is not None else 1
     # In inches: a letter takes about 0.075.
@@ -76,7 +93,12 @@ def write_title(ax: Axes, text: str) -> None:
 
 
 def legend_below(fig: Figure, axes: Sequence[Axes]) -> None:
-    """Put one legend under the axes, where it covers no data, and make room for it."""
+    """Put one legend under the axes, where it covers no data, and make room for it.
+
+    Args:
+        fig: The figure.
+        axes: Its panels, whose entries are collected.
+    """
     entries = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if not entries:
         return
@@ -89,7 +111,12 @@ def legend_below(fig: Figure, axes: Sequence[Axes]) -> None:
 
 
 def inner_labels_off(axes: Sequence[Axes], columns: int) -> None:
-    """Keep axis labels at the left and lower rim of a grid of panels that all show the same quantities."""
+    """Keep axis labels at the left and lower rim of a grid of panels that all show the same quantities.
+
+    Args:
+        axes: The panels, row by row.
+        columns: Panels in a row.
+    """
     for i, ax in enumerate(axes):
         if i % columns:
             ax.set_ylabel("")
@@ -98,7 +125,13 @@ def inner_labels_off(axes: Sequence[Axes], columns: int) -> None:
 
 
 def percent_axis(ax: Axes, values: Sequence[float], what: str = "Test accuracy (%)") -> None:
-    """Label the vertical axis and let it show ``values`` with room around, within 0 to 100 %."""
+    """Label the vertical axis and let it show ``values`` with room around, within 0 to 100 %.
+
+    Args:
+        ax: The panel.
+        values: Percentages that must be visible.
+        what: Label of the axis.
+    """
     known = [v for v in values if not math.isnan(v)] or [0.0, 100.0]
     # At least five points high, or else noise would look like a trend.
     room = max(0.06 * (max(known) - min(known)), 1.0, 2.5 - (max(known) - min(known)) / 2)
@@ -107,7 +140,12 @@ def percent_axis(ax: Axes, values: Sequence[float], what: str = "Test accuracy (
 
 
 def counting_axis(ax: Axes, what: str = "Round") -> None:
-    """Label the horizontal axis and give it whole numbers."""
+    """Label the horizontal axis and give it whole numbers.
+
+    Args:
+        ax: The panel.
+        what: Label of the axis.
+    """
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
@@ -120,6 +158,14 @@ def name_ticks(
     """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one.
 
     Names are cut to a number of ``letters``.
+
+    Args:
+        ax: The panel.
+        axis: ``"x"`` or ``"y"``.
+        names: One name per place.
+        limit: Names written at most.
+        offset: Added to the places.
+        letters: Characters of a name that are kept.
     """
     step = math.ceil(len(names) / limit) if names else 1
     places = range(0, len(names), step)
@@ -163,28 +209,37 @@ class Series(NamedTuple):
 def series(runs: Sequence[RunData], rule: str | None = None) -> list[Series]:
     """Return the methods' runs that were scored by ``rule`` (each method's main rule if None).
 
+    Args:
+        runs: The runs.
+        rule: Inference rule; None for each method's main rule.
+
     Raises:
         DataError: If there are none.
     """
     styles = method_styles(run.label for run in runs)
-    found: list[Series] = []
+    lines: list[Series] = []
     for label, group in by_label(runs).items():
-        scored = [run for run in settled(group) if run.evaluated and (rule is None or rule in run.rules)]
+        scored = [run for run in settled(group) if run.evaluations and (rule is None or rule in run.rules)]
         if scored:
             chosen = rule or main_rule(scored[0].rules)
-            found.append(Series(label, styles[label], [r for r in scored if chosen in r.rules], chosen))
-    if not found:
+            lines.append(Series(label, styles[label], [r for r in scored if chosen in r.rules], chosen))
+    if not lines:
         known = ", ".join(dict.fromkeys(r for run in runs for r in run.rules))
         raise DataError(
             f"no run was scored by the rule {rule!r}: choose one of {known}"
             if known
             else "no accuracy to show: no round has been evaluated yet"
         )
-    if len({s.rule for s in found}) > 1:
-        return [s._replace(label=f"{s.label} ({s.rule})") for s in found]
-    return found
+    if len({s.rule for s in lines}) > 1:
+        return [s._replace(label=f"{s.label} ({s.rule})") for s in lines]
+    return lines
 
 
 def shortened(name: str, length: int) -> str:
-    """Return ``name`` cut to ``length`` letters."""
+    """Return ``name`` cut to ``length`` letters.
+
+    Args:
+        name: Any text.
+        length: Characters that are kept, at most.
+    """
     return name if len(name) <= length else f"{name[: length - 1]}…"

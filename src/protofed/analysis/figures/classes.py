@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CLASS_COLOURS = (*PALETTE, "#882255", "#999933")
 
 LEGEND_LIMIT = 30
-"""More classes than these are told apart by nobody: the legend leaves them out."""
+"""No reader can tell more classes apart: the legend leaves them out."""
 
 
 def class_styles(K: int) -> list[LineStyle]:
@@ -26,7 +26,16 @@ def class_styles(K: int) -> list[LineStyle]:
 
 
 def dots(ax: Axes, at: Any, style: LineStyle, *, size: float, alpha: float = 1.0, edge: str = "none") -> None:
-    """Draw ``(n, 2)`` points of one class; ``size`` is a diameter in points."""
+    """Draw ``(n, 2)`` points of one class; ``size`` is a diameter in points.
+
+    Args:
+        ax: The panel.
+        at: ``(n, 2)`` places.
+        style: Of the class.
+        size: Diameter in points.
+        alpha: Opacity, from 0 to 1.
+        edge: Colour of the outline.
+    """
     ax.scatter(
         at[:, 0],
         at[:, 1],

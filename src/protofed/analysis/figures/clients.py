@@ -17,9 +17,9 @@ from protofed.analysis.figures.base import (
     series,
     themed,
 )
-from protofed.analysis.rundata import RunData
 from protofed.analysis.style import GREY, INK, RULE_COLOURS, rule_title
 from protofed.errors import DataError
+from protofed.runs import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,10 +31,10 @@ def split(runs: list[RunData]) -> Figure:
     """Training samples of every client and class, as the first run has them."""
     clients = runs[0].clients
     return draw_split(
-        [c["train"] for c in clients],
-        [str(c["name"]) for c in clients],
+        [c.train for c in clients],
+        [c.name for c in clients],
         runs[0].class_names,
-        [str(c["architecture"]) for c in clients],
+        [c.architecture for c in clients],
         unit="training samples",
     )
 
@@ -142,7 +142,7 @@ def _one_run(ax: Axes, run: RunData, main: str) -> list[float]:
         )
         shown += percents
     if few:
-        name_ticks(ax, "x", [str(run.clients[i]["name"]) for i in order], 40, 1.0)
+        name_ticks(ax, "x", [run.clients[i].name for i in order], 40, 1.0)
         ax.set_xlabel("Client, worst to best")
     else:
         counting_axis(ax, "Rank of the client, worst to best")

@@ -19,9 +19,10 @@ from protofed.analysis.figures.base import (
     write_title,
 )
 from protofed.analysis.figures.lines import Curve, band, recorded, scalars
-from protofed.analysis.rundata import RunData, by_label, settled
-from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, rule_title, size
+from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, rule_title
 from protofed.errors import DataError
+from protofed.formats import size
+from protofed.runs import RunData, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +49,7 @@ def accuracy_rounds(runs: list[RunData], rule: str | None = None) -> Figure:
 @figure("accuracy_rules")
 def accuracy_rules(runs: list[RunData]) -> Figure:
     """Test accuracy of every inference rule against rounds, one panel per method; rings mark the best rounds."""
-    groups = {label: settled(group) for label, group in by_label(r for r in runs if r.evaluated).items()}
+    groups = {label: settled(group) for label, group in by_label(r for r in runs if r.evaluations).items()}
     if not groups:
         raise DataError("no accuracy to show: no round has been evaluated yet")
     fig, axes = _grid(len(groups))
@@ -104,10 +105,10 @@ def accuracy_bytes(runs: list[RunData], rule: str | None = None) -> Figure:
 def losses(runs: list[RunData]) -> Figure:
     """Training loss against rounds: its terms and their total, one panel per method."""
     groups = {label: settled(group) for label, group in by_label(runs).items()}
-    groups = {label: group for label, group in groups.items() if any(r["losses"] for r in group[0].rounds)}
+    groups = {label: group for label, group in groups.items() if any(r.losses for r in group[0].rounds)}
     if not groups:
         raise DataError("no losses to show: no client has trained yet")
-    terms = list(dict.fromkeys(t for g in groups.values() for r in g[0].rounds for t in r["losses"]))
+    terms = list(dict.fromkeys(t for g in groups.values() for r in g[0].rounds for t in r.losses))
     parts = [t for t in terms if t != "total"]
     styles: dict[str, dict[str, Any]] = {
         t: {"color": PALETTE[i % len(PALETTE)], "marker": "o"} for i, t in enumerate(parts)
@@ -115,7 +116,7 @@ def losses(runs: list[RunData]) -> Figure:
     styles["total"] = {"color": BLACK, "linestyle": "--"}
     fig, axes = _grid(len(groups))
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
-        own = [t for t in parts if any(t in r["losses"] for r in group[0].rounds)]
+        own = [t for t in parts if any(t in r.losses for r in group[0].rounds)]
         for term in own + ["total"] * (len(own) > 1):
             curves = [recorded(run, "losses", term) for run in group]
             band(ax, curves, styles[term], term.replace("_", " "))
@@ -137,7 +138,7 @@ def diagnostics(runs: list[RunData], limit: int = 9) -> Figure:
     """
     styles = method_styles(run.label for run in runs)
     groups = {label: settled(group) for label, group in by_label(runs).items()}
-    names = list(dict.fromkeys(n for run in runs for r in run.rounds for n in scalars(r["diagnostics"])))[:limit]
+    names = list(dict.fromkeys(n for run in runs for r in run.rounds for n in scalars(r.diagnostics)))[:limit]
     if not names:
         raise DataError("no diagnostics to show: the method records no numbers")
     fig, axes = _grid(len(names))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
 from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
-from protofed.analysis.rundata import RunData
 from protofed.errors import ConfigError, DataError
+from protofed.runs import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,8 +59,8 @@ def points(run: RunData, names: list[str], samples: int, seed: int, trust_code: 
 
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, not {samples}")
-    found = restore_features(run, names, max(1, samples // max(1, len(names))), seed, trust_code)
-    parts: list[tuple[Tensor, Tensor, int]] = [(c.features, c.labels, 0) for c in found]
+    features = restore_features(run, names, max(1, samples // max(1, len(names))), seed, trust_code)
+    parts: list[tuple[Tensor, Tensor, int]] = [(c.features, c.labels, 0) for c in features]
     for name in names:
         own = final_prototypes(run, f"local.{name}")
         if own is not None:
@@ -85,10 +85,19 @@ def points(run: RunData, names: list[str], samples: int, seed: int, trust_code: 
 
 
 def chosen_clients(run: RunData, clients: int, seed: int) -> list[str]:
-    """Return the names of so many clients with test samples, drawn with ``seed``, in their fixed order."""
+    """Draw clients that have test samples; return their names in the fixed order.
+
+    Args:
+        run: The run.
+        clients: Maximum number of clients.
+        seed: Seed of the draw.
+
+    Raises:
+        ConfigError: If ``clients`` is less than 1.
+    """
     import numpy as np
 
-    tested = [str(c["name"]) for c in run.clients if sum(c["test"])]
+    tested = [c.name for c in run.clients if sum(c.test)]
     if clients < 1:
         raise ConfigError(f"clients must be at least 1, not {clients}")
     if len(tested) <= clients:
@@ -97,24 +106,29 @@ def chosen_clients(run: RunData, clients: int, seed: int) -> list[str]:
     return [tested[i] for i in sorted(order)]
 
 
-def draw_points(ax: Axes, at: NDArray[Any], found: Points, K: int) -> None:
-    """Draw, at ``(n, 2)`` places, test samples small, local prototypes larger, and global ones large, outlined."""
+def draw_points(ax: Axes, at: NDArray[Any], points: Points, K: int) -> None:
+    """Draw, at ``(n, 2)`` places, test samples small, local prototypes larger, and global ones large, outlined.
+
+    Args:
+        ax: The panel.
+        at: ``(n, 2)`` places.
+        points: The ``n`` points, with their kinds and labels.
+        K: Number of classes.
+    """
     # Few points may be larger.
-    larger = 1.4 if (found.kinds == 0).sum() < 600 else 1.0
+    larger = 1.4 if (points.kinds == 0).sum() < 600 else 1.0
     for j, style in enumerate(class_styles(K)):
         for kind, look in enumerate(KINDS.values()):
-            here = (found.labels == j) & (found.kinds == kind)
+            here = (points.labels == j) & (points.kinds == kind)
             if here.any():
                 size = look["ms"] * (1.0 if kind else larger)
                 edge = look.get("mec", "none")
                 dots(ax, at[here], style, size=size, alpha=1.0 if kind else 0.55, edge=edge)
 
 
-def kinds_shown(found: list[Points]) -> dict[str, dict[str, Any]]:
+def kinds_shown(sets: list[Points]) -> dict[str, dict[str, Any]]:
     """Return the kinds of points that occur, for a legend."""
-    return {
-        label: look for i, (label, look) in enumerate(KINDS.items()) if any((p.kinds == i).any() for p in found)
-    }
+    return {label: look for i, (label, look) in enumerate(KINDS.items()) if any((p.kinds == i).any() for p in sets)}
 
 
 @figure("tsne")
@@ -135,8 +149,8 @@ def tsne(
     }
     single = len(shown) == 1
     fig, axes = panels(len(shown), *((6.0, 5.0) if single else (4.0, 3.6)), columns=2 if len(shown) == 4 else 3)
-    for ax, (title, (run, found)) in zip(axes, shown.items(), strict=True):
-        draw_points(ax, _embedded(run, found.at, seed), found, len(run.class_names))
+    for ax, (title, (run, points_of_run)) in zip(axes, shown.items(), strict=True):
+        draw_points(ax, _embedded(run, points_of_run.at, seed), points_of_run, len(run.class_names))
         ax.set_xticks([])
         ax.set_yticks([])
         ax.spines[:].set_visible(True)

@@ -14,9 +14,10 @@ from protofed.analysis.figures.base import (
     panels,
     write_title,
 )
-from protofed.analysis.rundata import RunData, by_label, prototypes, settled
+from protofed.analysis.restore import prototypes
 from protofed.analysis.style import FAINT, method_styles
 from protofed.errors import CheckpointError, DataError
+from protofed.runs import RunData, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,10 +65,10 @@ def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine
     """
     from protofed.prototypes.geometry import pairwise_cosines, pairwise_distances
 
-    found = {label: tables[0] for label, tables in _tables(runs).items()}
-    single = len(found) == 1
-    fig, axes = panels(len(found), *((5.0, 4.2) if single else (3.5, 3.0)))
-    for ax, (label, (table, present)) in zip(axes, found.items(), strict=True):
+    first = {label: tables[0] for label, tables in _tables(runs).items()}
+    single = len(first) == 1
+    fig, axes = panels(len(first), *((5.0, 4.2) if single else (3.5, 3.0)))
+    for ax, (label, (table, present)) in zip(axes, first.items(), strict=True):
         matrix = pairwise_cosines(table) if metric == "cosine" else pairwise_distances(table)
         # A class and itself say nothing, and would stretch the colours.
         matrix.fill_diagonal_(float("nan"))
@@ -105,15 +106,15 @@ def margins(runs: list[RunData], sort: bool = False) -> Figure:
     from protofed.prototypes.geometry import normalised_margins
 
     fig, ax = canvas()
-    found = _tables(runs)
+    groups = _tables(runs)
     styles = method_styles(run.label for run in runs)
     # Few classes leave room to put the methods beside each other.
     room = 0 if sort or len(runs[0].class_names) > 24 else 0.6
-    for i, (label, tables) in enumerate(found.items()):
+    for i, (label, tables) in enumerate(groups.items()):
         values = torch.stack([normalised_margins(t, p).masked_fill(~p, float("nan")) for t, p in tables])
         values = values.sort(1).values if sort else values
         K = values.shape[1]
-        shift = room * (i / (len(found) - 1) - 0.5) if len(found) > 1 else 0.0
+        shift = room * (i / (len(groups) - 1) - 0.5) if len(groups) > 1 else 0.0
         look = styles[label].line() | {"markersize": 6.5 if K <= 24 else 4.5, "alpha": 0.9}
         look |= {"linewidth": 1.0} if sort else {"linestyle": "none"}
         several = len(tables) > 1
@@ -135,7 +136,7 @@ def margins(runs: list[RunData], sort: bool = False) -> Figure:
         name_ticks(ax, "x", runs[0].class_names, 30)
         ax.set_xlabel("Class")
     ax.set_ylabel("Normalised margin")
-    if len(found) > 1:
+    if len(groups) > 1:
         legend_below(fig, [ax])
     return fig
 
@@ -146,11 +147,11 @@ def _tables(runs: Sequence[RunData]) -> dict[str, list[Prototypes]]:
     Raises:
         DataError: If there are none.
     """
-    found = {
+    groups = {
         label: [table for run in settled(group) if (table := global_prototypes(run)) is not None]
         for label, group in by_label(runs).items()
     }
-    found = {label: tables for label, tables in found.items() if tables}
-    if not found:
+    groups = {label: tables for label, tables in groups.items() if tables}
+    if not groups:
         raise DataError("no global prototypes to show: these methods have none, or no run has finished")
-    return found
+    return groups

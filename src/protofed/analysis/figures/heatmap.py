@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from protofed.analysis.figures.base import figure, panels, shortened, titled, write_title
 from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
 from protofed.analysis.figures.options import place_of
-from protofed.analysis.rundata import RunData
 from protofed.analysis.style import BLUE, FAINT
 from protofed.errors import ConfigError, DataError
+from protofed.runs import RunData
 
 ZERO = "#F1F3F5"
 MISSING: dict[str, Any] = {"color": FAINT, "hatch": "/////", "edgecolor": "#C3CAD2", "linewidth": 0}
@@ -88,7 +88,7 @@ def _sheet(run: RunData, which: str, class_: str | int | None, client: str | int
 
     if which == "global":
         return _Sheet(_rows(run.class_names, used(run, global_prototypes(run))), "Class")
-    names = [str(c["name"]) for c in run.clients]
+    names = [c.name for c in run.clients]
     if which == "client":
         name = names[place_of(names, client, "client")]
         return _Sheet(_rows(run.class_names, _own(run, [name]).get(name)), "Class", name)
@@ -104,8 +104,8 @@ def _own(run: RunData, clients: Sequence[str]) -> dict[str, Prototypes]:
     """Return the prototypes of those clients that have any, as they send them."""
     from protofed.analysis.restore import sent
 
-    found = {name: final_prototypes(run, f"local.{name}") for name in clients}
-    return sent(run, {name: own for name, own in found.items() if own is not None})
+    tables = {name: final_prototypes(run, f"local.{name}") for name in clients}
+    return sent(run, {name: own for name, own in tables.items() if own is not None})
 
 
 def _row(table: Prototypes | None, j: int) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis.rundata import RunData
+from protofed.runs import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,28 +15,46 @@ Curve = Mapping[int, float]
 
 
 def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out."""
-    found: dict[str, float] = {}
+    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out.
+
+    Args:
+        diagnostics: A table, possibly of tables.
+        prefix: What names begin with.
+    """
+    numbers: dict[str, float] = {}
     for name, value in diagnostics.items():
         if isinstance(value, Mapping):
-            found |= scalars(value, f"{prefix}{name}.")
+            numbers |= scalars(value, f"{prefix}{name}.")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[prefix + name] = float(value)
-    return found
+            numbers[prefix + name] = float(value)
+    return numbers
 
 
 def recorded(run: RunData, part: str, name: str) -> dict[int, float]:
     """Return round → a number among its ``losses`` or ``diagnostics``: NaN where a round lacks it, or nothing.
 
     Nothing is returned if every round lacks it.
+
+    Args:
+        run: The run.
+        part: ``losses`` or ``diagnostics``.
+        name: Dotted name of the number.
     """
-    values = {r["round"]: scalars(r[part]).get(name) for r in run.rounds}
+    values = {r.round: scalars(getattr(r, part)).get(name) for r in run.rounds}
     known = any(v is not None for v in values.values())
     return {t: float("nan") if v is None else v for t, v in values.items()} if known else {}
 
 
 def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *, ring: bool = False) -> list[float]:
-    """Draw mean ± sample standard deviation over the rounds that all curves have; return what must be visible."""
+    """Draw mean ± sample standard deviation over the rounds that all curves have; return what must be visible.
+
+    Args:
+        ax: The panel.
+        curves: One per seed.
+        line: Keyword arguments for ``Axes.plot``.
+        label: Entry of the legend.
+        ring: Whether to mark the highest point.
+    """
     import numpy as np
 
     rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []

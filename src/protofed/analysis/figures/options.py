@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import Draw, figures
-from protofed.analysis.rundata import RunData
 from protofed.errors import ConfigError, unknown_name
 from protofed.options import build_options, option, option_rows
+from protofed.runs import RunData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +29,11 @@ def figure_rows(name: str) -> list[tuple[str, Any, str]]:
 def draw_figure(name: str, runs: Sequence[RunData], values: Mapping[str, Any]) -> Figure:
     """Return the figure ``name`` of ``runs``, with options as users write them.
 
+    Args:
+        name: Of a registered figure.
+        runs: The runs.
+        values: Options by name.
+
     Raises:
         ConfigError: If there is no such figure, or it has no such option.
         DataError: If the runs do not hold what it shows.
@@ -40,6 +45,11 @@ def draw_figure(name: str, runs: Sequence[RunData], values: Mapping[str, Any]) -
 
 def place_of(names: Sequence[str], wanted: str | int | None, kind: str) -> int:
     """Return the place of a class or client that is given by name, or else by number; the first if None.
+
+    Args:
+        names: All names.
+        wanted: A name or a number; None for the first.
+        kind: What errors call it.
 
     Raises:
         ConfigError: If there is none.

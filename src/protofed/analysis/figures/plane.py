@@ -8,9 +8,9 @@ from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import class_legend, class_styles
 from protofed.analysis.figures.embedding import Points, draw_points, kinds_shown, points
 from protofed.analysis.figures.options import place_of
-from protofed.analysis.rundata import RunData
 from protofed.analysis.style import INK, LineStyle
 from protofed.errors import DataError
+from protofed.runs import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,50 +41,50 @@ def plane(
     """
     shown: dict[str, Points] = {}
     for title, run in titled(runs).items():
-        d = sorted({int(c["d"]) for c in run.clients})
+        d = sorted({c.d for c in run.clients})
         if d != [2]:
             raise DataError(
                 f"{run.directory}: features have d = {', '.join(map(str, d))}, a plane needs model.d = 2: "
                 "the figure tsne shows any d"
             )
-        names = [str(c["name"]) for c in run.clients]
+        names = [c.name for c in run.clients]
         if client is not None:
             names = [names[place_of(names, client, "client")]]
             title = names[0] if len(runs) == 1 else f"{title}: {names[0]}"
-        found = points(run, names, samples, seed, trust_code)
-        shown[title] = found if local else Points(*(part[found.kinds != 1] for part in found))
+        chosen = points(run, names, samples, seed, trust_code)
+        shown[title] = chosen if local else Points(*(part[chosen.kinds != 1] for part in chosen))
     single = len(shown) == 1
     fig, axes = panels(len(shown), *((5.2, 5.2) if single else (3.6, 3.6)), columns=2 if len(shown) == 4 else 3)
     classes = max((run.class_names for run in runs), key=len)
-    for ax, (title, found) in zip(axes, shown.items(), strict=True):
-        _draw(ax, found, len(classes), lines=client is not None)
+    for ax, (title, chosen) in zip(axes, shown.items(), strict=True):
+        _draw(ax, chosen, len(classes), lines=client is not None)
         if client is not None or not single:
             write_title(ax, title)
-    held = sorted({int(j) for found in shown.values() for j in found.labels})
+    held = sorted({int(j) for chosen in shown.values() for j in chosen.labels})
     class_legend(fig, axes[0], classes, held, kinds_shown(list(shown.values())))
     return fig
 
 
-def _draw(ax: Axes, found: Points, K: int, *, lines: bool) -> None:
+def _draw(ax: Axes, shown: Points, K: int, *, lines: bool) -> None:
     """Draw one run; ``lines`` joins local prototypes to the origin, which says something for one client only."""
     import numpy as np
 
-    rays = found.kinds == 2
-    low, high = _window(found.at[~rays], found.at[rays])
-    inside = np.all((found.at >= low) & (found.at <= high), axis=1)
+    rays = shown.kinds == 2
+    low, high = _window(shown.at[~rays], shown.at[rays])
+    inside = np.all((shown.at >= low) & (shown.at <= high), axis=1)
     for j, style in enumerate(class_styles(K)):
-        for tip in found.at[rays & (found.labels == j)]:
+        for tip in shown.at[rays & (shown.labels == j)]:
             _ray(ax, tip, style, low, high)
-        for tip in found.at[(found.kinds == 1) & (found.labels == j)] if lines else ():
+        for tip in shown.at[(shown.kinds == 1) & (shown.labels == j)] if lines else ():
             ax.plot(*zip((0, 0), tip, strict=True), color=style.colour, linewidth=0.9, linestyle="--", zorder=2.5)
-    draw_points(ax, found.at[inside], Points(*(part[inside] for part in found)), K)
+    draw_points(ax, shown.at[inside], Points(*(part[inside] for part in shown)), K)
     ax.plot(0, 0, "+", color=INK, markersize=7, markeredgewidth=1.0, zorder=4)
     ax.set_xlim(low[0], high[0])
     ax.set_ylim(low[1], high[1])
     ax.set_box_aspect(1)  # of a square window: equal scales
     ax.set_xlabel("First feature")
     ax.set_ylabel("Second feature")
-    lengths = np.linalg.norm(found.at[rays], axis=1)
+    lengths = np.linalg.norm(shown.at[rays], axis=1)
     if not np.all(inside[rays]):
         ax.annotate(
             f"prototypes at length {_extent(lengths)}",

@@ -17,8 +17,12 @@ def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
     """Write ``fig`` as PNG and SVG at ``path_stem`` with the suffix added; return both paths.
 
     Files are replaced whole, and the same figure gives the same bytes.
+
+    Args:
+        fig: The figure.
+        path_stem: Path without suffix.
     """
-    from protofed.federation.files import write_bytes
+    from protofed.files import write_bytes
 
     stem = Path(path_stem)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]

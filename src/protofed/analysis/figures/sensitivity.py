@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protofed.analysis._labels import NOT_THE_METHODS, flat, tell_apart
 from protofed.analysis.figures.base import figure, legend_below, name_ticks, panels, percent_axis
-from protofed.analysis.rundata import RunData, main_rule, settled
-from protofed.analysis.style import GREY, method_styles, rule_title, size
+from protofed.analysis.style import GREY, method_styles, rule_title
 from protofed.errors import DataError, unknown_name
+from protofed.formats import size
+from protofed.runs import NOT_THE_METHODS, RunData, flat, main_rule, settled, tell_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def sensitivity(runs: list[RunData], option: str | None = None, rule: str | None
         option: dotted name, e.g. method.gamma; by default the one in which the runs differ
         rule: inference rule; by default each method's main rule
     """
-    scored = [run for run in settled(runs) if run.evaluated and (rule is None or rule in run.rules)]
+    scored = [run for run in settled(runs) if run.evaluations and (rule is None or rule in run.rules)]
     if not scored:
         raise DataError("no accuracy to show: no round has been evaluated" + f" by the rule {rule!r}" * bool(rule))
     option = _varied(scored, option)
@@ -63,7 +63,7 @@ def sensitivity(runs: list[RunData], option: str | None = None, rule: str | None
         chosen = rule or main_rule(next(iter(line.values()))[0].rules)
         for name, own in (("best", look | BEST), ("final", look)):
             points = {
-                value: _over([100 * run.facts["accuracy"][chosen][name] for run in group])
+                value: _over([100 * getattr(run.outcome.accuracy[chosen], name) for run in group])
                 for value, group in line.items()
                 if value is not None or name == "final"
             }
@@ -88,15 +88,15 @@ def _varied(runs: Sequence[RunData], wanted: str | None) -> str:
     Raises:
         DataError: If the runs do not differ in it, or differ in several and none is asked for.
     """
-    found = [flat(run.config, (*NOT_THE_METHODS, "recipe")) for run in runs]
-    names = list(dict.fromkeys(name for options in found for name in options if name != "method.name"))
-    varied = [n for n in names if len({str(options[n]) for options in found if n in options}) > 1]
+    configurations = [flat(run.config, (*NOT_THE_METHODS, "recipe")) for run in runs]
+    names = list(dict.fromkeys(name for options in configurations for name in options if name != "method.name"))
+    varied = [n for n in names if len({str(options[n]) for options in configurations if n in options}) > 1]
     if wanted is None and len(varied) != 1:
         raise DataError(f"name the option, one of those in which the runs differ: {', '.join(varied) or 'none'}")
     if wanted is not None and wanted not in names:
         raise DataError(unknown_name("option of these runs", wanted, varied or names))
     if wanted is not None and wanted not in varied:
-        value = next(options[wanted] for options in found if wanted in options)
+        value = next(options[wanted] for options in configurations if wanted in options)
         raise DataError(f"nothing to compare: {wanted} is {value!r} in all runs")
     return wanted or varied[0]
 

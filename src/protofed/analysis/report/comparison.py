@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from protofed.analysis.exchange import by_exchange
 from protofed.analysis.report.facts import architectures, bytes_per_round
 from protofed.analysis.report.tables import Cell, Table, accuracies
-from protofed.analysis.rundata import RULE_ORDER, RunData, by_exchange, by_label, main_rule, settled
-from protofed.analysis.style import duration, mean_std, method_styles, rule_title, size
+from protofed.analysis.style import method_styles, rule_title
+from protofed.formats import duration, mean_std, size
+from protofed.runs import RULE_ORDER, RunData, by_label, main_rule, settled
 
 
 def methods(runs: Sequence[RunData]) -> Table:
@@ -34,8 +36,8 @@ def methods(runs: Sequence[RunData]) -> Table:
             Cell(str(len(chosen)), waiting),
             *(mean_std(accuracies(chosen, rule, name)) for name in ("final", "best", "client_mean")),
             *(size(statistics.fmean(bytes_per_round(run, way) for run in chosen)) for way in ("up", "down")),
-            size(statistics.fmean(_sent(run) for run in chosen)),
-            duration(statistics.fmean(run.facts["seconds"]["total"] for run in chosen)),
+            size(statistics.fmean(run.outcome.communication.sent for run in chosen)),
+            duration(statistics.fmean(run.outcome.seconds["total"] for run in chosen)),
         )
     _emphasise(table, range(2, 5))
     return table
@@ -43,8 +45,8 @@ def methods(runs: Sequence[RunData]) -> Table:
 
 def rules(runs: Sequence[RunData]) -> Table:
     """Return one row per method: final and best accuracy by every rule, mean ± std over seeds."""
-    found = {rule for run in runs for rule in run.rules}
-    names = [r for r in RULE_ORDER if r in found] + sorted(found - set(RULE_ORDER))
+    scored = {rule for run in runs for rule in run.rules}
+    names = [r for r in RULE_ORDER if r in scored] + sorted(scored - set(RULE_ORDER))
     table = Table(["Method", *(name for _ in names for name in ("Final", "Best"))])
     table.groups = [("", 1), *((rule_title(rule), 2) for rule in names)]
     styles = method_styles(run.label for run in runs)
@@ -63,10 +65,6 @@ def _sections(table: Table, runs: Sequence[RunData]) -> Iterator[tuple[str, list
         if len(groups) > 1:
             table.sections[len(table.rows)] = f"Exchange {what}" if what else "Exchange not known"
         yield from by_label(members).items()
-
-
-def _sent(run: RunData) -> int:
-    return int(run.facts["communication"]["bytes_up_total"] + run.facts["communication"]["bytes_down_total"])
 
 
 def _emphasise(table: Table, columns: range) -> None:

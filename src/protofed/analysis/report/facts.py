@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protofed.analysis._files import read_text
-from protofed.analysis.rundata import RunData, main_rule, settled
-from protofed.analysis.style import duration, mean_std, number, percent, rule_title, size
+from protofed.analysis.style import rule_title
+from protofed.formats import duration, mean_std, number, percent, size
+from protofed.runs import RunData, main_rule, read_text, settled
 
 RULE_TEXTS = {
     "head": "the class with the largest output of the client's own model",
@@ -29,7 +29,12 @@ class Card(NamedTuple):
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun."""
+    """Return a count with its noun.
+
+    Args:
+        count: How many.
+        noun: In the singular.
+    """
     return f"{number(count)} {noun if count == 1 else noun + ('es' if noun.endswith('s') else 's')}"
 
 
@@ -71,28 +76,27 @@ def scored(runs: Sequence[RunData]) -> str:
         "broadcast": "after they received what the server made of the round, before they trained again",
         "trained": "as they stood after training, before they received what the server made of the round",
     }
-    found = {str(run.config.get("evaluation", {}).get("at", "broadcast")) for run in runs}
-    return f"Clients are scored {moments.get(found.pop(), 'at another moment')}." if len(found) == 1 else ""
+    used = {str(run.config.get("evaluation", {}).get("at", "broadcast")) for run in runs}
+    return f"Clients are scored {moments.get(used.pop(), 'at another moment')}." if len(used) == 1 else ""
 
 
 def architectures(run: RunData) -> str:
     """Return the clients' architectures in a few words."""
-    found = list(dict.fromkeys(str(c["architecture"]) for c in run.clients))
-    return f"all {found[0]}" if len(found) == 1 else f"{len(found)} architectures"
+    names = list(dict.fromkeys(c.architecture for c in run.clients))
+    return f"all {names[0]}" if len(names) == 1 else f"{len(names)} architectures"
 
 
 def same_split(runs: Sequence[RunData]) -> bool:
-    """Tell whether all runs of a comparison have clients with the same numbers of samples."""
-    counts = [[c["train"] for c in run.clients] for run in runs if run.seed == runs[0].seed]
+    """Return whether all runs of a comparison have clients with the same numbers of samples."""
+    counts = [[c.train for c in run.clients] for run in runs if run.seed == runs[0].seed]
     return all(c == counts[0] for c in counts)
 
 
 def cards(run: RunData) -> list[Card]:
     """Return the headline numbers of one run."""
-    traffic, seconds = run.facts["communication"], run.facts["seconds"]
-    sent = traffic["bytes_up_total"] + traffic["bytes_down_total"]
+    sent, seconds = run.outcome.communication.sent, run.outcome.seconds
     per_round = [size(bytes_per_round(run, way)) for way in ("up", "down")]
-    memory = (run.summary or {}).get("peak_memory_bytes")
+    memory = run.summary.peak_memory_bytes if run.summary else None
     return [
         *_accuracy_cards(run),
         Card(
@@ -114,42 +118,47 @@ def cards(run: RunData) -> list[Card]:
 
 
 def _accuracy_cards(run: RunData) -> list[Card]:
-    if not run.evaluated:
+    if not run.evaluations:
         return [Card("Accuracy", "–", "no round has been evaluated yet")]
     rule = main_rule(run.rules)
-    accuracy = run.facts["accuracy"][rule]
-    last = run.evaluated[-1]["round"]
+    accuracy = run.outcome.accuracy[rule]
+    last = f"round {run.last_evaluation}, by {rule_title(rule).lower()}"
     return [
-        Card("Final accuracy", percent(accuracy["final"]), f"round {last}, by {rule_title(rule).lower()}"),
-        Card("Best accuracy", percent(accuracy["best"]), f"round {accuracy['best_round']}, chosen on test data"),
+        Card("Final accuracy", percent(accuracy.final), last),
+        Card("Best accuracy", percent(accuracy.best), f"round {accuracy.best_round}, chosen on test data"),
     ]
 
 
 def headline(runs: Sequence[RunData]) -> str:
     """Return one method's final accuracy by its main rule, over its seeds."""
-    scored = [run for run in settled(runs) if run.evaluated]
+    scored = [run for run in settled(runs) if run.evaluations]
     if not scored:
         return "not evaluated yet"
     rule = main_rule(scored[0].rules)
-    values = [run.facts["accuracy"][rule]["final"] for run in scored if rule in run.facts["accuracy"]]
+    values = [run.outcome.accuracy[rule].final for run in scored if rule in run.outcome.accuracy]
     return f"{mean_std(values)} final accuracy by {rule_title(rule).lower()}"
 
 
 def seeds(runs: Sequence[RunData]) -> str:
     """Return the seeds of some runs."""
-    found = sorted({run.seed for run in runs})
-    return f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+    numbers = sorted({run.seed for run in runs})
+    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def bytes_per_round(run: RunData, way: str) -> float:
-    """Return the mean number of bytes over the rounds that sent any ``up`` or ``down``, of all clients together."""
-    sent = [r["bytes"][way] for r in run.rounds if r["bytes"][way]]
+    """Return the mean number of bytes over the rounds that sent any ``up`` or ``down``, of all clients together.
+
+    Args:
+        run: The run.
+        way: ``up`` or ``down``.
+    """
+    sent = [r.bytes[way] for r in run.rounds if r.bytes[way]]
     return statistics.fmean(sent) if sent else 0.0
 
 
 def silent(runs: Sequence[RunData]) -> bool:
-    """Tell whether nothing was sent at all."""
-    return not any(r["bytes"][way] for run in runs for r in run.rounds for way in ("up", "down"))
+    """Return whether nothing was sent at all."""
+    return not any(r.sent for run in runs for r in run.rounds)
 
 
 def configuration(run: RunData) -> str:
@@ -159,5 +168,5 @@ def configuration(run: RunData) -> str:
 
 def version(runs: Sequence[RunData]) -> str:
     """Return the versions of protofed that made the runs."""
-    found = sorted({str(run.summary.get("protofed", "")) for run in runs if run.summary} - {""})
-    return ", ".join(found)
+    versions = sorted({run.summary.protofed for run in runs if run.summary} - {""})
+    return ", ".join(versions)

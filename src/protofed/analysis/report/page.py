@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protofed.analysis import grid
 from protofed.analysis.report import comparison, facts, tables
-from protofed.analysis.rundata import RunData, axes_of, by_label, load_runs
 from protofed.analysis.style import rule_title
 from protofed.errors import CheckpointError, DataError
+from protofed.runs import RunData, axes_of, by_label, load_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -28,7 +28,7 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
     Raises:
         CheckpointError: If a path holds no run, or a file of a run is missing or damaged.
     """
-    from protofed.federation.files import write_text
+    from protofed.files import write_text
 
     out = Path(out)
     runs = load_runs([Path(path) for path in paths], left_out)
@@ -44,7 +44,12 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
 
 
 def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
-    """Return the page: about one run, or a comparison of several, and why others were ``left_out``."""
+    """Return the page: about one run, or a comparison of several, and why others were ``left_out``.
+
+    Args:
+        runs: The runs.
+        left_out: Why other runs are not shown.
+    """
     template = _environment().get_template("report.html")
     return template.render(
         runs=list(runs),
@@ -91,7 +96,13 @@ class Plots:
         self.count = 0
 
     def draw(self, name: str, runs: list[RunData], **options: Any) -> Plot:
-        """Draw the registered figure ``name``."""
+        """Draw the registered figure ``name``.
+
+        Args:
+            name: Of a registered figure.
+            runs: The runs.
+            options: Options of the figure.
+        """
         from markupsafe import Markup
 
         from protofed.analysis.figures import figures, inline_svg

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from protofed.analysis.grid import SERIOUS, Axes, Row
 from protofed.analysis.report.facts import bytes_per_round, rule_text
-from protofed.analysis.rundata import RunData, main_rule, settled
-from protofed.analysis.style import LineStyle, duration, mean_std, number, percent, rule_title, size
+from protofed.analysis.style import LineStyle, rule_title
+from protofed.formats import duration, mean_std, number, percent, size
+from protofed.runs import ClientDescription, Findings, RunData, main_rule, settled
 
 
 class Cell(NamedTuple):
@@ -48,7 +49,7 @@ class Table:
 def rules(runs: Sequence[RunData]) -> Table:
     """Return one row per inference rule of one method."""
     chosen = settled(runs)
-    selected = any("selected" in a for run in chosen for a in run.facts["accuracy"].values())
+    selected = any(a.selected is not None for run in chosen for a in run.outcome.accuracy.values())
     table = Table(["A sample is given …", "Final", "Best", "Best at round", "Mean over clients", "± over clients"])
     if selected:
         table.head.insert(4, "Selected")
@@ -75,31 +76,31 @@ def clients(run: RunData) -> Table:
     if run.rules:
         table.head += [rule_title(rule) for rule in run.rules]
         table.groups.append(("Final accuracy", len(run.rules)))
-    added = any(client.get("extras") for client in run.clients)
+    added = any(client.extras for client in run.clients)
     if added:
         table.head.insert(3, "Added by the method")
         table.groups[1] = ("Model", 3)
     scores = [run.client_accuracies(rule) for rule in run.rules]
     for i, client in enumerate(run.clients):
-        held = sum(1 for n in client["train"] if n)
+        held = sum(1 for n in client.train if n)
         table.add(
-            str(client["name"]),
-            str(client["architecture"]),
-            number(client["parameters"]),
-            *([_extras(client.get("extras", {}))] if added else []),
-            number(client["d"]),
-            _samples(client, "train"),
-            _samples(client, "test"),
+            client.name,
+            client.architecture,
+            number(client.parameters),
+            *([_extras(client.extras)] if added else []),
+            number(client.d),
+            _samples(client, client.train),
+            _samples(client, client.test),
             f"{held} of {len(run.class_names)}",
             *(percent(values[i] if i < len(values) else None) for values in scores),
         )
     return table
 
 
-def _samples(client: Mapping[str, Any], part: str) -> str:
+def _samples(client: ClientDescription, per_class: Sequence[int]) -> str:
     """Return how many samples a client has, as far as it says."""
-    told = number(sum(client[part]))
-    return {"none": "withheld", "coarse": f"≤ {told}"}.get(client.get("counts", "exact"), told)
+    told = number(sum(per_class))
+    return {"none": "withheld", "coarse": f"≤ {told}"}.get(client.counts, told)
 
 
 def _extras(sizes: Mapping[str, int]) -> str:
@@ -121,10 +122,10 @@ def communication(runs: Sequence[RunData]) -> Table:
     for name, ways in rows.items():
         table.add(
             name,
-            number(round(mean(ways, lambda run, way: run.facts["communication"][f"parameters_{way}_per_round"]))),
+            number(round(mean(ways, lambda run, way: run.outcome.communication.parameters_per_round[way]))),
             size(mean(ways, bytes_per_round)),
             size(mean(ways, _bytes_per_client)),
-            size(mean(ways, lambda run, way: run.facts["communication"][f"bytes_{way}_total"])),
+            size(mean(ways, lambda run, way: run.outcome.communication.bytes_total[way])),
         )
     return table
 
@@ -134,8 +135,8 @@ def geometry(run: RunData) -> Table | None:
     from protofed.analysis.figures.geometry import global_prototypes
     from protofed.prototypes.geometry import summary
 
-    found = global_prototypes(run)
-    values = summary(*found) if found else {}
+    table_and_present = global_prototypes(run)
+    values = summary(*table_and_present) if table_and_present else {}
     if not values.get("classes"):
         return None
     table = Table(["Between the prototypes of two classes", "Smallest", "Mean", "Largest"])
@@ -162,16 +163,12 @@ def missing(runs: Sequence[RunData]) -> Table | None:
 
 
 def left_out(runs: Sequence[RunData]) -> Table | None:
-    """Return who came to a network's run and did not fit, and why; None if everybody did."""
-    found = dict.fromkeys(
-        (str(who.get("client", "")), str(who.get("reason", "")), str(run.seed))
-        for run in runs
-        for who in run.federation.get("left_out", ())
-    )
-    if not found:
+    """Return the clients of a network that did not fit the others, and why; None if all did."""
+    rows = dict.fromkeys((*entry, str(run.seed)) for run in runs for entry in run.federation.left_out.items())
+    if not rows:
         return None
     table = Table(["Client", "Reason", "Seed"], text_columns=2)
-    for row in found:
+    for row in rows:
         table.add(*row)
     return table
 
@@ -181,9 +178,9 @@ def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> T
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
         for record in run.rounds:
-            for incident in record.get(kind, ()):
-                key = (*(incident[name] for name in fields), str(run.seed))
-                rounds.setdefault(key, []).append(record["round"])
+            for incident in getattr(record, kind):
+                key = (*(getattr(incident, name) for name in fields), str(run.seed))
+                rounds.setdefault(key, []).append(record.round)
     if not rounds:
         return None
     table = Table([*(name.capitalize() for name in fields), "Seed", "Times", "Rounds"], text_columns=len(fields))
@@ -197,37 +194,42 @@ def robust(runs: Sequence[RunData]) -> Table | None:
 
     Classes that one client alone reported stand in a row of their own: nothing protects them.
     """
-    found: dict[tuple[str, str], list[int]] = {}
+    interventions: dict[tuple[str, str], list[int]] = {}
     for run in runs:
         for record in run.rounds:
-            for client, what in _interventions(record.get("robust", {})):
-                found.setdefault((client, what), []).append(record["round"])
-    if not found:
+            for client, what in _interventions(record.robust):
+                interventions.setdefault((client, what), []).append(record.round)
+    if not interventions:
         return None
     table = Table(["Client", "What was done", "Rounds", "First", "Last"], text_columns=2)
-    for (client, what), when in sorted(found.items(), key=lambda item: (item[0][1], -len(item[1]))):
+    for (client, what), when in sorted(interventions.items(), key=lambda item: (item[0][1], -len(item[1]))):
         table.add(client, what, str(len(when)), str(min(when)), str(max(when)))
     return table
 
 
-def _interventions(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _interventions(findings: Findings) -> Iterator[tuple[str, str]]:
     """Yield client and intervention of one round's record."""
-    for entry in done.get("left_out", ()):
-        yield entry["client"], "its upload was left out"
-    for entry in done.get("clipped", ()):
-        yield entry["client"], "vectors were shortened"
-    for entry in done.get("capped", ()):
-        yield entry["client"], f"{', '.join(entry['fields'])} reduced to what it had described"
-    for client in done.get("out_of_proportion", ()):
+    for client in findings.left_out:
+        yield client, "its upload was left out"
+    for client in findings.clipped:
+        yield client, "vectors were shortened"
+    for client, names in findings.capped.items():
+        yield client, f"{', '.join(names)} reduced to what it had described"
+    for client in findings.out_of_proportion:
         yield client, "vectors many times as long as the median reached the server"
-    for label in done.get("alone", ()):
+    for label in findings.alone:
         yield "", f"class {label} was reported by one client alone and cannot be protected"
-    if "kept" in done:
+    if findings.kept:
         yield "", "the server kept its previous state, since clients would have refused the new one"
 
 
 def grid(rows: Sequence[Row], axes: Axes) -> Table:
-    """Return the table of a comparison along axes; losses of more than 3 points are emphasised."""
+    """Return the table of a comparison along axes; losses of more than 3 points are emphasised.
+
+    Args:
+        rows: See :func:`protofed.analysis.grid.rows_of`.
+        axes: Names of the values along each axis.
+    """
     columns, *others = axes
     table = Table([*others, *axes[columns]] if others else ["", *axes[columns]], text_columns=max(1, len(others)))
     method = ""
@@ -255,24 +257,30 @@ def environment(runs: Sequence[RunData]) -> Table | None:
     if run is None or run.summary is None:
         return None
     table = Table(["Environment", ""], text_columns=2)
-    if run.summary.get("protofed"):
-        table.add("protofed", str(run.summary["protofed"]))
-    for name, value in run.summary.get("environment", {}).items():
+    if run.summary.protofed:
+        table.add("protofed", run.summary.protofed)
+    for name, value in run.summary.environment.items():
         table.add(name, str(value))
-    if run.summary.get("peak_memory_bytes"):
-        table.add("peak memory", size(run.summary["peak_memory_bytes"]))
+    if run.summary.peak_memory_bytes:
+        table.add("peak memory", size(run.summary.peak_memory_bytes))
     for name in ("training", "aggregation", "evaluation"):
-        table.add(f"time in {name}", duration(run.facts["seconds"][name]))
+        table.add(f"time in {name}", duration(run.outcome.seconds[name]))
     return table
 
 
 def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
-    """Return one figure of ``summarise`` for every run that has it."""
-    found = (run.facts["accuracy"].get(rule, {}) for run in runs)
-    return [accuracy[name] for accuracy in found if name in accuracy]
+    """Return one attribute of :class:`~protofed.runs.RuleOutcome` for every run that has it.
+
+    Args:
+        runs: Any runs.
+        rule: Inference rule; runs without it are left out.
+        name: Name of the attribute.
+    """
+    outcomes = [run.outcome.accuracy[rule] for run in runs if rule in run.outcome.accuracy]
+    return [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
 
 
 def _bytes_per_client(run: RunData, way: str) -> float:
-    """Return the mean bytes of a client in a round that sent any; everyone who took part counts."""
-    sent = [r["bytes"][way] / len(r["participants"]) for r in run.rounds if r["bytes"][way] and r["participants"]]
+    """Return the mean bytes of a client in a round that sent any; all participants count."""
+    sent = [r.bytes[way] / len(r.participants) for r in run.rounds if r.bytes[way] and r.participants]
     return statistics.fmean(sent) if sent else 0.0

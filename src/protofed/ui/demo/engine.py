@@ -14,13 +14,13 @@ from protofed import data, methods
 from protofed.analysis import main_rule
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import resolve
-from protofed.federation.records import Accuracy
 from protofed.methods import Batch, Local
 from protofed.models.grouping import Group, groups
 from protofed.options import build_options, option_rows, plain
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
+from protofed.runs import Accuracy
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.training import Sequential
 from protofed.training.batches import normalise
@@ -47,7 +47,7 @@ groups.register(MIXED)(
 
 @dataclass(frozen=True)
 class View:
-    """What there is to see of one federation after a round.
+    """The visible state of one federation after a round.
 
     Attributes:
         accuracy: On all clients' test images by the rule that headline figures are about, in ``[0, 1]``.
@@ -56,7 +56,7 @@ class View:
         bytes: Sent so far, up and down.
         separation: Distance of the two closest global prototypes, in mean distances of a test feature from its
             class's global prototype; None with fewer than two.
-        dots: ``(n, 2)`` test features in the plane, in the order of :meth:`Duel.dots`.
+        dots: ``(n, 2)`` test features in the plane, in the order of :meth:`FederationPair.dots`.
         predicted: ``(n,)`` classes, -1 where the model's output is not finite.
         own: ``(clients, K, 2)`` local prototypes, NaN where there is none.
         shared: ``(m, 2)`` global prototypes.
@@ -75,7 +75,7 @@ class View:
     labels: NDArray[np.int64]
 
 
-class Duel:
+class FederationPair:
     """Two federations with the same clients, data and initial weights, a round at a time.
 
     Raises:
@@ -85,7 +85,7 @@ class Duel:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.federated = federated_digits(setup)
-        self.sides = {side: Contestant(setup, setup.chosen(side), self.federated) for side in SIDES}
+        self.sides = {side: LiveFederation(setup, setup.chosen(side), self.federated) for side in SIDES}
         self.round = 0
 
     @property
@@ -95,8 +95,8 @@ class Duel:
 
     def step(self) -> None:
         """Run one round on either side."""
-        for contestant in self.sides.values():
-            contestant.step()
+        for live in self.sides.values():
+            live.step()
         self.round += 1
 
     def dots(self, client: int | None = None) -> list[tuple[int, int]]:
@@ -112,8 +112,8 @@ class Duel:
         return [(c, row) for c in range(self.setup.clients) for row in range(c % stride, total, stride)]
 
 
-class Contestant:
-    """One of the two federations."""
+class LiveFederation:
+    """One of the two federations, as it learns."""
 
     def __init__(self, setup: Setup, chosen: Chosen, federated: FederatedData) -> None:
         self.federated = federated
@@ -162,15 +162,17 @@ class Contestant:
 
     @torch.no_grad()
     def view(self, dots: list[tuple[int, int]]) -> View:
-        """Return what there is to see; ``dots`` are those of :meth:`Duel.dots`."""
+        """Return what there is to see; ``dots`` are those of :meth:`FederationPair.dots`."""
         method, rule = self.federation.method, main_rule(self.accuracy.weighted)
         features, predicted, own = [], [], []
         received: dict[str, Tensor] = {}
+        clients = self.federation.executor.clients
         for name in self.federation.names:
-            client = self.federation.executor.clients.fetch(name)
-            local = self._executor.trainer.receive(client, None, self.federation.round, deliver=False)
-            model = client.model.eval()
-            batch = Batch(normalise(client.test.x, torch.float32), client.test.y)
+            test = clients[name].test
+            local = self._executor.trainer.open(clients, name, self.federation.round)
+            self._executor.trainer.receive(local, None, deliver=False)
+            model = local.model.eval()
+            batch = Batch(normalise(test.x, torch.float32), test.y)
             features.append(model(batch.x).features)
             predicted.append(method.predict(model, batch, local.received, local.state)[rule])
             own.append(_own_prototypes(local))
@@ -240,7 +242,12 @@ def federated_digits(setup: Setup) -> FederatedData:
 
 
 def fitting(chosen: Chosen, setup: Setup) -> tuple[dict[str, Any], list[str]]:
-    """Return a method's options as far as they suit the setup, and what had to be changed, in words."""
+    """Return a method's options as far as they suit the setup, and what had to be changed, in words.
+
+    Args:
+        chosen: Method and options.
+        setup: What they must suit.
+    """
     options, notes = dict(chosen.options), []
     if chosen.method == "gfpl" and len(setup.digits) > setup.d and options.get("dcs", True):
         options["dcs"] = False

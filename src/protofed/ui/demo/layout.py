@@ -5,16 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nicegui import ui
 
 from protofed.ui import shell
-from protofed.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Side
+from protofed.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Setup, Side
 from protofed.ui.demo.words import DOES, KNOBS, TITLES, look_for, title
-
-if TYPE_CHECKING:
-    from protofed.ui.demo.page import Demo
 
 SKEWS = {"paired": "by halves, 3 : 1", "dirichlet": "by Dir(α)"}
 MODELS = {"same": "784→64→16→d for all", "mixed": "four different ones"}
@@ -22,10 +19,65 @@ _STROKE = '<svg class="stroke" aria-hidden="true"><line x1="0" y1="5" x2="26" y2
 DIMENSIONS = (2, 3, 4, 8, 16, 32)
 
 
+class Demonstration(Protocol):
+    """A demonstration as its controls see it.
+
+    Attributes:
+        setup: What is shown.
+    """
+
+    setup: Setup
+
+    def begin(self, **changes: Any) -> None:
+        """Begin anew, with a changed setup."""
+
+    def toggle(self) -> None:
+        """Run or pause."""
+
+    def step(self) -> None:
+        """Run one round."""
+
+    def reset(self) -> None:
+        """Return to the initial weights."""
+
+    def choose(self, side: Side, method: str) -> None:
+        """Put another method on a side.
+
+        Args:
+            side: The side.
+            method: Name of the method.
+        """
+
+    def change(self, side: Side, name: str, value: float) -> None:
+        """Change an option while the method runs.
+
+        Args:
+            side: The side.
+            name: Name of the option.
+            value: Its new value.
+        """
+
+    def send(self, command: str, *arguments: Any) -> None:
+        """Send a command to the process that learns.
+
+        Args:
+            command: Name of a method of ``Session``.
+            arguments: Its arguments.
+        """
+
+    def script(self, function: str, argument: Any) -> None:
+        """Call a function of ``static/demo.js``.
+
+        Args:
+            function: Its name.
+            argument: Its argument, as JSON can hold it.
+        """
+
+
 class Layout:
     """The parts of one page."""
 
-    def __init__(self, demo: Demo) -> None:
+    def __init__(self, demo: Demonstration) -> None:
         self.demo = demo
         self.charts: dict[str, int] = {}
         self._controls: list[Any] = []
@@ -145,7 +197,7 @@ class Layout:
                     .props("dense outlined options-dense")
                     .classes("wide")
                 )
-                # What divides by Dir(alpha) takes some seconds to load: who looks at the choice may soon need it.
+                # Code that divides by Dir(alpha) takes seconds to load: that begins when the choice is opened.
                 skew.on("popup-show", lambda: self.demo.send("warm"), args=[])
                 models = (
                     ui.select(
@@ -197,9 +249,9 @@ class Layout:
         act: Callable[[float], None],
         write: Callable[[float], str] = "{:g}".format,
     ) -> None:
-        """Add a slider with its name, its value and what it does.
+        """Add a slider with its name, its value and a word on its effect.
 
-        The browser's own: it can be focused where its role is, which Quasar's cannot.
+        It is the browser's own, since Quasar's puts its role on an element that cannot have the focus.
         """
         with ui.element("label").classes("slider"):
             with ui.element("span").classes("caption"):
@@ -233,23 +285,23 @@ class Layout:
     # What changes on the page.
 
     def buttons(self, *, running: bool) -> None:
-        """Show whether it runs."""
+        """Show whether the demonstration runs."""
         self._run.set_text("Pause" if running else "Run")
         self._run.props(f"icon={'pause' if running else 'play_arrow'}")
         self._status.set_text("Running" if running else "Paused")
 
     def busy(self, text: str) -> None:
-        """Say what is waited for; nothing where nothing is."""
+        """Show what the page is waiting for; ``""`` for nothing."""
         self._busy.set_text(text)
         self._busy.set_visibility(bool(text))
 
     def problem(self, text: str) -> None:
-        """Say what does not fit; nothing where all is well."""
+        """Show an error; ``""`` for none."""
         self._error.set_text(text)
         self._error.set_visibility(bool(text))
 
     def words(self) -> None:
-        """Say what runs on either side, and what to look for."""
+        """Describe what runs on either side, and what to look for."""
         methods = {side: self.demo.setup.chosen(side).method for side in SIDES}
         does = {side: DOES.get(method, f"runs {title(method)}") for side, method in methods.items()}
         self._lead.set_text(
@@ -330,7 +382,14 @@ class Layout:
 
 
 def counts_table(names: list[str], shown: tuple[int, ...], counts: list[list[int]], models: list[str]) -> str:
-    """Return the clients and their training images per digit as an HTML table, darker where there are more."""
+    """Return the clients and their training images per digit as an HTML table, darker where there are more.
+
+    Args:
+        names: The clients' names.
+        shown: The digits, one per column.
+        counts: Training images of each client, per digit.
+        models: Architectures of the clients' models.
+    """
     most = max(max(row) for row in counts) or 1
     head = "".join(f'<th scope="col">{digit}</th>' for digit in shown)
     rows = "".join(

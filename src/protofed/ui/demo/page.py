@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import Response
 from nicegui import Client, app, ui
 
-from protofed.analysis.style import percent, size
+from protofed.formats import percent, size
 from protofed.ui import shell
 from protofed.ui.demo import digits
 from protofed.ui.demo.layout import Layout
@@ -104,12 +104,22 @@ class Demo:
             await asyncio.to_thread(worker.close)
 
     def send(self, command: str, *arguments: Any) -> None:
-        """Send a command to the process."""
+        """Send a command to the process that learns.
+
+        Args:
+            command: Name of a method of ``Session``.
+            arguments: Its arguments.
+        """
         if self._worker is not None:
             self._worker.send(command, *arguments)
 
     def script(self, function: str, argument: Any) -> None:
-        """Call a function of ``static/demo.js``."""
+        """Call a function of ``static/demo.js``.
+
+        Args:
+            function: Its name.
+            argument: Its argument, as JSON can hold it.
+        """
         if not self._closed:
             text = json.dumps(argument, separators=(",", ":"))
             self.client.run_javascript(f"protofedDemo.{function}({text})")
@@ -149,24 +159,35 @@ class Demo:
         self.send("step")
 
     def reset(self) -> None:
-        """Back to the initial weights."""
+        """Return to the initial weights."""
         self.pause()
         self.begin()
 
     def choose(self, side: Side, method: str) -> None:
-        """Put another method on a side; both begin anew, from the same weights."""
+        """Put another method on a side; both sides begin anew, from the same weights.
+
+        Args:
+            side: Left or right.
+            method: Name of the method.
+        """
         if method and method != self.setup.chosen(side).method:
             self.setup = self.setup.with_chosen(side, usual(method))
             self.begin()
 
     def change(self, side: Side, name: str, value: float) -> None:
-        """Turn a knob of the running system."""
+        """Change an option of a method while it runs.
+
+        Args:
+            side: Left or right.
+            name: Name of the option.
+            value: Its new value.
+        """
         chosen = self.setup.chosen(side)
         options = {name: int(value) if name == "s" else value}
         self.setup = self.setup.with_chosen(side, Chosen(chosen.method, {**chosen.options, **options}))
         self.send("change", side, options)
 
-    # What the process tells.
+    # Messages of the process.
 
     def _hear(self, message: Message) -> None:
         if self._closed:
@@ -228,6 +249,6 @@ class Demo:
         self.script("frame", frame)
 
     def drawn(self) -> None:
-        """Hear from the browser that a frame has been drawn."""
+        """Note that the browser has drawn a frame."""
         self._drawing = False
         self._push()

@@ -1,4 +1,4 @@
-"""What a demonstration shows: plain values that travel between the page and the process that learns."""
+"""The setup of a demonstration: plain values that travel between the page and the process that learns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Chosen:
 
     @property
     def name(self) -> str:
-        """What the library calls it."""
+        """Name of the method in the library."""
         return VARIANTS.get(self.method, self.method)
 
 
@@ -59,15 +59,20 @@ class Setup:
     seed: int = 0
 
     def chosen(self, side: Side) -> Chosen:
-        """Return what runs on ``side``."""
+        """Return the method on ``side``, with its options."""
         return self.left if side == "left" else self.right
 
     def with_chosen(self, side: Side, chosen: Chosen) -> Setup:
-        """Return the same with something else on ``side``."""
+        """Return the same setup with another method on ``side``.
+
+        Args:
+            side: Left or right.
+            chosen: Method and options.
+        """
         return replace(self, left=chosen) if side == "left" else replace(self, right=chosen)
 
     def client_names(self) -> list[str]:
-        """Return what clients are called."""
+        """Return the clients' names."""
         return [f"Client {letter}" for letter in LETTERS[: self.clients]]
 
 
@@ -81,7 +86,7 @@ USUAL: dict[str, dict[str, Any]] = {
 }
 """Options with which methods start here: one λ for all, and a γ that features of two dimensions can follow."""
 VARIANTS = {"fedtgp_softmax": "fedtgp"}
-"""What can be chosen beside the library's methods: a method with an option that cannot change while it runs."""
+"""Choices beside the library's methods: a method with an option that cannot change while it runs."""
 
 
 def usual(method: str) -> Chosen:

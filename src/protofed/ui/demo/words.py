@@ -1,4 +1,4 @@
-"""What the page says: names, what to look for, and how options are called."""
+"""Texts of the page: names, explanations, and titles of options."""
 
 from __future__ import annotations
 
@@ -78,7 +78,12 @@ def title(method: str) -> str:
 
 
 def look_for(left: str, right: str) -> tuple[str, ...]:
-    """Return paragraphs (HTML) that say what there is to see."""
+    """Return paragraphs (HTML) that say what there is to see.
+
+    Args:
+        left: Method on the left.
+        right: Method on the right.
+    """
     if (left, right) == ("fedproto", "fedtgp"):
         return DOCUMENT
     told = []

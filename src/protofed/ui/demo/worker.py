@@ -54,15 +54,20 @@ class Worker:
     def __init__(self, tell: Callable[[Message], None]) -> None:
         """Start the process; takes as long as :func:`prepare` is not done."""
         context: Any = multiprocessing.get_context(METHOD)  # all start methods have Pipe and Process
-        self._pipe, theirs = context.Pipe()
+        self._pipe, far_end = context.Pipe()
         self._lock = threading.Lock()
-        self.process = context.Process(target=work, args=(theirs,), daemon=True, name="protofed demo")
+        self.process = context.Process(target=work, args=(far_end,), daemon=True, name="protofed demo")
         self.process.start()
-        theirs.close()
+        far_end.close()
         threading.Thread(target=self._listen, args=(tell,), daemon=True).start()
 
     def send(self, command: str, *arguments: Any) -> None:
-        """Send a command: the name of a method of :class:`Studio`, and its arguments."""
+        """Send a command.
+
+        Args:
+            command: Name of a method of :class:`Session`.
+            arguments: Its arguments.
+        """
         with self._lock, suppress(OSError):
             self._pipe.send((command, arguments))
 
@@ -83,31 +88,31 @@ class Worker:
 
 
 def work(pipe: Connection) -> None:
-    """Run a studio until its pipe ends; the process's whole life."""
+    """Run a session until its pipe ends: the main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the server decides
     import torch
 
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
-        Studio(pipe).run()
+        Session(pipe).run()
 
 
-class Studio:
-    """Obeys a page: sets up demonstrations, runs them at the speed asked for, tells what there is to see."""
+class Session:
+    """Carries out the commands of a page: sets up demonstrations, runs them, and sends views of them."""
 
     def __init__(self, pipe: Connection) -> None:
-        from protofed.ui.demo.engine import Duel
+        from protofed.ui.demo.engine import FederationPair
 
         self._pipe = pipe
-        self._make = Duel
-        self.duel: Duel | None = None
+        self._make = FederationPair
+        self.pair: FederationPair | None = None
         self.running = False
         self.rate = 10.0
         self.client: int | None = None
         self._due = 0.0
 
     def run(self) -> None:
-        """Obey until told to quit."""
+        """Carry out commands until the one to quit."""
         while True:
             wait = max(0.0, self._due - time.monotonic()) if self.running else None
             while self._pipe.poll(wait):
@@ -126,7 +131,7 @@ class Studio:
     def begin(self, setup: Setup) -> None:
         """Begin a demonstration from its first round."""
         try:
-            self.duel = self._make(setup)
+            self.pair = self._make(setup)
         except ProtofedError as error:
             self._tell("refused", text=str(error))
             return
@@ -137,7 +142,7 @@ class Studio:
 
     def go(self) -> None:
         """Run on."""
-        self.running = self.duel is not None and not self.duel.finished
+        self.running = self.pair is not None and not self.pair.finished
         self._due = time.monotonic()
 
     def pause(self) -> None:
@@ -146,34 +151,39 @@ class Studio:
 
     def step(self) -> None:
         """Run one round."""
-        if self.duel is None or self.duel.finished:
+        if self.pair is None or self.pair.finished:
             return
         try:
-            self.duel.step()
+            self.pair.step()
         except ProtofedError as error:
             self.running = False
             self._tell("refused", text=str(error))
             return
-        self.running = self.running and not self.duel.finished
+        self.running = self.running and not self.pair.finished
         self._show()
 
     def speed(self, rate: float) -> None:
-        """Run so many rounds a second, if that is possible."""
+        """Run ``rate`` rounds a second, or as many as are possible."""
         self.rate = rate
 
     def change(self, side: Side, options: dict[str, Any]) -> None:
-        """Go on with other options of a method."""
-        if self.duel is None:
+        """Go on with other options of a method.
+
+        Args:
+            side: Left or right.
+            options: New values by name.
+        """
+        if self.pair is None:
             return
         try:
-            self.duel.sides[side].change(options)
+            self.pair.sides[side].change(options)
         except ProtofedError as error:
             self._tell("refused", text=str(error))
 
     def look(self, client: int | None) -> None:
         """Show this client's features, or all clients'."""
         self.client = client
-        if self.duel is not None:
+        if self.pair is not None:
             self._describe()
             self._show()
 
@@ -186,24 +196,24 @@ class Studio:
     def _describe(self) -> None:
         from protofed import methods
 
-        assert self.duel is not None
-        duel = self.duel
-        roster = duel.sides["left"].federation.executor.clients
+        assert self.pair is not None
+        pair = self.pair
+        roster = pair.sides["left"].federation.executor.clients
         self._tell(
             "ready",
-            counts=[c.train.counts(len(duel.setup.digits)).tolist() for c in duel.federated.clients],
-            models=[m.architecture for m in roster.members.values()],
-            dots=duel.dots(self.client),
-            knobs={side: contestant.knobs() for side, contestant in duel.sides.items()},
+            counts=[c.train.counts(len(pair.setup.digits)).tolist() for c in pair.federated.clients],
+            models=[member.architecture for member in roster.values()],
+            dots=pair.dots(self.client),
+            knobs={side: live.knobs() for side, live in pair.sides.items()},
             methods=[*methods.methods(), *VARIANTS],
-            notes=[note for contestant in duel.sides.values() for note in contestant.notes],
+            notes=[note for live in pair.sides.values() for note in live.notes],
         )
 
     def _show(self) -> None:
-        assert self.duel is not None
-        dots = self.duel.dots(self.client)
-        views = {side: pack(self.duel.sides[side].view(dots)) for side in SIDES}
-        self._tell("frame", round=self.duel.round, finished=self.duel.finished, **views)
+        assert self.pair is not None
+        dots = self.pair.dots(self.client)
+        views = {side: pack(self.pair.sides[side].view(dots)) for side in SIDES}
+        self._tell("frame", round=self.pair.round, finished=self.pair.finished, **views)
 
     def _tell(self, kind: str, **content: Any) -> None:
         self._pipe.send((kind, content))

@@ -6,7 +6,7 @@ from functools import partial
 
 from nicegui import ui
 
-from protofed.analysis.rundata import RunData
+from protofed.runs import RunData
 from protofed.ui.runs import differences, lines, rows
 from protofed.ui.runs.library import Library
 from protofed.ui.runs.parts import Choice, Records, accuracy_plots, check, heading, options_table

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from protofed.analysis._labels import flat
+from protofed.runs import flat
 
 ABSENT = "–"
-"""What stands where a configuration lacks an option."""
+"""Shown where a configuration lacks an option."""
 
 
 class Option(NamedTuple):
@@ -42,11 +42,11 @@ def options(configurations: Sequence[Mapping[str, Any]]) -> list[Option]:
             prefix = name.rpartition(".")[0]
             same = [i for i, known in enumerate(names) if known.rpartition(".")[0] == prefix]
             names.insert(same[-1] + 1 if same else len(names), name)
-    found = []
+    result = []
     for name in names:
         values = tuple(_written(table[name]) if name in table else ABSENT for table in tables)
-        found.append(Option(name, values, len(set(values)) > 1))
-    return found
+        result.append(Option(name, values, len(set(values)) > 1))
+    return result
 
 
 def _written(value: Any) -> str:

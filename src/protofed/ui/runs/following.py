@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from protofed import limits
-from protofed.analysis._files import is_written, read_record
-from protofed.analysis.border import Border, Signature
-from protofed.analysis.rundata import RunData, check_run, load_description
 from protofed.errors import CheckpointError
 from protofed.reading import lines, open_ordinary, reason
+from protofed.runs import (
+    Border,
+    RoundRecord,
+    RunData,
+    Signature,
+    check_run,
+    is_written,
+    load_description,
+    read_record,
+)
 
 BEGINNING_S = 60.0
 """A directory without all of its files is given so long before they count as missing."""
@@ -49,7 +56,7 @@ class RoundsFile:
         self._forget()
 
     def _forget(self) -> None:
-        self.records: dict[int, dict[str, Any]] = {}
+        self.records: dict[int, RoundRecord] = {}
         self._seen: Signature | None = None
         self._offset = self._lines = 0
         self._end = b""
@@ -61,7 +68,7 @@ class RoundsFile:
         return self._seen is not None
 
     def poll(self) -> bool:
-        """Read what was added; tell whether ``records`` changed.
+        """Read what was added; return whether ``records`` changed.
 
         A line without its end is waited for. A file that was replaced, cut, or changed before the place reached is
         read from its beginning: a resumed run writes it anew, without the rounds that it will repeat.
@@ -94,7 +101,7 @@ class RoundsFile:
             raise self._fault from None
 
     def _continues(self, file: Any) -> bool:
-        """Tell whether the file still holds, up to the place reached, what was read there."""
+        """Return whether the file still holds, up to the place reached, what was read there."""
         file.seek(max(0, self._offset - len(self._end)))
         return bool(file.read(len(self._end)) == self._end)
 
@@ -111,7 +118,7 @@ class RoundsFile:
         if not line.strip():
             return
         record = read_record(line, f"{self.path}: line {self._lines + 1}")
-        self.records[record["round"]] = record
+        self.records[record.round] = record
         self._lines += 1
 
     def _reached(self, read: bytes) -> None:
@@ -119,14 +126,14 @@ class RoundsFile:
         self._end = (self._end + read)[-64:]
 
     @property
-    def in_order(self) -> list[dict[str, Any]]:
+    def in_order(self) -> list[RoundRecord]:
         """The records, ascending by round."""
         return [self.records[number] for number in sorted(self.records)]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a run at one moment.
+    """The state of a run at one moment.
 
     Attributes:
         key: Its folder below the folder shown, with ``/`` between names.
@@ -166,16 +173,16 @@ class Follower:
         self.border = border
         self.rounds = RoundsFile(directory / "rounds.jsonl", border)
         self._signatures: dict[str, Signature | None] = {}
-        self._description: tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, str] | None = None
+        self._description: RunData | None = None
         self._broken = ""
         self._since = 0.0
 
     def poll(self, now: float | None = None, running: float | None = None) -> bool:
-        """Read what changed; tell whether ``seen`` is another than before. Raises nothing.
+        """Read what changed; return whether ``seen`` is another than before. Raises nothing.
 
         Args:
             now: The system's clock, in seconds; looked at when files changed.
-            running: A clock that nobody sets, by which the time since then is counted.
+            running: A clock that cannot be set, by which the time since then is counted.
         """
         now = time.time() if now is None else now
         running = time.monotonic() if running is None else running
@@ -212,23 +219,22 @@ class Follower:
         return True
 
     def _read(self) -> bool:
-        """Read files that changed since the last time; tell whether any did."""
+        """Read files that changed since the last time; return whether any did."""
         folder = self.seen.directory
-        found = {name: self.border.signature(folder / name) for name in self.FILES}
-        changed = found != self._signatures
+        signatures = {name: self.border.signature(folder / name) for name in self.FILES}
+        changed = signatures != self._signatures
         if changed:
             # Before anything is read, so that a file that changes meanwhile is read again.
             self._description, self._signatures = None, {}
             self._description = load_description(folder, self.border)
-            self._signatures = found
+            self._signatures = signatures
         return self.rounds.poll() or changed or bool(self._broken)
 
     def _run(self) -> RunData | None:
         if not self.rounds.exists:
             raise CheckpointError(f"{self.rounds.path}: missing")
         assert self._description is not None
-        config, federation, summary, label = self._description
-        return RunData(self.seen.directory, config, federation, self.rounds.in_order, summary, label)
+        return replace(self._description, rounds=self.rounds.in_order)
 
     def _last_written(self, now: float) -> float:
         """Return when any of the files was last written; not in the future."""
@@ -250,7 +256,7 @@ class Follower:
             return State.STARTING
         if run.finished:
             return State.FINISHED
-        last = [r["seconds"]["total"] for r in run.rounds[-5:]]
+        last = [r.seconds["total"] for r in run.rounds[-5:]]
         if age > max(QUIET_S, 10 * max(last, default=0.0)):
             return State.QUIET
         return State.RUNNING if run.rounds else State.STARTING

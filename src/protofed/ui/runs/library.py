@@ -9,11 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protofed.analysis._files import read_comparison
-from protofed.analysis._labels import tell_apart
-from protofed.analysis.border import Border
-from protofed.analysis.rundata import DEEPEST
 from protofed.errors import CheckpointError, ConfigError
+from protofed.runs import DEEPEST, Border, read_comparison, tell_apart
 from protofed.ui.runs.following import Follower, Seen, State
 
 LOOKING_SHARE = 0.1
@@ -52,8 +49,8 @@ class Library:
             ConfigError: If there is no such folder.
         """
         if not root.is_dir():
-            found = "is a file" if root.exists() else "no such folder"
-            raise ConfigError(f"{root}: {found}: name a run, a comparison, or a folder of them")
+            fault = "is a file" if root.exists() else "no such folder"
+            raise ConfigError(f"{root}: {fault}: name a run, a comparison, or a folder of them")
         self.root = root
         self.border = Border(root)
         self.version = 0
@@ -71,7 +68,7 @@ class Library:
         return self._runs
 
     def poll(self, *, look: bool = False) -> bool:
-        """Bring everything up to date; tell whether anything changed.
+        """Bring everything up to date; return whether anything changed.
 
         Args:
             look: Search for new runs, even if that was done a moment ago.
@@ -93,7 +90,7 @@ class Library:
             self._again_at = started + max(0.3, took / LOOKING_SHARE)
 
     def _follow(self) -> bool:
-        found: dict[str, Seen] = {}
+        followed: dict[str, Seen] = {}
         for place in self._places:
             if place.reason:
                 state = State.DAMAGED if place.damaged else State.WAITING
@@ -101,26 +98,26 @@ class Library:
                 same = before is not None and (before.state, before.reason) == (state, place.reason)
                 version = before.version + 1 if before is not None else 1
                 new = Seen(place.key, place.directory, state, None, place.reason, 0.0, version)
-                found[place.key] = before if same and before is not None else new
+                followed[place.key] = before if same and before is not None else new
                 continue
             follower = self._followers.get(place.key)
             if follower is None:
                 follower = self._followers[place.key] = Follower(place.key, place.directory, self.border)
             follower.poll()
-            found[place.key] = follower.seen
-        for key in self._followers.keys() - found.keys():
+            followed[place.key] = follower.seen
+        for key in self._followers.keys() - followed.keys():
             del self._followers[key]
-        self._name(found)
-        named = {key: self._labelled(seen) for key, seen in found.items()}
+        self._name(followed)
+        named = {key: self._labelled(seen) for key, seen in followed.items()}
         if list(named) == list(self._runs) and all(named[k] is self._runs[k] for k in named):
             return False
         self._runs = named
         self.version += 1
         return True
 
-    def _name(self, found: dict[str, Seen]) -> None:
+    def _name(self, known: dict[str, Seen]) -> None:
         """Decide what runs are called: those of one label differ in nothing but their seed."""
-        runs = {key: seen.run for key, seen in found.items() if seen.run is not None}
+        runs = {key: seen.run for key, seen in known.items() if seen.run is not None}
         # A configuration that was read again is another object.
         described = [(key, id(run.config), run.label) for key, run in runs.items()]
         if described != self._named:
@@ -147,6 +144,10 @@ def places(root: Path, border: Border) -> Iterator[Place]:
     """Yield the runs at or below ``root``, each once: run directories, and what comparisons are still to run.
 
     Links are followed as long as they stay inside; the folders of a run are not searched.
+
+    Args:
+        root: The folder shown.
+        border: Nothing beyond it is looked at.
     """
     visited: set[Path] = set()
     keys: set[str] = set()
@@ -176,7 +177,7 @@ def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Pat
     if (path / "comparison.json").is_file():
         try:
             border.signature(path / "comparison.json")
-            listed = [run.folder for run in read_comparison(path / "comparison.json").runs]
+            listed = [run.directory for run in read_comparison(path / "comparison.json").runs]
         except CheckpointError as error:
             yield Place(key, path, str(error), damaged=True)
     for name in dict.fromkeys([*listed, *below]):
@@ -185,9 +186,9 @@ def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Pat
             yield Place(_key(place, root), place, f"{place}: leads out of {border.root}", damaged=True)
         elif place.is_dir() and depth < DEEPEST:
             started = False
-            for found in _places(place, root, border, depth + 1, visited):
+            for inner in _places(place, root, border, depth + 1, visited):
                 started = True
-                yield found
+                yield inner
             if name in listed and not started:
                 yield Place(_key(place, root), place, "the comparison has not come to it yet")
         elif name in listed:

@@ -1,4 +1,4 @@
-"""What the charts draw, as plain numbers, and what of it is new to a browser."""
+"""Lines of the charts as plain numbers, and the changes that a browser has yet to be sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from protofed.analysis.figures.lines import recorded
-from protofed.analysis.rundata import RunData, by_label, main_rule, settled
 from protofed.analysis.style import MARKERS, PALETTE, RULE_COLOURS, LineStyle, method_styles, rule_title
+from protofed.runs import RunData, by_label, main_rule, settled
 
 Point = list[float]
 """``[x, y]``, or ``[x, y, spread]`` for a mean over several runs."""
@@ -35,12 +35,22 @@ class Look:
 
     @classmethod
     def of(cls, style: LineStyle, *, thin: bool = False) -> Look:
-        """Return the look of a style of figures."""
+        """Return the look of a style of figures.
+
+        Args:
+            style: Of a method.
+            thin: Whether the line is thin.
+        """
         return cls(PALETTE.index(style.colour), style.marker, style.dashes, thin)
 
     @classmethod
     def number(cls, i: int, dashes: tuple[float, ...] = ()) -> Look:
-        """Return the ``i``-th look, for lines that have none of their own."""
+        """Return the ``i``-th look, for lines that have none of their own.
+
+        Args:
+            i: Counted from 0.
+            dashes: Lengths of strokes and gaps; empty for a solid line.
+        """
         return cls(i % len(PALETTE), MARKERS[i % len(MARKERS)], dashes)
 
 
@@ -79,7 +89,7 @@ def accuracy(runs: Sequence[RunData], *, rule: str = "", over: str = "rounds", e
     """
     styles = method_styles(run.label for run in runs)
     lines: Lines = {}
-    for label, group in by_label(r for r in runs if r.evaluated).items():
+    for label, group in by_label(r for r in runs if r.evaluations).items():
         chosen = rule or main_rule(r for run in group for r in run.rules)
         scored = [run for run in group if chosen in run.rules]
         together = [] if each else settled(scored)
@@ -131,16 +141,26 @@ def _height(values: Sequence[float]) -> Point:
 
 
 def by_rule(run: RunData, over: str = "rounds") -> Lines:
-    """Return one run's test accuracy in per cent by every inference rule, against rounds or bytes sent so far."""
-    found, own = {}, 0
+    """Return one run's test accuracy in per cent by every inference rule, against rounds or bytes sent so far.
+
+    Args:
+        run: The run.
+        over: ``rounds`` or ``bytes``.
+    """
+    curves, own = {}, 0
     for rule in run.rules:
-        found[rule] = _line(rule_title(rule), rule_look(rule, own), [run], rule, over)
+        curves[rule] = _line(rule_title(rule), rule_look(rule, own), [run], rule, over)
         own += rule not in RULE_COLOURS
-    return found
+    return curves
 
 
 def rule_look(rule: str, own: int = 0) -> Look:
-    """Return how an inference rule looks; of a method's own rules, it is number ``own``."""
+    """Return how an inference rule looks; of a method's own rules, it is number ``own``.
+
+    Args:
+        rule: Its name.
+        own: Number among the method's own rules.
+    """
     known = list(RULE_COLOURS)
     if rule in known:
         return Look(PALETTE.index(RULE_COLOURS[rule]), MARKERS[known.index(rule)])
@@ -149,7 +169,7 @@ def rule_look(rule: str, own: int = 0) -> Look:
 
 def losses(run: RunData) -> Lines:
     """Return the terms of one run's training loss, and their total, against rounds."""
-    terms = list(dict.fromkeys(t for r in run.rounds for t in r["losses"]))
+    terms = list(dict.fromkeys(t for r in run.rounds for t in r.losses))
     parts = [t for t in terms if t != "total"]
     looks = {t: Look.number(i) for i, t in enumerate(parts)} | {"total": Look(len(PALETTE) - 1, "o", (5, 1.6))}
     shown = parts + ["total"] * (len(parts) > 1 and "total" in terms)
@@ -163,11 +183,11 @@ def measured(run: RunData, names: Mapping[str, str]) -> Lines:
         run: The run.
         names: Dotted name of a diagnostic → what it is called.
     """
-    found = {
+    curves = {
         n: Line(title, Look.number(i), _recorded(run, "diagnostics", n))
         for i, (n, title) in enumerate(names.items())
     }
-    return {name: line for name, line in found.items() if line.points}
+    return {name: line for name, line in curves.items() if line.points}
 
 
 def _recorded(run: RunData, part: str, name: str) -> list[Point]:
@@ -176,7 +196,7 @@ def _recorded(run: RunData, part: str, name: str) -> list[Point]:
 
 
 class Feed:
-    """What one browser was told of one chart: sends only what is new.
+    """The state of one chart in one browser: only changes are sent.
 
     Example:
         >>> feed, look = Feed(), Look(0, "o")

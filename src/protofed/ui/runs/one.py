@@ -10,9 +10,9 @@ from nicegui import ui
 
 from protofed.analysis.figures.lines import scalars
 from protofed.analysis.report import facts, tables
-from protofed.analysis.rundata import RunData, main_rule
 from protofed.analysis.style import RULE_COLOURS, rule_title
 from protofed.errors import CheckpointError
+from protofed.runs import RunData, main_rule
 from protofed.ui.runs import differences, lines, rows, vectors
 from protofed.ui.runs.following import Seen
 from protofed.ui.runs.library import Library
@@ -129,9 +129,9 @@ class OneRun:
             )
             split.show(
                 {
-                    "rows": [str(c["name"]) for c in run.clients],
+                    "rows": [c.name for c in run.clients],
                     "columns": run.class_names,
-                    "values": [[n or None for n in c["train"]] for c in run.clients],
+                    "values": [[n or None for n in c.train] for c in run.clients],
                     "unit": "training samples",
                 }
             )
@@ -150,7 +150,7 @@ class OneRun:
         K = len(run.class_names)
         heading("Prototypes")
         with ui.element("div").classes("row"):
-            names = {str(c["name"]): str(c["name"]) for c in run.clients}
+            names = {c.name: c.name for c in run.clients}
             self.owner = Choice("Of", GLOBAL | names, "", lambda _: self._again())
             self.when = ui.label().classes("soft").props('role="status"')
         with ui.element("div").classes("two"):
@@ -217,7 +217,7 @@ class OneRun:
         self.over_rounds.draw(lines.by_rule(run))
         self.over_bytes.draw(lines.by_rule(run, "bytes"))
         self.losses.draw(lines.losses(run))
-        names = dict.fromkeys(n for r in run.rounds for n in scalars(r["diagnostics"]) if n not in SHOWN_ELSEWHERE)
+        names = dict.fromkeys(n for r in run.rounds for n in scalars(r.diagnostics) if n not in SHOWN_ELSEWHERE)
         if names and self.quantity.value not in names:
             self.quantity.value = next(iter(names))
         self.quantity.offer({name: _worded(name) for name in names})
@@ -241,7 +241,7 @@ class OneRun:
     def _draw_clients(self, run: RunData) -> None:
         self.clients.set_columns(rows.client_columns(run))
         self.clients.fill(rows.clients(run))
-        if not run.evaluated:
+        if not run.evaluations:
             self.per_client.show(None)
             return
         main = main_rule(run.rules)
@@ -254,8 +254,8 @@ class OneRun:
             look = vars(lines.rule_look(rule, own))
             groups.append({"name": rule_title(rule), "look": look, "values": shown})
             own += rule not in RULE_COLOURS
-        self.per_client.show({"names": [str(run.clients[i]["name"]) for i in order], "groups": groups})
-        self.per_client.say(f"At round {run.evaluated[-1]['round']}, sorted by {rule_title(main).lower()}.")
+        self.per_client.show({"names": [run.clients[i].name for i in order], "groups": groups})
+        self.per_client.say(f"At round {run.last_evaluation}, sorted by {rule_title(main).lower()}.")
 
     # Prototypes are large, and change with every checkpoint: they are looked at less often than the rest.
 
@@ -270,28 +270,28 @@ class OneRun:
             return
         owner = self.owner.value
         try:
-            found = vectors.source(run, self.library.border, owner)
-            if (found, owner) == self._vectors:
+            source = vectors.source(run, self.library.border, owner)
+            if (source, owner) == self._vectors:
                 self._next_vectors = time.monotonic() + 1.0
                 return
-            content = await threads.io_bound(_geometry, run, found)
+            content = await threads.io_bound(_geometry, run, source)
         except CheckpointError as error:
-            content, found = {"fault": str(error)}, None
+            content, source = {"fault": str(error)}, None
         if owner != self.owner.value:
             return
-        self._vectors = (found, owner)
+        self._vectors = (source, owner)
         many = (
             content is not None and "entries" in content and len(content["entries"]) * len(content["names"]) > 2000
         )
         self._next_vectors = time.monotonic() + (5.0 if many else 1.5)
-        self._show_vectors(run, found, content)
+        self._show_vectors(run, source, content)
 
-    def _show_vectors(self, run: RunData, found: vectors.Source | None, content: dict[str, Any] | None) -> None:
+    def _show_vectors(self, run: RunData, source: vectors.Source | None, content: dict[str, Any] | None) -> None:
         if content is None or "fault" in content:
             waiting = "They are there after the first checkpoint." if not run.finished else ""
             kept = (
                 "The server of this method keeps none: choose a client."
-                if found and not self.owner.value
+                if source and not self.owner.value
                 else waiting
             )
             missing = content["fault"] if content else kept or "This run has left none."
@@ -301,7 +301,7 @@ class OneRun:
             return
         names, step = content["names"], content["row_step"]
         thinned = f"; every {step}th class is shown" if step > 1 else ""
-        self.when.set_text(f"After round {found.round if found else '?'}{thinned}.")
+        self.when.set_text(f"After round {source.round if source else '?'}{thinned}.")
         self.distances.show({"rows": names, "columns": names, "values": content["distances"]})
         self.margins.show(
             {
@@ -320,10 +320,10 @@ class OneRun:
             ui.navigate.to(rows.comparing([self.key, key]))
 
 
-def _geometry(run: RunData, found: vectors.Source | None) -> dict[str, Any] | None:
-    if found is None:
+def _geometry(run: RunData, source: vectors.Source | None) -> dict[str, Any] | None:
+    if source is None:
         return None
-    table = vectors.read(found, len(run.class_names))
+    table = vectors.read(source, len(run.class_names))
     return vectors.geometry(*table, run.class_names) if table is not None else None
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 from nicegui import ui
 
-from protofed.analysis.rundata import RULE_ORDER, RunData
 from protofed.analysis.style import rule_title
+from protofed.runs import RULE_ORDER, RunData
 from protofed.ui.runs import lines, rows
 from protofed.ui.runs.following import Seen, State
 from protofed.ui.runs.library import Library
@@ -53,8 +53,8 @@ class Overview:
 
     def _draw(self) -> None:
         seen = self.library.runs
-        found = [s.run for s in seen.values() if s.run is not None]
-        self.rule.offer(MAIN_RULE | {rule: rule_title(rule) for rule in all_rules(found)})
+        readable = [s.run for s in seen.values() if s.run is not None]
+        self.rule.offer(MAIN_RULE | {rule: rule_title(rule) for rule in all_rules(readable)})
         self.table.fill(rows.runs(seen, self.rule.value))
         chosen = [s.run for key, s in seen.items() if s.run is not None and (not self.picked or key in self.picked)]
         spread = not self.each and len({run.label for run in chosen}) < len(chosen)
@@ -91,5 +91,5 @@ def told(seen: dict[str, Seen]) -> str:
 
 def all_rules(runs: list[RunData]) -> list[str]:
     """Return the inference rules of some runs in their usual order."""
-    found = dict.fromkeys(rule for run in runs for rule in run.rules)
-    return [r for r in RULE_ORDER if r in found] + [r for r in found if r not in RULE_ORDER]
+    rules = dict.fromkeys(rule for run in runs for rule in run.rules)
+    return [r for r in RULE_ORDER if r in rules] + [r for r in rules if r not in RULE_ORDER]

@@ -46,7 +46,13 @@ def assets() -> None:
 
 
 def heading(text: str, note: str = "", level: int = 2) -> None:
-    """Write a heading, and a note below it."""
+    """Write a heading, and a note below it.
+
+    Args:
+        text: The heading.
+        note: Smaller text below.
+        level: Of the heading, 2 or more.
+    """
     ui.html(html.escape(text), sanitize=False, tag=f"h{level}")
     if note:
         ui.label(note).classes("soft")
@@ -98,7 +104,12 @@ class Plot:
         self._lines = lines
 
     def show(self, content: Mapping[str, Any] | None, missing: str = "") -> None:
-        """Show other content: of a heat map or of dots; or say what is missing."""
+        """Show other content, or the reason why there is none.
+
+        Args:
+            content: Content of a heat map or of dots; None for none.
+            missing: Reason to show in its place; empty for the usual one.
+        """
         message = {"content": content, "missing": missing or self._missing}
         if message != self._message:
             self._message = message
@@ -245,7 +256,13 @@ class Choice:
 
 
 def check(label: str, value: bool, on_change: Callable[[bool], Any]) -> None:
-    """Build a box to tick."""
+    """Build a box to tick.
+
+    Args:
+        label: Text beside the box.
+        value: Whether it is ticked at first.
+        on_change: Is told whether it is ticked.
+    """
     with ui.element("label").classes("check"):
         box = ui.element("input").props('type="checkbox"' + " checked" * value)
         box.on(
@@ -263,7 +280,12 @@ class Status:
         self._shown: object = None
 
     def show(self, seen: Seen, part: float) -> None:
-        """Show another state."""
+        """Show another state.
+
+        Args:
+            seen: The run as last seen.
+            part: Share of the rounds that are complete, in [0, 1].
+        """
         if self._shown == (seen.state, state_text(seen), part):
             return
         self._shown = (seen.state, state_text(seen), part)
@@ -298,7 +320,12 @@ class Cards:
 
 
 def options_table(options: Sequence[Option], names: Sequence[str]) -> str:
-    """Return a table of options as HTML; those that differ are marked by weight and a bar, and told in words."""
+    """Return a table of options as HTML; those that differ are marked by weight and a bar, and told in words.
+
+    Args:
+        options: The rows.
+        names: Headings of the columns, one per configuration.
+    """
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
     body = "".join(
         f'<tr{" class=differs" * option.differs}><th scope="row">{html.escape(option.name)}'

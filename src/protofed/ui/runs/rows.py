@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from protofed.analysis.rundata import RunData, main_rule
-from protofed.analysis.style import duration, method_styles, number, percent, rule_title, size
+from protofed.analysis.style import method_styles, rule_title
+from protofed.formats import duration, number, percent, size
+from protofed.runs import RunData, main_rule
 from protofed.ui.runs.following import Seen, State
 from protofed.ui.runs.lines import Look
 
@@ -62,7 +63,7 @@ def state_text(seen: Seen) -> str:
     text = f"{seen.state}, {number(run.last_round)} of {number(run.planned_rounds)}"
     left = run.planned_rounds - run.last_round
     if seen.state is State.RUNNING and left > 0:
-        recent = [r["seconds"]["total"] for r in run.rounds[-10:]]
+        recent = [r.seconds["total"] for r in run.rounds[-10:]]
         seconds = round(left * sum(recent) / len(recent))
         text += f", {duration(seconds) if seconds >= 60 else f'{seconds} s'} left"
     return text
@@ -95,9 +96,8 @@ def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
     if run is None:
         return row
     chosen = rule or main_rule(run.rules)
-    accuracy = run.facts["accuracy"].get(chosen, {})
-    traffic, seconds = run.facts["communication"], run.facts["seconds"]["total"]
-    sent = traffic["bytes_up_total"] + traffic["bytes_down_total"]
+    accuracy = run.outcome.accuracy.get(chosen)
+    sent, seconds = run.outcome.communication.sent, run.outcome.seconds["total"]
     row["look"] = vars(Look.of(styles[run.label]))
     if not run.finished:
         row["part"] = round(part_done(run), 4)
@@ -105,9 +105,9 @@ def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
         "run": [f"{run.label} {seen.key}", run.label],
         "state": [order + part_done(run) / 2, state_text(seen)],
         "seed": [run.seed, str(run.seed)],
-        "final": _percent(accuracy.get("final")),
-        "best": _percent(accuracy.get("best")),
-        "mean": _percent(accuracy.get("client_mean")),
+        "final": _percent(accuracy.final if accuracy else None),
+        "best": _percent(accuracy.best if accuracy else None),
+        "mean": _percent(accuracy.client_mean if accuracy else None),
         "sent": [sent, size(sent) if sent else "nothing"],
         "time": [seconds, duration(seconds)],
     }
@@ -136,17 +136,17 @@ def clients(run: RunData) -> list[Row]:
     scores = {rule: run.client_accuracies(rule) for rule in run.rules}
     rows: list[Row] = []
     for i, client in enumerate(run.clients):
-        name, held = str(client["name"]), sum(1 for n in client["train"] if n)
+        name, held = client.name, sum(1 for n in client.train if n)
         counts = {
-            "parameters": client["parameters"],
-            "d": client["d"],
-            "train": sum(client["train"]),
-            "test": sum(client["test"]),
+            "parameters": client.parameters,
+            "d": client.d,
+            "train": sum(client.train),
+            "test": sum(client.test),
             "classes": held,
         }
         cells = {
             "client": [name, name],
-            "architecture": [str(client["architecture"]), str(client["architecture"])],
+            "architecture": [client.architecture, client.architecture],
             **{column: [value, number(value)] for column, value in counts.items()},
             **{f"rule {rule}": _percent(values[i]) for rule, values in scores.items()},
         }
@@ -159,7 +159,7 @@ def _percent(value: float | None) -> list[Any]:
 
 
 class Sent:
-    """What one browser was told of one table: sends only rows that changed.
+    """The state of one table in one browser: only rows that changed are sent.
 
     Example:
         >>> sent = Sent()

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis.border import Border, Signature
-from protofed.analysis.rundata import RunData
 from protofed.errors import CheckpointError
+from protofed.runs import Border, RunData, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +41,11 @@ class Source:
 def source(run: RunData, border: Border, client: str = "") -> Source | None:
     """Return where to find the prototypes of the server, or of one client; None if there are none yet.
 
+    Args:
+        run: The run.
+        border: Nothing beyond it is read.
+        client: Its name; ``""`` for the server.
+
     Raises:
         CheckpointError: If the file leads out of the folder that is shown, or is no ordinary file.
     """
@@ -60,31 +64,35 @@ def source(run: RunData, border: Border, client: str = "") -> Source | None:
     return None
 
 
-def read(found: Source, classes: int) -> tuple[Tensor, Tensor] | None:
+def read(source: Source, classes: int) -> tuple[Tensor, Tensor] | None:
     """Return ``(K, d)`` prototypes and ``(K,)`` which classes have a finite one; None if the file holds none.
 
     Only these two tensors are read, however large the models beside them are.
+
+    Args:
+        source: Where they lie.
+        classes: Number of classes.
 
     Raises:
         CheckpointError: If the file is damaged, or its tensors do not fit ``classes``.
     """
     from safetensors import SafetensorError, safe_open
 
-    from protofed.federation.files import check_tensors
+    from protofed.files import check_tensors
 
     try:
-        if found.path.exists():
-            check_tensors(found.path)
-        with safe_open(found.path, "pt") as file:
-            if found.table not in file.keys() or found.present not in file.keys():  # noqa: SIM118
+        if source.path.exists():
+            check_tensors(source.path)
+        with safe_open(source.path, "pt") as file:
+            if source.table not in file.keys() or source.present not in file.keys():  # noqa: SIM118
                 return None
-            table, present = file.get_tensor(found.table), file.get_tensor(found.present)
+            table, present = file.get_tensor(source.table), file.get_tensor(source.present)
     except FileNotFoundError:
         return None  # a checkpoint gives way to the next one
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{found.path}: cannot be read ({error})") from None
+        raise CheckpointError(f"{source.path}: cannot be read ({error})") from None
     if table.dim() != 2 or present.shape != (classes,) or len(table) != classes or not table.is_floating_point():
-        raise CheckpointError(f"{found.path}: expected {classes} rows in {found.table} and {found.present}")
+        raise CheckpointError(f"{source.path}: expected {classes} rows in {source.table} and {source.present}")
     return table, present.bool() & table.isfinite().all(1)
 
 

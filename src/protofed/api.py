@@ -1,4 +1,4 @@
-"""What users call: run a recipe, or compare methods on it."""
+"""The public functions: run a recipe, or compare methods on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from protofed.analysis.report import write_report
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.comparing import Comparison, Plan
 from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, resolve
@@ -29,11 +30,11 @@ def run(
     """Run a recipe.
 
     Args:
-        recipe: A built-in name (``protofed list recipes``) or a TOML file.
-        overrides: Dotted names to values, e.g. ``{"method.name": "fedtgp", "rounds": 40}``.
-        out: Run directory; by default ``runs/RECIPE-METHOD``, numbered where taken.
-        resume: Continue what is there.
-        progress: Is told what happens.
+        recipe: Name of a built-in recipe (``protofed list recipes``) or path of a TOML file.
+        overrides: Values by dotted name, e.g. ``{"method.name": "fedtgp", "rounds": 40}``.
+        out: Run directory; by default ``runs/RECIPE-METHOD``, with a number appended if that exists.
+        resume: Whether to continue an existing run.
+        progress: Receives progress reports.
         engine: ``local``, or ``flower`` for Flower's simulation engine (one method at a time).
 
     Returns:
@@ -41,7 +42,7 @@ def run(
         method, otherwise a :class:`Run`.
 
     Raises:
-        ProtofedError: For anything wrong with the recipe, the data or the directory.
+        ProtofedError: If anything is wrong with the recipe, the data or the directory.
     """
     if engine not in ENGINES:
         raise ConfigError(unknown_name("engine", engine, ENGINES))
@@ -58,7 +59,7 @@ def run(
         except ImportError as error:
             raise ConfigError(f"--engine flower needs {error.name}: pip install 'protofed[flower]'") from None
         return simulate(experiment, directory, resume=resume, progress=progress)
-    return run_experiment(experiment, directory, resume=resume, progress=progress)
+    return run_experiment(experiment, directory, resume=resume, progress=progress, report=write_report)
 
 
 def compare(
@@ -75,19 +76,22 @@ def compare(
     """Run several methods on the same federation, with the same seeds.
 
     Args:
-        recipe: A built-in name or a TOML file.
-        methods: Names; by default those the recipe compares.
-        seeds: Each method runs once per seed, which decides the split, the initial weights and the order of
-            samples; by default the recipe's.
-        overrides: As for :func:`run`; ``methods.NAME.OPTION`` sets an option of one method.
-        out: Directory; by default ``runs/RECIPE``, numbered where taken.
-        resume: Continue what is there.
-        progress: Is told what happens; with several jobs, of ends only.
-        jobs: Runs at a time, each in a process of its own with its share of the cores. Results equal those of
-            one job up to the rounding that another number of threads brings.
+        recipe: Name of a built-in recipe or path of a TOML file.
+        methods: Names of the methods; by default those that the recipe compares.
+        seeds: Seeds, with each of which every method runs once; by default the recipe's. A seed determines the
+            split, the initial weights and the order of samples.
+        overrides: Values by dotted name, as for :func:`run`; ``methods.NAME.OPTION`` sets an option of one method.
+        out: Directory of the comparison; by default ``runs/RECIPE``, with a number appended if that exists.
+        resume: Whether to continue an existing comparison.
+        progress: Receives progress reports; with several jobs, only of finished runs.
+        jobs: Number of parallel runs, each in a process of its own with its share of the cores. Results equal
+            those of one job up to the rounding effects of a different number of threads.
+
+    Returns:
+        The finished comparison.
 
     Raises:
-        ProtofedError: As :func:`run`; everything is checked before the first run starts.
+        ProtofedError: As :func:`run`; all runs are checked before the first one starts.
     """
     tree = apply_overrides(load_recipe(recipe), overrides or {})
     chosen: Tree = {"methods": list(methods)} if methods else {}
@@ -101,4 +105,4 @@ def _compare(
 ) -> Comparison:
     plan = Plan.of(tree)
     directory = place_for(out, plan.recipe, resume=resume)
-    return plan.run(directory, resume=resume, progress=progress or Progress(), jobs=jobs)
+    return plan.run(directory, resume=resume, progress=progress or Progress(), jobs=jobs, report=write_report)

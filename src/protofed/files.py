@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: write beside, then rename."""
+"""Atomic writing of files, by renaming a temporary one, and checked reading."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from protofed import limits
+from protofed import claims, limits
 from protofed.errors import CheckpointError, writing
 from protofed.reading import open_ordinary, parse_json, read_text, reason
 
 PARTIAL = ".partial"
-"""How names of half-written files and folders end; they begin with a dot."""
+"""Suffix of the names of partially written files and folders, which begin with a dot."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically, creating its folder.
 
+    Args:
+        path: Path of the file.
+        data: Contents of the file.
+
     Raises:
-        OutputError: If the system refuses; what was there before is left as it was.
+        OutputError: If the file cannot be written; an existing file is left unchanged.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     with writing(path):
@@ -41,10 +45,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a killed process has left half-written in ``folder``, links not followed.
+    """Remove the partially written files and folders of a killed process below ``folder``, without following links.
 
     Raises:
-        OutputError: If the system refuses.
+        OutputError: If one cannot be removed.
     """
     with writing(folder):
         for path in folder.rglob(f".*{PARTIAL}"):
@@ -55,12 +59,29 @@ def remove_partial(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically, in UTF-8.
+
+    Args:
+        path: Path of the file.
+        text: Contents of the file.
+
+    Raises:
+        OutputError: As :func:`write_bytes`.
+    """
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON atomically; NaN and infinities are refused."""
+    """Write indented JSON atomically.
+
+    Args:
+        path: Path of the file.
+        value: A value without NaN or infinities.
+
+    Raises:
+        OutputError: As :func:`write_bytes`.
+        ValueError: If the value contains NaN or an infinity.
+    """
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
@@ -68,19 +89,28 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        CheckpointError: If the file is missing, damaged, or holds anything else.
+        CheckpointError: If the file is missing, damaged, or contains anything else.
     """
     try:
-        found = parse_json(read_text(path, limits.JSON_BYTES))
+        value = parse_json(read_text(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: cannot be read (it holds no object)")
-    return found
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: cannot be read (not a JSON object)")
+    return value
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically."""
+    """Write a safetensors file atomically.
+
+    Args:
+        path: Path of the file.
+        tensors: Tensors by name.
+        metadata: Text entries of the file's header.
+
+    Raises:
+        OutputError: As :func:`write_bytes`.
+    """
     write_bytes(path, save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata))
 
 
@@ -97,8 +127,26 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
 
+def check_format(path: Path, written: object, reads: int) -> None:
+    """Check that this version of the library reads a file's format.
+
+    Args:
+        path: The file.
+        written: Format version that the file states.
+        reads: Format version that this version of the library reads.
+
+    Raises:
+        CheckpointError: If they differ.
+    """
+    if written != reads:
+        raise CheckpointError(
+            f"{path}: written in format {claims.clean(written, 20)} by another version of protofed; this one reads "
+            f"format {reads}: continue with that version, or start again"
+        )
+
+
 def check_tensors(path: Path) -> None:
-    """Check that a safetensors file is an ordinary one with a header of sensible length, before it is mapped.
+    """Check before mapping a safetensors file that it is a regular file with a header of sensible length.
 
     Raises:
         CheckpointError: If it is not.

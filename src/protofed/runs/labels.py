@@ -11,6 +11,10 @@ NOT_THE_METHODS = ("seed", "execution", "checkpoint", "compare")
 def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return ``labels`` extended by the options in which runs of equal label differ, other than their seed.
 
+    Args:
+        labels: One per run.
+        configurations: Resolved, one per run.
+
     Example:
         >>> tell_apart(["a", "a"], [{"seed": 0, "method": {"lambda": 1}}, {"seed": 1, "method": {"lambda": 5}}])
         ['a, method.lambda=1', 'a, method.lambda=5']
@@ -42,12 +46,17 @@ def _extended(label: str, own: Mapping[str, Any], group: Sequence[Mapping[str, A
 def flat(tree: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
     """Return dotted name → value, without some of the names of the top level.
 
+    Args:
+        tree: Tables within tables.
+        without: Names of the top level that are left out.
+        prefix: What names begin with.
+
     Example:
         >>> flat({"seed": 0, "method": {"name": "gfpl", "lambda": 2.0}}, without=["seed"])
         {'method.name': 'gfpl', 'method.lambda': 2.0}
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in tree.items():
         if name not in without:
-            found |= flat(value, (), f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return found
+            options |= flat(value, (), f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return options

@@ -8,12 +8,17 @@ from typing import Any
 
 from rich.table import Table
 
-from protofed.experiments.assemble import load_data
 from protofed.experiments.config import apply_overrides, load_recipe, resolve
+from protofed.experiments.loading import load_data
 
 
 def inspect_split(recipe: str | Path, overrides: Mapping[str, Any], out: Path) -> tuple[Table, list[Path]]:
     """Return a client × class table of all samples, and draw it at ``out`` (PNG and SVG).
+
+    Args:
+        recipe: Built-in name or TOML file.
+        overrides: Dotted names to values.
+        out: Path of the drawing, without suffix.
 
     Raises:
         ProtofedError: For anything wrong with the recipe or the data.
@@ -24,8 +29,10 @@ def inspect_split(recipe: str | Path, overrides: Mapping[str, Any], out: Path) -
     federated = load_data(experiment)
     counts = federated.class_counts()
     table = Table(title=f"{experiment.recipe}: samples per client and class", title_justify="left")
-    for heading in ("client", "train", "test", "classes", *federated.class_names):
-        table.add_column(heading, justify="left" if heading == "client" else "right")
+    longest = max(len(client.name) for client in federated.clients)
+    table.add_column("client", min_width=min(longest, 24))
+    for heading in ("train", "test", "classes", *federated.class_names):
+        table.add_column(heading, justify="right")
     for client, row in zip(federated.clients, counts.tolist(), strict=True):
         present = sum(1 for n in row if n)
         cells = [str(n) if n else "[dim]·[/]" for n in row]

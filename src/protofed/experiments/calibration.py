@@ -1,4 +1,4 @@
-"""Which models a machine computes faster in bfloat16, found out by trying."""
+"""Measurement of the models that a machine computes faster in bfloat16."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ if TYPE_CHECKING:
 
 STEPS = 5
 GAIN = 1.1
-"""bfloat16 is taken where a training step is at least so many times faster: it costs precision."""
+"""Minimum speed-up of a training step for which bfloat16, which costs precision, is used."""
 
 
 def faster_in_bfloat16(roster: Roster) -> list[str]:
     """Return the kinds of models whose training step bfloat16 makes faster by :data:`GAIN`.
 
-    It is no matter of the processor alone: on CPUs with bfloat16 units, plain convolutions gain and depthwise ones
-    lose.
+    The gain depends on the model too: on CPUs with bfloat16 units, plain convolutions gain and depthwise ones lose.
     """
-    found = []
+    kinds = []
     for kind, model in roster.models.items():
-        member = max((m for m in roster.members.values() if m.kind == kind), key=lambda m: len(m.train))
+        member = max((m for m in roster.values() if m.kind == kind), key=lambda m: len(m.train))
         if len(member.train) >= 2 and _gain(model, member) >= GAIN:
-            found.append(kind)
-    return found
+            kinds.append(kind)
+    return kinds
 
 
 def _gain(model: SplitModel, member: Member) -> float:
-    """Return how many times faster a step is in bfloat16: the ratio of medians, measured in turns."""
+    """Return the speed-up of a step in bfloat16: the ratio of median times, measured alternately."""
     trial = copy.deepcopy(model).train()
     dtype = next(model.parameters()).dtype
     rows = torch.arange(len(member.train), device=member.train.y.device)[: member.plan.batch_size]
@@ -46,9 +45,9 @@ def _gain(model: SplitModel, member: Member) -> float:
     for step in range(STEPS + 2):
         for low, times in seconds.items():
             trial.in_bfloat16 = low
-            passed = _step(trial, x, y)
+            elapsed = _step(trial, x, y)
             if step >= 2:  # the first steps allocate memory and choose kernels
-                times.append(passed)
+                times.append(elapsed)
     return statistics.median(seconds[False]) / statistics.median(seconds[True])
 
 

@@ -1,4 +1,4 @@
-"""The folder that is looked at, and beyond which nothing is read."""
+"""The folder that is shown: nothing outside it is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Border:
         self.root = root.resolve()
 
     def holds(self, path: Path) -> bool:
-        """Tell whether a path, with all links followed, lies inside."""
+        """Return whether a path, with all links followed, lies inside."""
         try:
             return path.resolve().is_relative_to(self.root)
         except (OSError, RuntimeError, ValueError):
@@ -37,17 +37,17 @@ class Border:
             CheckpointError: If it is no ordinary file, leads out of the folder, or is too large.
         """
         try:
-            found = path.stat()
+            status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path}: is no ordinary file")
         if not self.holds(path):
             raise CheckpointError(f"{path}: leads out of {self.root}")
-        if found.st_size > limits.RUN_FILE_BYTES:
+        if status.st_size > limits.RUN_FILE_BYTES:
             raise CheckpointError(
-                f"{path}: has {found.st_size} bytes, more than {limits.RUN_FILE_BYTES}: it is not read"
+                f"{path}: has {status.st_size} bytes, more than {limits.RUN_FILE_BYTES}: it is not read"
             )
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns

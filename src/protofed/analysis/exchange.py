@@ -1,0 +1,27 @@
+"""Methods by what they let cross the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protofed.runs import RunData
+
+EXCHANGES = ("nothing", "prototypes", "logits", "part of the weights", "all weights")
+"""Kinds of content that may cross the network, the least first."""
+
+
+def exchanges(run: RunData) -> str:
+    """Return what a run's method lets cross the network, one of :data:`EXCHANGES`; ``""`` if that is not known."""
+    from protofed.methods import methods
+
+    if run.federation.exchanges or run.method not in methods():
+        return run.federation.exchanges
+    return methods().get(run.method).exchanges
+
+
+def by_exchange(runs: Iterable[RunData]) -> dict[str, list[RunData]]:
+    """Return what crosses the network → the runs of such methods, the least first."""
+    runs = list(runs)
+    kinds = dict.fromkeys([*EXCHANGES, *map(exchanges, runs)])
+    groups = {kind: [run for run in runs if exchanges(run) == kind] for kind in kinds}
+    return {kind: group for kind, group in groups.items() if group}

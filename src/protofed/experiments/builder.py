@@ -1,0 +1,161 @@
+"""Construction of the method, the models and the clients from a configuration.
+
+Worker processes build the same parts from the same configuration; only the main process fills the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from protofed import methods, models
+from protofed.errors import ConfigError, ModelError
+from protofed.experiments.architectures import Architecture, FederationSummary
+from protofed.experiments.config import Experiment
+from protofed.experiments.hardware import DTYPES, Hardware
+from protofed.methods import Task
+from protofed.samples import FederatedData
+from protofed.seeding import derive, seeded
+from protofed.snapshots import Snapshot
+from protofed.training import LocalTrainer, Member, Roster, Store
+from protofed.wire import get_codec
+
+
+class Builder:
+    """Builds the parts of a federation.
+
+    Args:
+        experiment: The experiment.
+        federated: The clients' data, on the device (:meth:`Hardware.place`).
+        hardware: The hardware to compute on.
+        summary: Facts about all clients, with the architectures of those in ``federated``; computed from
+            ``federated`` by default.
+        absent: Names of the clients whose models are not built.
+
+    Attributes:
+        trainer: The trainer that takes clients through their visits.
+        members: The clients.
+        models: One working model per kind, on the device.
+
+    Raises:
+        ProtofedError: If parts of the experiment do not fit together, before any training.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        federated: FederatedData,
+        hardware: Hardware,
+        summary: FederationSummary | None = None,
+        absent: Collection[str] = (),
+    ) -> None:
+        self.experiment = experiment
+        self.federated = federated
+        self.hardware = hardware
+        self.method_class = methods.get(experiment.method)
+        self.summary = summary or FederationSummary.of(experiment, federated)
+        if experiment.execution.precision == "tf32":
+            torch.set_float32_matmul_precision("high")
+            torch.backends.cudnn.allow_tf32 = True
+        self.method = self.method_class(experiment.method_options, self._task())
+        self.trainer = LocalTrainer(
+            self.method, get_codec(experiment.wire.codec, experiment.wire.compression), experiment.seed
+        )
+        self.members: list[Member] = []
+        self.models: dict[str, models.SplitModel] = {}
+        for client, architecture in zip(federated.clients, self.summary.architectures, strict=True):
+            try:
+                plan = experiment.training.plan(client.settings)
+                if client.name not in absent and architecture.kind not in self.models:
+                    self.models[architecture.kind] = self._client_model(architecture, "shared", hardware.device)
+            except (ModelError, ConfigError) as error:
+                raise type(error)(f"{client.name}: {error}") from None
+            self.members.append(Member(client, plan, str(architecture), architecture.kind))
+
+    @property
+    def size(self) -> int:
+        """Total bytes of all clients' parameters."""
+        return sum(models.parameter_bytes(self.models[member.kind]) for member in self.members)
+
+    def roster(self, store: Store | None) -> Roster:
+        """Return the clients, stored in ``store``, or at their nodes if it is None."""
+        return Roster(self.members, self.models, store)
+
+    def fill(self, roster: Roster) -> None:
+        """Store the initial weights and state of every client."""
+        first: dict[str, str] = {}
+        for client, architecture in zip(self.federated.clients, self.summary.architectures, strict=True):
+            state = self.method.client_state(client.train.counts(self.federated.num_classes).cpu())
+            if self.experiment.model.init == "own":
+                model = self._client_model(architecture, client.name, torch.device("cpu"))
+                roster.store.write(client.name, Snapshot(model.state_dict(), state, {}))
+            elif architecture.kind in first:
+                roster.store.share(client.name, first[architecture.kind], state)
+            else:
+                first[architecture.kind] = client.name
+                model = self.models[architecture.kind]
+                roster.store.write(client.name, Snapshot(model.state_dict(), state, {}))
+
+    def _task(self) -> Task:
+        summary, federated = self.summary, self.federated
+        template = summary.template or summary.architectures[0]
+        return Task(
+            num_classes=federated.num_classes,
+            feature_dim=summary.feature_dim,
+            rounds=self.experiment.rounds,
+            seed=self.experiment.seed,
+            class_size=summary.class_size,
+            clients=summary.clients,
+            template=lambda: build_model(self.experiment, federated, template, "shared"),
+            auxiliary=self._auxiliary,
+            dtype=self.hardware.dtype,
+        )
+
+    def _auxiliary(self, name: str, options: Mapping[str, Any], d: int | None) -> models.SplitModel:
+        """Build a network that all parties share, from the configuration alone (see methods.Build)."""
+        model = self.experiment.model
+        default, defaults = models.assign(model.shared or model.name, 1)[0]
+        defaults |= {} if model.shared else model.options
+        architecture = Architecture(name or default, {**({} if name else defaults), **options}, d or model.d)
+        return build_model(self.experiment, self.federated, architecture, "auxiliary")
+
+    def _client_model(self, architecture: Architecture, scope: str, device: torch.device) -> models.SplitModel:
+        """Return a model as clients train it: with the method's networks, on the device, in the right layout."""
+        model = build_model(self.experiment, self.federated, architecture, scope)
+        with seeded(self.experiment.seed, "extend", scope):
+            self.method.extend(model)
+        layout = self.hardware.layout
+        model = model.to(device=device, dtype=self.hardware.dtype).to(memory_format=layout)
+        models.key_noise(model)
+        reduced = self.experiment.execution.convolutions == "auto"
+        if reduced and device.type == "cpu" and layout is torch.channels_last:
+            models.reduce_convolutions(model)
+        return model
+
+
+def build_model(
+    experiment: Experiment, federated: FederatedData, architecture: Architecture, scope: str
+) -> models.SplitModel:
+    """Build a model in the experiment's precision.
+
+    Args:
+        experiment: The experiment.
+        federated: The clients' data, which determine the input shape and the number of classes.
+        architecture: The architecture.
+        scope: Purpose of the model, which determines the initial weights together with the seed.
+
+    Raises:
+        ConfigError, ModelError: If there is no such architecture, or it does not accept the samples.
+    """
+    model = models.build(
+        architecture.name,
+        input_shape=federated.input_shape,
+        num_classes=federated.num_classes,
+        d=architecture.d,
+        map=experiment.model.map,
+        options=dict(architecture.options),
+        seed=derive(experiment.seed, "model", scope),
+    )
+    return model.to(DTYPES[experiment.execution.precision])

@@ -1,0 +1,68 @@
+"""Description of a federation before training, for ``federation.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protofed import claims, models
+from protofed.experiments.architectures import is_code
+from protofed.experiments.config import Tree
+from protofed.federation import Federation
+from protofed.samples import FederatedData
+from protofed.training import Roster
+
+
+def sizes_of(model: models.SplitModel) -> Tree:
+    """Return the number of ``parameters`` of a model, those of its ``extras`` by name, and ``d``."""
+    extras = {name: models.parameter_count(network) for name, network in model.extras.items()}
+    parameters = models.parameter_count(model) - sum(extras.values())
+    return {
+        "parameters": parameters,
+        "extras": {name: n for name, n in extras.items() if n},
+        "d": model.feature_dim,
+    }
+
+
+def _models_notes(federated: FederatedData, roster: Roster) -> list[str]:
+    """Return notes on clients whose models are code that they name themselves or are unknown here."""
+    chosen = {c.name: c.settings.get("model", "") for c in federated.clients}
+    used = {name: model for name, model in chosen.items() if roster[name].architecture == model}
+    code = [name for name, model in used.items() if is_code(model)]
+    private = [name for name, model in used.items() if model == claims.PRIVATE]
+    notes = [f"Code named by client.toml was imported for the models of {', '.join(code)}."] if code else []
+    if private:
+        notes.append(f"Models known only to their nodes, which state the sizes: {', '.join(private)}.")
+    return notes
+
+
+def describe_clients(
+    federation: Federation, federated: FederatedData, sizes: Mapping[str, Tree] | None = None
+) -> Tree:
+    """Return the description of the method and the clients for ``federation.json``.
+
+    Args:
+        federation: The federation before its first round.
+        federated: The clients' data.
+        sizes: Sizes of the models that are not built here, as :func:`sizes_of` returns them, by client.
+    """
+    K = federated.num_classes
+    roster = federation.executor.clients
+    known = dict(sizes or {})
+    known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}
+    return {
+        "exchanges": federation.method.exchanges,
+        "notes": [*federation.method.notes(), *_models_notes(federated, roster)],
+        "class_names": list(federated.class_names),
+        "input_shape": list(federated.input_shape),
+        "bfloat16": roster.in_bfloat16,
+        "clients": [
+            {
+                "name": name,
+                "architecture": member.architecture,
+                **known[name],
+                "train": member.train.counts(K).tolist(),
+                "test": member.test.counts(K).tolist(),
+            }
+            for name, member in roster.items()
+        ],
+    }

@@ -1,0 +1,139 @@
+"""Choice of the executor, and of the store that suits it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from protofed import models
+from protofed.experiments.builder import Builder
+from protofed.experiments.calibration import faster_in_bfloat16
+from protofed.experiments.config import Experiment
+from protofed.experiments.hardware import Hardware
+from protofed.samples import FederatedData
+from protofed.training import Executor, Files, Fused, LocalTrainer, Memory, Roster, Sequential, Store, Workers
+from protofed.training.workers import shared_folder
+
+LARGE = 2**30
+"""Bytes of clients' models above which they are stored on disk."""
+LONG = 1e12
+"""Multiply-adds above which starting processes pays off: about two minutes of one core."""
+
+
+def bfloat16_kinds(
+    experiment: Experiment, known: Collection[str] | None, roster: Callable[[], Roster]
+) -> Collection[str]:
+    """Return the kinds of models that are computed in bfloat16.
+
+    Args:
+        experiment: The experiment; without ``execution.precision=bf16`` there are none.
+        known: Kinds that the run used before it was stopped; None to measure them.
+        roster: Returns the clients to measure with.
+    """
+    if experiment.execution.precision != "bf16":
+        return ()
+    return faster_in_bfloat16(roster()) if known is None else known
+
+
+def build_executor(
+    experiment: Experiment, hardware: Hardware, builder: Builder, bfloat16: Collection[str] | None
+) -> Executor:
+    """Build the executor that the experiment selects, with a suitable store.
+
+    Args:
+        experiment: The experiment.
+        hardware: Hardware of this process.
+        builder: Parts of the federation.
+        bfloat16: Kinds of models found faster in bfloat16 before; None to measure.
+
+    Raises:
+        OutputError: If there is too little shared memory for worker processes.
+    """
+    execution = experiment.execution
+    training = sum(1 for m in builder.members if len(m.train))
+    processes = max(1, min(execution.workers or hardware.cores // max(1, execution.threads), training))
+    executor = execution.executor
+    if executor == "auto" and hardware.cuda:
+        executor = "fused"
+    elif executor == "auto":
+        executor = "workers" if processes > 1 and _worth_processes(experiment, builder) else "sequential"
+    devices = min(hardware.devices, len(builder.members)) if executor == "fused" else 1
+    in_processes = executor == "workers" or devices > 1
+    store = Files(shared_folder()) if in_processes else resting_place(experiment, builder.size)
+    roster = builder.roster(store)
+    try:
+        roster.compute_in_bfloat16(bfloat16_kinds(experiment, bfloat16, lambda: roster))
+        if in_processes:
+            processes = processes if executor == "workers" else devices
+            return Workers(
+                partial(_process_executor, experiment, hardware, executor, roster.in_bfloat16),
+                builder.federated,
+                roster,
+                processes=processes,
+                threads=execution.threads or max(1, hardware.cores // processes),
+                together=executor == "fused",
+            )
+        if executor == "fused":
+            return _fused(experiment, hardware, builder.trainer, roster)
+        return Sequential(builder.trainer, roster)
+    except BaseException:
+        store.close()
+        raise
+
+
+def resting_place(experiment: Experiment, size: int) -> Store:
+    """Return the store of the clients that this process visits: on disk if they are large.
+
+    Args:
+        experiment: The experiment, whose ``execution.clients_in`` may prescribe the store.
+        size: Bytes of all clients' models.
+    """
+    wanted = experiment.execution.clients_in
+    return Files(shared_folder()) if wanted == "disk" or (wanted == "auto" and size > LARGE) else Memory()
+
+
+def _process_executor(
+    experiment: Experiment,
+    hardware: Hardware,
+    executor: str,
+    bfloat16: Collection[str],
+    federated: FederatedData,
+    store: Files,
+    number: int,
+) -> Executor:
+    """Return the executor of process ``number``, for single clients or for stacks on the process's own device."""
+    if executor == "fused" and hardware.cuda:
+        hardware = replace(hardware, device=torch.device("cuda", number))
+        torch.cuda.set_device(hardware.device)
+    builder = Builder(experiment, hardware.place(federated), hardware)
+    roster = builder.roster(store)
+    roster.compute_in_bfloat16(bfloat16)
+    if executor == "fused":
+        return _fused(experiment, hardware, builder.trainer, roster)
+    return Sequential(builder.trainer, roster)
+
+
+def _fused(experiment: Experiment, hardware: Hardware, trainer: LocalTrainer, roster: Roster) -> Fused:
+    """Return the executor of stacks, which checks its first steps unless it was requested explicitly."""
+    return Fused(trainer, roster, _budget(experiment, hardware), check=experiment.execution.executor == "auto")
+
+
+def _budget(experiment: Experiment, hardware: Hardware) -> float:
+    """Return the bytes that the stacks of a process may occupy."""
+    if experiment.execution.memory_budget:
+        return 1e9 * experiment.execution.memory_budget
+    return 0.7 * torch.cuda.mem_get_info(hardware.device)[0] if hardware.cuda else 4e9 / hardware.devices
+
+
+def _worth_processes(experiment: Experiment, builder: Builder) -> bool:
+    """Return whether a run is long enough to start processes for it."""
+    if multiprocessing.parent_process() is not None:
+        return False  # one of several processes, as with `compare --jobs`, which share the cores
+    shape = builder.federated.input_shape
+    cost = {kind: models.multiply_adds(model, shape) for kind, model in builder.models.items()}
+    samples = [(m.kind, len(m.train) * m.plan.epochs) for m in builder.members]
+    return 3 * experiment.rounds * sum(cost[kind] * n for kind, n in samples) >= LONG

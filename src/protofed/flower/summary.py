@@ -1,0 +1,162 @@
+"""The federation as the server knows it from the clients' descriptions, and its summary for each client.
+
+The server never sees a sample. It builds the federation from the numbers of samples in the descriptions, so that
+everything that depends on these numbers is computed by the same code as in a simulation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protofed import claims, limits
+from protofed.errors import PayloadError
+from protofed.experiments.architectures import Architecture, FederationSummary
+from protofed.flower.messages import Description, Scored
+from protofed.samples import ClientData, FederatedData, Samples
+
+MOST_OPTIONS = 64
+"""Maximum number of options of an architecture."""
+MOST_KINDS = 1024
+"""Maximum number of kinds of models that a simulation computes in bfloat16."""
+
+
+def client_summaries(summary: FederationSummary) -> list[str]:
+    """Return the summary for each client, as JSON."""
+    texts = []
+    for number in range(len(summary.architectures)):
+        fields = asdict(summary.of_client(number))
+        del fields["template"]  # the server opens the first round
+        texts.append(json.dumps(fields))
+    return texts
+
+
+def read_summary(text: str) -> FederationSummary:
+    """Read the server's summary for one client.
+
+    Args:
+        text: A summary from :func:`client_summaries`.
+
+    Raises:
+        PayloadError: If a value is missing, of another type, or out of range.
+    """
+    keys = [name for name in FederationSummary.__dataclass_fields__ if name != "template"]
+    try:
+        fields = claims.mapping(claims.parse(text, "summary"), "summary", keys)
+        total = float(limits.CLIENTS) * limits.CLAIMED_SAMPLES
+        (architecture,) = claims.items(fields["architectures"], "architectures", 1) or (None,)
+        return FederationSummary(
+            claims.class_names(fields["classes"]),
+            (_architecture(architecture),),
+            claims.whole(fields["feature_dim"], "feature_dim", 1, limits.INPUT_SIDE),
+            claims.number(fields["class_size"], "class_size", -1.0, total),
+            claims.whole(fields["clients"], "clients", 0, limits.CLIENTS),
+            bfloat16=_kinds(fields["bfloat16"]),
+        )
+    except ValueError as error:
+        raise PayloadError(f"summary: {claims.clean(error)}") from None
+
+
+def _architecture(item: object) -> Architecture:
+    fields = claims.mapping(item, "architecture", Architecture.__dataclass_fields__)
+    options = fields["options"]
+    if not isinstance(options, Mapping) or len(options) > MOST_OPTIONS:
+        raise ValueError(f"options: expected a table of at most {MOST_OPTIONS} options")
+    named = {claims.identifier(name, "option"): value for name, value in options.items()}
+    return Architecture(claims.model(fields["name"]), named, claims.whole(fields["d"], "d", 1, limits.INPUT_SIDE))
+
+
+def _kinds(values: object) -> tuple[str, ...]:
+    kinds = claims.items(values, "bfloat16", MOST_KINDS)
+    if not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError("bfloat16: expected a list of kinds of models")
+    return tuple(kinds)
+
+
+@dataclass(frozen=True)
+class DescribedSamples(Samples):
+    """Samples of which the server knows only the numbers.
+
+    Attributes:
+        held: ``(K,)`` int64, number of samples of each class, rounded as ``disclosure`` specifies.
+        disclosure: ``exact``; ``coarse`` for numbers rounded up to a power of two; or ``none`` for 1 in place of
+            any number above 0.
+    """
+
+    held: Tensor
+    disclosure: str = "exact"
+
+    @classmethod
+    def of(cls, held: Tensor, disclosure: str = "exact") -> DescribedSamples:
+        """Return samples without content.
+
+        Args:
+            held: ``(K,)`` int64, number of samples of each class.
+            disclosure: Rounding of the numbers, see the attribute.
+        """
+        return cls(torch.zeros(0), torch.zeros(0, dtype=torch.int64), held, disclosure)
+
+    def __len__(self) -> int:
+        return int(self.held.sum())
+
+    def counts(self, num_classes: int) -> Tensor:
+        """Return the disclosed number of samples of each class, ``(K,)`` int64."""
+        return self.held
+
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers are exact."""
+        return self.disclosure == "exact"
+
+    def most(self, num_classes: int) -> Tensor:
+        """Return the largest possible number of samples of each class, ``(K,)`` int64."""
+        return self.held.clamp(max=1) * limits.CLAIMED_SAMPLES if self.disclosure == "none" else self.held
+
+
+def described_federation(descriptions: Sequence[Description], classes: tuple[str, ...]) -> FederatedData:
+    """Return the federation as the server knows it.
+
+    Args:
+        descriptions: Descriptions of the clients, compatible with each other and with ``classes``.
+        classes: Names of all classes, in order.
+    """
+    place = {name: number for number, name in enumerate(classes)}
+    clients = []
+    for d in descriptions:
+        where = [place[name] for name in d.classes] if d.named else list(range(len(d.classes)))
+        train, test = (_held(where, counts, len(classes)) for counts in (d.train, d.test))
+        held_out = DescribedSamples.of(torch.tensor([d.validation]), d.counts) if d.validation else None
+        splits = DescribedSamples.of(train, d.counts), DescribedSamples.of(test, d.counts)
+        clients.append(ClientData(d.name, *splits, held_out, d.settings))
+    return FederatedData(tuple(clients), len(classes), classes, descriptions[0].input_shape)
+
+
+def _held(places: Sequence[int], counts: Sequence[int], K: int) -> Tensor:
+    held = torch.zeros(K, dtype=torch.int64)
+    held[torch.tensor(places, dtype=torch.int64)] = torch.tensor(counts, dtype=torch.int64)
+    return held
+
+
+def scored(descriptions: Sequence[Description]) -> dict[str, Scored]:
+    """Return the numbers of samples that each client counts for, by name.
+
+    A client that discloses none counts for the mean of the others.
+    """
+    parts: dict[str, Any] = {"train": lambda d: sum(d.train), "test": lambda d: sum(d.test)}
+    parts["validation"] = lambda d: d.validation
+    usual = {}
+    for part, number in parts.items():
+        disclosed = [number(d) for d in descriptions if d.counts != "none" and number(d)]
+        usual[part] = max(1, round(sum(disclosed) / len(disclosed))) if disclosed else 1
+    return {
+        d.name: Scored(
+            **{p: min(n(d), 1) * usual[p] if d.counts == "none" else n(d) for p, n in parts.items()},
+            shares=d.counts != "exact",
+        )
+        for d in descriptions
+    }

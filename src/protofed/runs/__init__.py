@@ -1,0 +1,68 @@
+"""Run directories: what a run leaves behind, as typed records that are written and read by the same classes.
+
+Nothing that a file says is trusted: sizes are limited before anything is reserved, every value is checked, and an
+error is one line that names the file. Nothing here needs torch.
+"""
+
+from protofed.runs.border import Border, Signature
+from protofed.runs.comparison import ComparisonFile, ListedRun
+from protofed.runs.description import ClientDescription, FederationDescription
+from protofed.runs.files import (
+    is_written,
+    read_comparison,
+    read_config,
+    read_federation,
+    read_record,
+    read_rounds,
+    read_summary,
+    read_text,
+)
+from protofed.runs.findings import Findings
+from protofed.runs.labels import NOT_THE_METHODS, flat, tell_apart
+from protofed.runs.loading import DEEPEST, axes_of, check_run, load_description, load_run, load_runs
+from protofed.runs.records import SECONDS, WAYS, Absence, Accuracy, Attack, Refusal, RoundRecord
+from protofed.runs.run import RULE_ORDER, RunData, by_label, main_rule, settled
+from protofed.runs.summary import Outcome, RuleOutcome, Summary, Traffic
+
+__all__ = [
+    "DEEPEST",
+    "NOT_THE_METHODS",
+    "RULE_ORDER",
+    "SECONDS",
+    "WAYS",
+    "Absence",
+    "Accuracy",
+    "Attack",
+    "Border",
+    "ClientDescription",
+    "ComparisonFile",
+    "FederationDescription",
+    "Findings",
+    "ListedRun",
+    "Outcome",
+    "Refusal",
+    "RoundRecord",
+    "RuleOutcome",
+    "RunData",
+    "Signature",
+    "Summary",
+    "Traffic",
+    "axes_of",
+    "by_label",
+    "check_run",
+    "flat",
+    "is_written",
+    "load_description",
+    "load_run",
+    "load_runs",
+    "main_rule",
+    "read_comparison",
+    "read_config",
+    "read_federation",
+    "read_record",
+    "read_rounds",
+    "read_summary",
+    "read_text",
+    "settled",
+    "tell_apart",
+]

@@ -1,0 +1,154 @@
+"""Reading the files of a run, with errors of one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from protofed import limits, reading
+from protofed.errors import CheckpointError
+from protofed.reading import parse_json
+from protofed.runs.checks import is_count, is_text
+from protofed.runs.comparison import ComparisonFile
+from protofed.runs.description import FederationDescription
+from protofed.runs.records import RoundRecord
+from protofed.runs.summary import Summary
+
+
+def read_text(path: Path, most: int = limits.TOML_BYTES) -> str:
+    """Return the text of a file of at most ``most`` bytes.
+
+    Args:
+        path: The file.
+        most: Its largest size in bytes.
+
+    Raises:
+        CheckpointError: If it is missing, unreadable, or no ordinary file of that size.
+    """
+    with _one_line_errors(path):
+        return reading.read_text(path, most)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object.
+
+    Raises:
+        CheckpointError: If it is missing or holds anything else.
+    """
+    text = read_text(path, limits.JSON_BYTES)
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return value
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the content of ``config.toml``, with a method's name and tables where tables are looked for.
+
+    Raises:
+        CheckpointError: If it is missing or damaged, or is no resolved configuration.
+    """
+    with _one_line_errors(path):
+        config = reading.read_toml(path)
+    for name in ("method", "evaluation", "execution"):
+        if not isinstance(config.get(name, {}), dict):
+            raise CheckpointError(f"{path}: {name} should be a table")
+    if not isinstance(config.get("method", {}).get("name"), str):
+        raise CheckpointError(f"{path}: lacks [method] name: this is no resolved configuration")
+    if not (is_count(config.get("seed", 0), most=2**63) and is_count(config.get("rounds", 1))):
+        raise CheckpointError(f"{path}: seed and rounds should be whole numbers")
+    for name, value in (("method.name", config["method"]["name"]), ("recipe", config.get("recipe", ""))):
+        if not is_text(value):
+            raise CheckpointError(f"{path}: {name} should be a name without control characters")
+    return config
+
+
+def read_summary(path: Path) -> Summary | None:
+    """Return the content of ``summary.json``; None if there is no such file.
+
+    Raises:
+        CheckpointError: If it is damaged.
+    """
+    if not path.exists() and not path.is_symlink():
+        return None
+    return Summary.from_dict(read_object(path), f"{path}")
+
+
+def read_federation(path: Path) -> FederationDescription:
+    """Return the content of ``federation.json``.
+
+    Raises:
+        CheckpointError: If it is missing or damaged.
+    """
+    return FederationDescription.from_dict(read_object(path), f"{path}")
+
+
+def read_comparison(path: Path) -> ComparisonFile:
+    """Return the content of ``comparison.json``.
+
+    Raises:
+        CheckpointError: If it is damaged, or names anything but folders of its own.
+    """
+    return ComparisonFile.from_dict(read_object(path), f"{path}")
+
+
+def read_rounds(path: Path) -> list[RoundRecord]:
+    """Return the records of ``rounds.jsonl`` by round; a last line that is still being written is left out.
+
+    Raises:
+        CheckpointError: If it is missing or endless, or another line is no record of a round.
+    """
+    records: dict[int, RoundRecord] = {}
+    with _one_line_errors(path), reading.open_ordinary(path, limits.ROUNDS_BYTES) as file:
+        for number, line in enumerate(reading.lines(file, limits.LINE_BYTES), start=1):
+            if line.strip() and is_written(line):
+                record = read_record(line, f"{path}: line {number}")
+                records[record.round] = record
+    return [records[number] for number in sorted(records)]
+
+
+def is_written(line: bytes) -> bool:
+    """Return whether a line is complete; only its end may be missing, since a writer may be stopped before it."""
+    if line.endswith(b"\n"):
+        return True
+    try:
+        return isinstance(parse_json(line), dict)
+    except ValueError:
+        return False
+
+
+def read_record(line: bytes, where: str) -> RoundRecord:
+    """Return the record of a round.
+
+    Args:
+        line: A line of ``rounds.jsonl``.
+        where: What errors begin with.
+
+    Raises:
+        CheckpointError: If the line is no such record.
+    """
+    try:
+        value = parse_json(line)
+    except ValueError:
+        value = None
+    return RoundRecord.from_dict(value, where)
+
+
+@contextmanager
+def _one_line_errors(path: Path) -> Iterator[None]:
+    """Turn any fault of a file into an error of one line."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing: is {path.parent} a run directory?") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({reading.reason(error)})") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None

@@ -1,0 +1,191 @@
+"""Runs read back from disk: one directory, a comparison, or a folder of either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from protofed.errors import CheckpointError
+from protofed.reading import reason
+from protofed.runs.border import Border
+from protofed.runs.files import read_comparison, read_config, read_federation, read_rounds, read_summary
+from protofed.runs.labels import tell_apart
+from protofed.runs.run import RunData
+
+DEEPEST = 8
+"""Folders further down are not searched."""
+
+
+def load_run(path: Path, border: Border | None = None) -> RunData:
+    """Read one run directory; a last line of ``rounds.jsonl`` that is still being written is left out.
+
+    Args:
+        path: The directory.
+        border: Folder that links must not leave; by default the directory itself.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or leads elsewhere.
+    """
+    border = border or Border(path)
+    description = load_description(path, border)
+    border.signature(path / "rounds.jsonl")
+    run = replace(description, rounds=read_rounds(path / "rounds.jsonl"))
+    check_run(run)
+    return run
+
+
+def load_description(path: Path, border: Border | None = None) -> RunData:
+    """Return what one run directory tells beside its rounds, which are left empty.
+
+    Args:
+        path: The directory.
+        border: Folder that links must not leave; by default the directory itself.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or leads elsewhere.
+    """
+    border = border or Border(path)
+    for name in ("config.toml", "federation.json", "summary.json"):
+        border.signature(path / name)
+    config = read_config(path / "config.toml")
+    federation = read_federation(path / "federation.json")
+    summary = read_summary(path / "summary.json")
+    label = (summary.label if summary else "") or _short(config["method"]["name"])
+    return RunData(path, config, federation, [], summary, label)
+
+
+def check_run(run: RunData) -> None:
+    """Compute what is asked of a run, so that whatever is wrong with its files comes to light here.
+
+    Raises:
+        CheckpointError: If its rounds do not agree with each other or with its clients.
+    """
+    where = run.directory / "rounds.jsonl"
+    try:
+        _ = run.seed, run.planned_rounds, run.outcome, run.rules, run.sent()
+        for round, accuracy in run.evaluations.items():
+            if set(accuracy.weighted) != set(run.rules):
+                raise CheckpointError(f"{where}: round {round} was scored by other rules than the rest")
+        for rule in run.rules:
+            scores = len(run.client_accuracies(rule))
+            if scores != len(run.clients):
+                raise CheckpointError(
+                    f"{where}: round {run.last_evaluation} has {scores} accuracies for {len(run.clients)} clients"
+                )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: not the rounds of one run ({type(error).__name__}: {error})") from None
+
+
+def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = None) -> list[RunData]:
+    """Read all runs at or below ``paths``: run directories, comparisons, or folders with either inside.
+
+    Runs of a comparison that have not begun are left out, and a directory reached twice is read once. Links are
+    followed as long as they stay below the path that was named.
+
+    Args:
+        paths: Folders.
+        left_out: Takes the errors of damaged runs inside a folder, whose others are then read; None raises them.
+
+    Raises:
+        CheckpointError: If a path holds no run, or a file is missing or damaged.
+    """
+    runs: dict[Path, RunData] = {}
+    for path in map(Path, paths):
+        faults: list[CheckpointError] = []
+        loaded = list(_runs_at(path, _Search(Border(path), faults if left_out is not None else None)))
+        if not loaded and faults:
+            raise faults[0]
+        if not loaded:
+            raise CheckpointError(f"{path}: no run here: expected config.toml and rounds.jsonl, or comparison.json")
+        runs.update((run.directory.resolve(), run) for run in loaded)
+        if left_out is not None:
+            left_out += faults
+    labels = tell_apart([run.label for run in runs.values()], [run.config for run in runs.values()])
+    return [replace(run, label=label) for run, label in zip(runs.values(), labels, strict=True)]
+
+
+@dataclass
+class _Search:
+    """A search for runs below one folder.
+
+    Attributes:
+        border: Nothing beyond it is read.
+        faults: Takes the errors of damaged runs; None raises them.
+        visited: Folders that were looked at, by their real paths.
+    """
+
+    border: Border
+    faults: list[CheckpointError] | None
+    visited: set[Path] = field(default_factory=set)
+
+    def load(self, path: Path) -> RunData | None:
+        """Return a run; None if it is damaged, and that is noted."""
+        try:
+            return load_run(path, self.border)
+        except CheckpointError as error:
+            self.note(error)
+            return None
+
+    def note(self, error: CheckpointError) -> None:
+        """Note a fault, or raise it."""
+        if self.faults is None:
+            raise error
+        self.faults.append(error)
+
+
+def _runs_at(path: Path, search: _Search, depth: int = 0) -> Iterator[RunData]:
+    real = path.resolve()
+    if real in search.visited or depth > DEEPEST:
+        return
+    search.visited.add(real)
+    if not search.border.holds(path):
+        search.note(CheckpointError(f"{path}: leads out of {search.border.root}"))
+    elif (path / "comparison.json").is_file():
+        yield from _comparison(path, search)
+    elif (path / "config.toml").exists() or (path / "rounds.jsonl").exists():
+        run = search.load(path)
+        if run is not None:
+            yield run
+    elif path.is_dir():
+        try:
+            below = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+        except OSError as error:
+            search.note(CheckpointError(f"{path}: cannot be read ({reason(error)})"))
+            return
+        for folder in below:
+            yield from _runs_at(folder, search, depth + 1)
+
+
+def _comparison(path: Path, search: _Search) -> Iterator[RunData]:
+    runs = []
+    try:
+        search.border.signature(path / "comparison.json")
+        listed = read_comparison(path / "comparison.json")
+    except CheckpointError as error:
+        search.note(error)
+        return
+    for entry in listed.runs:
+        folder = path / entry.directory
+        run = search.load(folder) if (folder / "rounds.jsonl").exists() else None
+        if run is not None:
+            runs.append((entry.method, entry.values, run))
+    # An unfinished run does not know its label yet: it takes that of a finished run of the same method.
+    labels = {method: run.label for method, _, run in runs if run.finished}
+    for method, values, run in runs:
+        yield replace(run, label=", ".join((labels.get(method, _short(method)), *values)), values=values)
+
+
+def axes_of(path: Path) -> Mapping[str, Sequence[str]]:
+    """Return the names of the values along each axis of a comparison; empty where it has none.
+
+    Raises:
+        CheckpointError: If they are damaged.
+    """
+    where = Path(path) / "comparison.json"
+    return read_comparison(where).axes if where.exists() else {}
+
+
+def _short(method: str) -> str:
+    """Return the class of a user's own method ``package.module:Class``, and any other name as it is."""
+    return method.rpartition(":")[2]

@@ -1,0 +1,148 @@
+"""One run as its directory tells it, finished or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from protofed.runs.description import ClientDescription, FederationDescription
+from protofed.runs.records import Accuracy, RoundRecord
+from protofed.runs.summary import Outcome, Summary
+
+RULE_ORDER = ("head", "global_model", "local", "global", "global_own", "etf")
+"""The order in which tables show inference rules."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run, finished or not.
+
+    Attributes:
+        directory: Where it lies.
+        config: The resolved configuration.
+        federation: Classes and clients.
+        rounds: One record per round, ascending.
+        summary: Content of ``summary.json``; None until the run has finished.
+        label: What the run's method is called in figures and tables; runs of one label differ in their seed.
+        values: Names of its values along the axes of its comparison.
+    """
+
+    directory: Path
+    config: dict[str, Any]
+    federation: FederationDescription
+    rounds: list[RoundRecord]
+    summary: Summary | None
+    label: str
+    values: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return str(self.config.get("method", {}).get("name", "unknown"))
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe, or ``""``."""
+        return str(self.config.get("recipe", ""))
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return int(self.config.get("seed", 0))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were run."""
+        return self.summary is not None
+
+    @property
+    def last_round(self) -> int:
+        """The last round on record; 0 before the first has ended."""
+        return self.rounds[-1].round if self.rounds else 0
+
+    @property
+    def planned_rounds(self) -> int:
+        """How many rounds were asked for."""
+        return int(self.config.get("rounds", self.last_round))
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks of the method on its configuration."""
+        return self.federation.notes
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the ``K`` classes."""
+        return self.federation.class_names
+
+    @property
+    def clients(self) -> list[ClientDescription]:
+        """The clients in their fixed order."""
+        return self.federation.clients
+
+    @cached_property
+    def evaluations(self) -> dict[int, Accuracy]:
+        """Round → its test accuracies, for the evaluated rounds."""
+        return {record.round: record.accuracy for record in self.rounds if record.accuracy}
+
+    @property
+    def last_evaluation(self) -> int:
+        """The last evaluated round; 0 before there is one."""
+        return max(self.evaluations, default=0)
+
+    @cached_property
+    def rules(self) -> tuple[str, ...]:
+        """Inference rules that were scored, in the method's order."""
+        return tuple(dict.fromkeys(rule for accuracy in self.evaluations.values() for rule in accuracy.weighted))
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """Accuracy, communication and time of the rounds so far."""
+        return Outcome.of(self.rounds)
+
+    def accuracy(self, rule: str) -> dict[int, float]:
+        """Return round → accuracy over all test samples, for the rounds evaluated by ``rule``."""
+        return {t: a.weighted[rule] for t, a in self.evaluations.items() if rule in a.weighted}
+
+    def client_accuracies(self, rule: str) -> list[float | None]:
+        """Return each client's accuracy at the last evaluation; None without test samples."""
+        return self.evaluations[self.last_evaluation].clients[rule] if self.evaluations else []
+
+    def sent(self) -> dict[int, int]:
+        """Return round → bytes sent since the start, by all parties in both directions."""
+        total, result = 0, {}
+        for record in self.rounds:
+            total += record.sent
+            result[record.round] = total
+        return result
+
+
+def main_rule(rules: Iterable[str]) -> str:
+    """Return the rule that headline numbers are about.
+
+    That is ``global`` if there is one, else whichever of ``head`` and ``global_model`` the method names first.
+
+    Example:
+        >>> main_rule(["head", "local", "global"]), main_rule(["global_model", "head"])
+        ('global', 'global_model')
+    """
+    names = list(rules)
+    if "global" in names:
+        return "global"
+    return next((r for r in names if r in ("head", "global_model")), next(iter(names), "head"))
+
+
+def by_label(runs: Iterable[RunData]) -> dict[str, list[RunData]]:
+    """Return label → its runs, both in order of appearance."""
+    groups: dict[str, list[RunData]] = {}
+    for run in runs:
+        groups.setdefault(run.label, []).append(run)
+    return groups
+
+
+def settled(runs: Sequence[RunData]) -> list[RunData]:
+    """Return the finished runs, or all if none has finished: averages must not mix late and early rounds."""
+    return [r for r in runs if r.finished] or list(runs)

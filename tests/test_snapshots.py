@@ -1,0 +1,69 @@
+"""The format of a client between visits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save, save_file
+
+from protofed import snapshots
+from protofed.errors import CheckpointError, OutputError, PayloadError
+from protofed.snapshots import Snapshot
+
+WHOLE = torch.arange(6.0)
+CLIENT = Snapshot(
+    {"weight": WHOLE.view(2, 3).T, "same": WHOLE, "part": WHOLE[2:4]},
+    {"seen": torch.tensor(3)},
+    {"prototypes": torch.ones(2, 2), "a.dotted.name": torch.zeros(0)},
+)
+
+
+def assert_same(a: Snapshot, b: Snapshot) -> None:
+    for first, second in zip(a, b, strict=True):
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_files_messages_and_dictionaries_hold_the_same(tmp_path):
+    snapshots.write(tmp_path / "client", CLIENT)
+    assert_same(snapshots.read(tmp_path / "client"), CLIENT)
+    assert_same(snapshots.unpack(snapshots.pack(CLIENT)), CLIENT)
+    assert_same(snapshots.unflatten(snapshots.flatten(CLIENT)), CLIENT)
+
+
+def test_weights_in_a_file_of_their_own_have_plain_names(tmp_path):
+    snapshots.write_weights(tmp_path / "model", CLIENT.model)
+    snapshots.write(tmp_path / "rest", CLIENT._replace(model={}))
+    assert snapshots.read_weights(tmp_path / "model").keys() == CLIENT.model.keys()
+    assert_same(snapshots.read(tmp_path / "rest", tmp_path / "model"), CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "number"), [({"protofed.snapshot": "2"}, "2"), ({"protofed.snapshot": "x"}, "x")]
+)
+def test_another_format_is_named(tmp_path, metadata, number):
+    path = tmp_path / "client"
+    save_file({"model.weight": WHOLE}, path, metadata)
+    with pytest.raises(CheckpointError, match=f"client: written in format {number} by another version of protofed"):
+        snapshots.read(path)
+
+
+def test_a_file_without_a_number_is_of_the_first_format(tmp_path):
+    save_file({"model.weight": WHOLE}, tmp_path / "client")
+    assert torch.equal(snapshots.read(tmp_path / "client").model["weight"], WHOLE)
+
+
+@pytest.mark.parametrize("data", [b"", b"nothing", save({"else.x": WHOLE}), save({"x": WHOLE})[:-3]])
+def test_damage_is_told_in_one_line(tmp_path, data):
+    (tmp_path / "client").write_bytes(data)
+    with pytest.raises(CheckpointError, match="client: ") as file:
+        snapshots.read(tmp_path / "client")
+    with pytest.raises(PayloadError, match="state: not a client between visits") as message:
+        snapshots.unpack(data)
+    assert "\n" not in f"{file.value}{message.value}"
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(OutputError, match=r"client: cannot be written \(No such file or directory\)"):
+        snapshots.write(tmp_path / "gone" / "client", CLIENT)
+    assert not list(tmp_path.iterdir())
