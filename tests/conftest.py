@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -31,11 +32,34 @@ REPRESENTATIVE = ("[fedproto", "[fedavg", "[gfpl")
 """Methods of three kinds, which stand for all in the conformance tests of a developer's day."""
 
 
+LONG = ("flower/test_processes.py", "ui/test_demo_pages.py", "ui/test_runs_pages.py")
+"""Files whose tests wait for other processes, or share a page: each belongs at the beginning of a process."""
+
+
+def path_of(item: pytest.Item) -> str:
+    """Return the path of a test's file below this folder."""
+    return item.path.as_posix().partition("/tests/")[2]
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return tests so that each process of pytest-xdist begins with long ones; it takes an equal part, in order."""
+    parts: list[list[pytest.Item]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
+    slow = [item for item in items if item.get_closest_marker("slow")]  # usually not run
+    ordinary = [item for item in items if not item.get_closest_marker("slow")]
+    for number, path in enumerate(LONG):
+        parts[number % len(parts)] += [item for item in ordinary if path_of(item) == path]
+    rest = iter([item for item in ordinary if path_of(item) not in LONG])
+    size = -(-len(ordinary) // len(parts))
+    for part in parts:
+        part += itertools.islice(rest, size - len(part))
+    return [*itertools.chain(*parts), *rest, *slow]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of a developer's day; begin with the processes that mostly wait for each other."""
-    items.sort(key=lambda item: item.path.name != "test_processes.py")
+    """Order the tests, and mark those of a developer's day."""
+    items[:] = in_order(items)
     for item in items:
-        path = item.path.as_posix().partition("/tests/")[2]
+        path = path_of(item)
         conforms = path == "methods/test_conformance.py" and any(name in item.name for name in REPRESENTATIVE)
         command = item.name == "test_run_prints_one_table_and_where_the_report_is"
         if (path.startswith(FAST) or conforms or command) and item.get_closest_marker("slow") is None:
