@@ -36,7 +36,7 @@ def folders(root: Path, clients: int = 3) -> Path:
 
 def recipe(data: Path, method: str, rounds: int = 3, more: str = "") -> Path:
     """Write a tiny experiment."""
-    path = data.parent / f"{method}.toml"
+    path = data.parent / f"{method.rpartition(':')[2]}.toml"
     path.write_text(f"""rounds = {rounds}
 [method]
 name = "{method}"
