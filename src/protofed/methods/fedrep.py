@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from protofed.errors import ConfigError
 from protofed.methods import register
+from protofed.methods._sharing import SharedPart
+from protofed.methods._weights import within
 from protofed.methods.contract import Phase, Update
-from protofed.methods.fedper import FedPer, FedPerOptions
+from protofed.methods.fedper import FedPerOptions, check_personal
 from protofed.options import option
 
 
@@ -33,7 +35,7 @@ class FedRepOptions(FedPerOptions):
 
 
 @register
-class FedRep(FedPer[FedRepOptions]):
+class FedRep(SharedPart[FedRepOptions]):
     """Algorithm 1: τ_h epochs of ``φ_i``, then τ_r of ``θ``, each with an optimiser of its own; ``θ`` is averaged.
 
     BatchNorm's running statistics move in both phases, as in the authors' code.
@@ -44,13 +46,22 @@ class FedRep(FedPer[FedRepOptions]):
     reference = "Collins et al., ICML 2021, arXiv 2102.07078"
     up = "|θ|"
     down = "|θ|"
+    same_architecture = True
     Options = FedRepOptions
 
     def check(self) -> None:
         """Refuse to train without a head."""
         if not self.options.personal:
             raise ConfigError("fedrep: method.personal is empty, so no head is trained first: name it, e.g. head")
-        super().check()
+        check_personal(self.name, self.options, self.task)
+
+    def personal(self, name: str) -> bool:
+        """Return whether the weight called ``name`` belongs to ``φ_i``."""
+        return within(self.options.personal)(name)
+
+    def shares(self, name: str) -> bool:
+        """Return whether the weight called ``name`` belongs to ``θ``."""
+        return not self.personal(name)
 
     def last(self, round: int) -> bool:
         """Return whether only heads are trained in ``round``."""
