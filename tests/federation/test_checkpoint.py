@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from protofed.errors import CheckpointError, DivergedError, PayloadError
+from protofed.errors import CheckpointError, DivergedError, OutputError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.federation import RoundRecord, ServerState, load_checkpoint, save_checkpoint
 from protofed.files import read_json, write_bytes
+from protofed.runs import Findings
 from protofed.training import Roster
 from support import experiment, ordinary
 
@@ -80,14 +81,71 @@ def test_another_format_is_named(federation, tmp_path, version):
         load(tmp_path, federation)
 
 
+@pytest.mark.parametrize("round", [7, True, "1", None])
+def test_a_round_that_is_not_its_folders_is_named(federation, tmp_path, round):
+    save(federation, tmp_path, 1)
+    index = tmp_path / "round-000001" / "state.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "round": round}))
+    with pytest.raises(CheckpointError, match=rf"state\.json: its round is {round!r}, not that of its folder"):
+        load(tmp_path, federation)
+
+
+def test_the_states_of_nodes_are_part_of_the_state(federation, tmp_path):
+    federation.state.generations = {"ann": "1-a", "cid": "1-c"}
+    save(federation, tmp_path, 1)
+    federation.state.generations["ann"] = "2-b"  # confirmed since: the saved ones stay those of the checkpoint
+    assert federation.state.saved == {"ann": "1-a", "cid": "1-c"}
+    state = load(tmp_path, federation)
+    assert state.generations == state.saved == {"ann": "1-a", "cid": "1-c"}
+    assert state.generations is not state.saved
+
+
+@pytest.mark.parametrize("generations", [None, [], "ann", {"eve": "1-a"}, {"ann": 1}])
+def test_damaged_states_of_nodes_are_named(federation, tmp_path, generations):
+    save(federation, tmp_path, 1)
+    index = tmp_path / "round-000001" / "state.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "generations": generations}))
+    with pytest.raises(CheckpointError, match="round-000001: does not say which states its clients had"):
+        load(tmp_path, federation)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_nothing_else(federation, tmp_path):
+    save(federation, tmp_path, 1)
+    federation.state.tensors["prototypes"] = None
+    with pytest.raises(AttributeError):
+        save(federation, tmp_path, 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["round-000001"]
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="file/round-000002: cannot be written"):
+        save(federation, tmp_path / "file", 2)
+
+
+def test_what_a_killed_process_left_is_written_over(federation, tmp_path):
+    (tmp_path / ".round-000001.partial" / "clients").mkdir(parents=True)
+    (tmp_path / ".round-000001.partial" / "other").touch()
+    save(federation, tmp_path, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["round-000001"]
+    assert not (tmp_path / "round-000001" / "other").exists()
+
+
+def test_a_link_is_no_checkpoint(federation, tmp_path):
+    save(federation, tmp_path / "elsewhere", 2)
+    save(federation, tmp_path, 1)
+    (tmp_path / "round-000002").symlink_to(tmp_path / "elsewhere" / "round-000002")
+    (tmp_path / "round-000003").touch()
+    assert load(tmp_path, federation).round == 1
+
+
 def test_refusals_are_part_of_the_state(federation, tmp_path):
     record = RoundRecord(1, ["ann", "bob", "cid"])
     record.refuse("ann", PayloadError("classes: negative"))
     record.refuse("bob", DivergedError("prototypes: not finite"))
     federation.state.standing.note(record, federation.names)
+    federation.state.standing.note(RoundRecord(2, [], robust=Findings(out_of_proportion=["cid"])), ["ann"])
     save(federation, tmp_path, 1)
     names, before, after = federation.names, federation.state.standing, load(tmp_path, federation).standing
     assert after.to_dict() == before.to_dict()
+    assert after.to_dict()["misled"] == ["ann"]
     assert after.able(names, 2, 1) == before.able(names, 2, 1) == ["cid"]
 
 
