@@ -1,8 +1,9 @@
 """Snapshots: the format of a client between visits, in memory, in files and in messages.
 
-A snapshot is serialised as a flat dictionary of tensors named ``model.…``, ``state.…`` and ``received.…``, in
-safetensors form with the format version in the header. The model's weights may be kept in a separate file, under
-the plain names of its ``state_dict``, so that other programs can load them.
+A snapshot is serialised as a flat dictionary of tensors named ``model.…``, ``state.…``, ``received.…`` and, if
+optimisers keep their state, ``optimizer.…``, in safetensors form with the format version in the header. The model's
+weights may be kept in a separate file, under the plain names of its ``state_dict``, so that other programs can load
+them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from protofed.errors import CheckpointError, PayloadError, writing
 from protofed.files import check_format, check_tensors
 from protofed.reading import reason
 
-VERSION = 1
-"""Format version of snapshots."""
+VERSION = 2
+"""Format version of snapshots that hold the state of optimisers."""
+WITHOUT_OPTIMIZER = 1
+"""Format version of all others."""
 _KEY = "protofed.snapshot"
 
 
@@ -32,11 +35,19 @@ class Snapshot(NamedTuple):
         model: The model's ``state_dict``.
         state: The method's client state.
         received: The result of the method's ``receive`` for the last broadcast; empty before the first one.
+        optimizer: State that optimisers keep between visits, by phase, update, loss, parameter and name, separated
+            by slashes; empty if they keep none.
     """
 
     model: dict[str, Tensor]
     state: dict[str, Tensor]
     received: dict[str, Tensor]
+    optimizer: dict[str, Tensor] = {}  # noqa: RUF012  (nobody changes a snapshot)
+
+    @property
+    def version(self) -> int:
+        """Format version of the snapshot."""
+        return VERSION if self.optimizer else WITHOUT_OPTIMIZER
 
 
 def flatten(snapshot: Snapshot) -> dict[str, Tensor]:
@@ -61,7 +72,7 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Snapshot:
 
 def pack(snapshot: Snapshot) -> bytes:
     """Return a snapshot as the bytes of a safetensors file."""
-    return save(contiguous(flatten(snapshot)), {_KEY: str(VERSION)})
+    return save(contiguous(flatten(snapshot)), {_KEY: str(snapshot.version)})
 
 
 def unpack(data: bytes) -> Snapshot:
@@ -87,22 +98,23 @@ def write(path: Path, snapshot: Snapshot) -> None:
     Raises:
         OutputError: If the file cannot be written; a partial file is removed.
     """
-    write_weights(path, flatten(snapshot))
+    write_weights(path, flatten(snapshot), snapshot.version)
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_weights(path: Path, tensors: Mapping[str, Tensor], version: int = WITHOUT_OPTIMIZER) -> None:
     """Write named tensors, such as the weights of a model, to a new file.
 
     Args:
         path: Path of the file.
         tensors: Tensors by name.
+        version: Format version of the file.
 
     Raises:
         OutputError: If the file cannot be written; a partial file is removed.
     """
     with writing(path):
         try:
-            save_file(contiguous(tensors), path, {_KEY: str(VERSION)})
+            save_file(contiguous(tensors), path, {_KEY: str(version)})
         except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)
             reason = str(error).rpartition("I/O error: ")[2].partition(" (os error")[0]
@@ -135,7 +147,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     check_tensors(path)
     try:
         with safe_open(path, framework="pt") as file:
-            check_format(path, _format(file.metadata()), VERSION)
+            if (version := _format(file.metadata())) != WITHOUT_OPTIMIZER:
+                check_format(path, version, VERSION)
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None

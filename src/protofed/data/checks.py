@@ -15,6 +15,7 @@ from protofed.data.pool import Listing
 from protofed.errors import DataError, unknown_name
 from protofed.limits import Budget
 from protofed.reading import open_ordinary, reason
+from protofed.samples import ClientData
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -235,6 +236,23 @@ def same_shape(parts: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
 
 def _kind(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape[1:])}"
+
+
+def check_validation(client: ClientData, where: str) -> None:
+    """Check that a client's validation split leaves it training data.
+
+    Args:
+        client: The client.
+        where: What the error message begins with.
+
+    Raises:
+        DataError: If it has validation samples but no training samples.
+    """
+    if client.validation and not len(client.train):
+        raise DataError(
+            f"{where}: its {len(client.validation)} samples for validation leave none for training: move some to "
+            "the training split, or leave the validation split out"
+        )
 
 
 def client_names(names: Iterable[str], where: str) -> list[str]:

@@ -162,7 +162,9 @@ def _client(folder: Path, samples: dict[str, Samples], validation_fraction: floa
         kept, held = hold_out(train.y, validation_fraction, generator(seed, "validation", folder.name))
         train, validation = Samples(train.x[kept], train.y[kept]), Samples(train.x[held], train.y[held])
     (name,) = checks.client_names([folder.name], str(folder))
-    return ClientData(name, train, samples["test"], validation, client_settings(folder))
+    client = ClientData(name, train, samples["test"], validation, client_settings(folder))
+    checks.check_validation(client, str(folder))
+    return client
 
 
 def client_settings(folder: Path) -> dict[str, Any]:

@@ -1,29 +1,16 @@
-"""Partitions made by the partitioners of ``flwr-datasets``: iid and dirichlet."""
+"""The partitioners of ``flwr-datasets``, and the partition that is theirs alone: iid."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
+from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
 from protofed.data.quiet import quiet
-from protofed.errors import ConfigError
-from protofed.options import NoOptions, Options, option
+from protofed.options import NoOptions
 from protofed.seeding import derive, generator
-
-_RESTARTS = 5  # the Dirichlet partitioner gives up after eleven draws; small data sets may need a few more
-
-
-@dataclass(frozen=True)
-class DirichletOptions(Options):
-    """Practical heterogeneity: per class, the clients' shares are drawn from Dir(alpha)."""
-
-    alpha: float = option(0.1, "concentration of Dir(alpha); small = few classes per client", above=0)
-    min_size: int = option(10, "fewest samples of a client; shares are drawn again until all have them", least=0)
-    self_balancing: bool = option(False, "a client with more than the average gets no further class")
 
 
 def iid(request: Request, options: NoOptions) -> list[Share]:
@@ -40,47 +27,6 @@ def iid(request: Request, options: NoOptions) -> list[Share]:
         return IidPartitioner(request.clients)
 
     return run_partitioner(request, build)
-
-
-def dirichlet(request: Request, options: DirichletOptions) -> list[Share]:
-    """Return shares with Dir(alpha) label skew.
-
-    Args:
-        request: Labels to divide and number of clients.
-        options: Concentration and smallest client.
-
-    Raises:
-        ConfigError: If an option is out of range, or ``alpha`` is so small that not every client gets
-            ``min_size`` samples.
-    """
-    M, least = request.clients, options.min_size
-    require(
-        M * least <= len(request.y),
-        f"partition.min_size = {least} for {M} clients needs {M * least} samples, but there are "
-        f"{len(request.y)}: lower partition.min_size or data.clients",
-    )
-
-    def build(seed: int) -> Any:
-        from flwr_datasets.partitioner import DirichletPartitioner
-
-        return DirichletPartitioner(
-            num_partitions=M,
-            partition_by="label",
-            alpha=float(options.alpha),
-            min_partition_size=least,
-            self_balancing=options.self_balancing,
-            seed=seed,
-        )
-
-    for restart in range(_RESTARTS):
-        try:
-            return run_partitioner(request, build, restart)
-        except ValueError:
-            continue
-    raise ConfigError(
-        f"partition 'dirichlet': with alpha = {options.alpha:g}, not all {M} clients get {least} "
-        "samples: raise partition.alpha, or lower partition.min_size or data.clients"
-    )
 
 
 def run_partitioner(request: Request, build: Callable[[int], Any], restart: int = 0) -> list[Share]:
@@ -112,6 +58,3 @@ def run_partitioner(request: Request, build: Callable[[int], Any], restart: int 
 
 
 partitions.register("iid")(Partition("equally large random shares", iid))
-partitions.register("dirichlet")(
-    Partition("label skew: shares of each class drawn from Dir(alpha)", dirichlet, DirichletOptions)
-)

@@ -63,6 +63,8 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
         ClientData(s.name, next(samples), next(samples), None if s.validation is None else next(samples))
         for s in shares
     )
+    for client in clients:
+        checks.check_validation(client, client.name)
     return FederatedData(clients, len(class_names), class_names, tuple(x.shape[1:]))
 
 

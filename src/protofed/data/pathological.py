@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from protofed.data.deck import Deck
 from protofed.data.flower import run_partitioner
@@ -25,14 +26,19 @@ class PathologicalOptions(Options):
         "balanced: the numbers of clients per class differ by at most one | random | first-deterministic | "
         "deterministic: modes of flwr-datasets, which may leave a class without a client",
     )
+    shares: Literal["equal", "unequal"] = option(
+        "equal",
+        "a class's samples among its clients: equal | unequal: as in the code of TinyProto, ProtoNorm and PFLlib, "
+        "all but one get between a tenth of an equal share and all of it, the last the rest",
+    )
 
 
 def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
-    """Return shares with a fixed number of classes; each class is divided equally among its clients.
+    """Return shares with a fixed number of classes; each class is divided among its clients.
 
     Args:
         request: Labels to divide and number of clients.
-        options: Number and assignment of classes.
+        options: Number and assignment of classes, and the division of each.
 
     Raises:
         ConfigError: If there are fewer classes than each client should have, or a class is assigned to no client or
@@ -44,21 +50,28 @@ def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
         options.classes <= present,
         f"partition.classes = {options.classes}: the data have {present} classes: use 1..{present}",
     )
-    balanced = options.assignment == "balanced"
-    shares = _balanced(request, options.classes) if balanced else _flower(request, options)
-    unused = len(request.y) - sum(len(share.train) for share in shares)
+    given = None if options.assignment == "balanced" else _flower(request, options)
+    if given is None or options.shares == "unequal":
+        hands = _dealt(request, options.classes) if given is None else [request.y[s.train].unique() for s in given]
+        given = _divided(request, [hand.tolist() for hand in hands], options.shares)
+    unused = len(request.y) - sum(len(share.train) for share in given)
     require(
         unused == 0,
         f"partition 'pathological': {unused} samples belong to classes that no client "
         "has: raise partition.classes or data.clients, or use partition.assignment=balanced",
     )
-    return shares
+    return given
 
 
-def _balanced(request: Request, classes: int) -> list[Share]:
+def _dealt(request: Request, classes: int) -> list[Tensor]:
+    """Return the classes of each client."""
     deck = Deck(request.y.unique(), generator(request.seed, "partition", "classes"))
-    hands = [deck.deal(classes).tolist() for _ in range(request.clients)]
-    parts: list[list[torch.Tensor]] = [[] for _ in hands]
+    return [deck.deal(classes) for _ in range(request.clients)]
+
+
+def _divided(request: Request, hands: list[list[int]], shares: str) -> list[Share]:
+    """Divide each class among the clients that hold it."""
+    parts: list[list[Tensor]] = [[] for _ in hands]
     for c in {c for hand in hands for c in hand}:
         holders = [i for i, hand in enumerate(hands) if c in hand]
         members = (request.y == c).nonzero().flatten()
@@ -68,11 +81,24 @@ def _balanced(request: Request, classes: int) -> list[Share]:
             "lower partition.classes or data.clients",
         )
         shuffled = members[torch.randperm(len(members), generator=generator(request.seed, "partition", c))]
-        for i, piece in zip(holders, shuffled.tensor_split(len(holders)), strict=True):
+        if shares == "equal":
+            pieces = shuffled.tensor_split(len(holders))
+        else:
+            pieces = shuffled.split(_unequal(len(members), len(holders), generator(request.seed, "shares", c)))
+        for i, piece in zip(holders, pieces, strict=True):
             parts[i].append(piece)
     return [
         Share(name, torch.cat(part).sort().values) for name, part in zip(names(request.clients), parts, strict=True)
     ]
+
+
+def _unequal(samples: int, holders: int, source: torch.Generator) -> list[int]:
+    """Return sizes in random order: all but one uniform on ``[n/10m, n/m)``, and the rest of the ``n`` samples."""
+    equal = samples // holders
+    drawn = torch.randint(max(1, equal // 10), max(2, equal), (holders - 1,), generator=source)
+    sizes = torch.cat([drawn, samples - drawn.sum(0, keepdim=True)])
+    found: list[int] = sizes[torch.randperm(holders, generator=source)].tolist()
+    return found
 
 
 def _flower(request: Request, options: PathologicalOptions) -> list[Share]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from protofed import methods, models
+from protofed import data, methods, models
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.experiments.config import Experiment
@@ -60,8 +60,12 @@ class Builder:
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True
         self.method = self.method_class(experiment.method_options, self._task())
+        experiment.transforms.check(federated.input_shape)
         self.trainer = LocalTrainer(
-            self.method, get_codec(experiment.wire.codec, experiment.wire.compression), experiment.seed
+            self.method,
+            get_codec(experiment.wire.codec, experiment.wire.compression),
+            experiment.seed,
+            data.augmentation(experiment.transforms),
         )
         self.members: list[Member] = []
         self.models: dict[str, models.SplitModel] = {}
@@ -158,4 +162,8 @@ def build_model(
         options=dict(architecture.options),
         seed=derive(experiment.seed, "model", scope),
     )
+    samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
+    scaling = data.scaling(experiment.transforms, torch.uint8 if samples is None else samples.dtype)
+    if scaling is not None:
+        model.scale = models.Scale(*scaling)
     return model.to(DTYPES[experiment.execution.precision])

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from protofed import data, methods
-from protofed.data import DataOptions
+from protofed.data import DataOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
 from protofed.options import Options, build_options, option, option_fields, plain
 from protofed.reading import read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
-from protofed.training import LocalPlan
+from protofed.training import LocalPlan, Schedule
 
 Tree = dict[str, Any]
 
@@ -45,11 +45,26 @@ class TrainingOptions(Options):
 
     epochs: int = option(1, "local epochs E per round", least=1)
     batch_size: int = option(32, "batch size B; the last batch may be smaller", least=1)
-    optimizer: str = option("SGD", "name of an optimiser in torch.optim, rebuilt every round")
+    optimizer: str = option("SGD", "name of an optimiser in torch.optim")
     lr: float = option(0.01, "learning rate")
     momentum: float = option(0.0, "momentum, if the optimiser has it")
     weight_decay: float = option(0.0, "weight decay")
     options: dict[str, Any] = option({}, "further arguments of the optimiser")
+    keep_state: bool = option(
+        False, "keep the optimiser's state (momentum, Adam's means) between a client's rounds, or start anew"
+    )
+    clip: float = option(
+        0.0,
+        "largest Euclidean norm of each network's gradient (0 = any); a method's own limit applies too",
+        least=0,
+    )
+    schedule: Literal["constant", "step", "exponential", "cosine"] = option(
+        "constant",
+        "factor of every learning rate of local training in round t of R: 1 | decay^⌊(t-1)/decay_every⌋ | "
+        "decay^(t-1) | (1 + cos(π(t-1)/R))/2",
+    )
+    decay: float = option(0.99, "factor of the schedules step and exponential", above=0, most=1)
+    decay_every: int = option(10, "rounds between two decays of the schedule step", least=1)
 
     def plan(self, settings: Mapping[str, Any]) -> LocalPlan:
         """Return a client's plan, with the epochs, batch_size and lr of its own ``settings`` if given."""
@@ -62,6 +77,9 @@ class TrainingOptions(Options):
             settings.get("batch_size", self.batch_size),
             self.optimizer,
             arguments,
+            self.clip or None,
+            self.keep_state,
+            Schedule(self.schedule, self.decay, self.decay_every),
         )
 
     def __post_init__(self) -> None:
@@ -160,6 +178,7 @@ SECTIONS: dict[str, type] = {
     "data": DataOptions,
     "model": ModelOptions,
     "training": TrainingOptions,
+    "transforms": TransformOptions,
     "participation": ParticipationOptions,
     "evaluation": EvaluationOptions,
     "wire": WireOptions,
@@ -189,6 +208,7 @@ class Experiment:
     data: DataOptions
     model: ModelOptions
     training: TrainingOptions
+    transforms: TransformOptions
     participation: ParticipationOptions
     evaluation: EvaluationOptions
     wire: WireOptions

@@ -10,7 +10,7 @@ from protofed.models import basic, resnet, vision  # noqa: F401  (each registers
 from protofed.models.building import build
 from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
 from protofed.models.convolution import reduce_convolutions
-from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
+from protofed.models.core import Output, Scale, SplitModel, multiply_adds, parameter_bytes, parameter_count
 from protofed.models.grouping import Group, assign, groups
 from protofed.models.noise import key_noise
 from protofed.models.splitting import split
@@ -20,6 +20,7 @@ __all__ = [
     "Backbone",
     "Group",
     "Output",
+    "Scale",
     "SplitModel",
     "architecture",
     "architectures",

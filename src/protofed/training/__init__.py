@@ -1,6 +1,6 @@
 """Local training: a client's visit, and the executors that schedule visits."""
 
-from protofed.training.client import LocalPlan, Member
+from protofed.training.client import LocalPlan, Member, Schedule
 from protofed.training.executor import Executor, Fused, Sequential
 from protofed.training.roster import Files, Memory, Roster, Store
 from protofed.training.visit import Evaluated, LocalTrainer, Messages, Missing, Trained
@@ -18,6 +18,7 @@ __all__ = [
     "Messages",
     "Missing",
     "Roster",
+    "Schedule",
     "Sequential",
     "Store",
     "Trained",

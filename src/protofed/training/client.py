@@ -7,16 +7,48 @@ Between visits a client is a :class:`~protofed.snapshots.Snapshot`; during a vis
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
+from protofed.methods.contract import Phase
 from protofed.optimizers import eager
 from protofed.samples import ClientData, Samples
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Schedule of learning rates over the rounds.
+
+    Attributes:
+        kind: Name of the schedule; see :meth:`factor`.
+        decay: Factor of each decay, for ``step`` and ``exponential``.
+        every: Rounds between two decays, for ``step``.
+    """
+
+    kind: Literal["constant", "step", "exponential", "cosine"] = "constant"
+    decay: float = 1.0
+    every: int = 1
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Return the factor of all learning rates in a round.
+
+        Args:
+            round: The round ``t``, from 1.
+            rounds: Number of rounds ``R``.
+
+        Returns:
+            1 if constant, ``decay^⌊(t-1)/every⌋``, ``decay^(t-1)``, or ``(1 + cos(π(t-1)/R))/2``.
+        """
+        if self.kind == "cosine":
+            return (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
+        decays = {"constant": 0, "step": (round - 1) // self.every, "exponential": round - 1}[self.kind]
+        return float(self.decay**decays)
 
 
 @dataclass(frozen=True)
@@ -28,12 +60,20 @@ class LocalPlan:
         batch_size: Batch size ``B``; the last batch of an epoch may be smaller.
         optimizer: Name of a class in ``torch.optim``; every round builds a new instance.
         settings: Keyword arguments of the optimiser, including ``lr``.
+        clip: Largest Euclidean norm of a gradient, or None; see :class:`~protofed.methods.contract.Update`.
+        keep_state: Whether optimisers go on from their state in the client's last visit.
+        schedule: Schedule of the learning rates of local training, also of a method's own.
+        factor: Factor of the learning rates in the present round.
     """
 
     epochs: int = 1
     batch_size: int = 32
     optimizer: str = "SGD"
     settings: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01})
+    clip: float | None = None
+    keep_state: bool = False
+    schedule: Schedule = Schedule()
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -75,7 +115,27 @@ class LocalPlan:
         """
         name, settings = self.chosen(overrides or {})
         result: torch.optim.Optimizer = eager(getattr(torch.optim, name))(parameters, **settings)
+        if self.factor != 1:
+            for group in result.param_groups:
+                group["lr"] *= self.factor
         return result
+
+    def at(self, round: int, rounds: int) -> LocalPlan:
+        """Return the plan of a round.
+
+        Args:
+            round: The round, from 1.
+            rounds: Number of rounds.
+        """
+        factor = self.schedule.factor(round, rounds)
+        return self if factor == self.factor else replace(self, factor=factor)
+
+    def clipped(self, phase: Phase) -> Phase:
+        """Return a phase of training with gradients clipped as the plan says, where that is the smaller limit."""
+        if (most := self.clip) is None:
+            return phase
+        updates = (replace(u, clip=most if u.clip is None else min(u.clip, most)) for u in phase.updates)
+        return replace(phase, updates=tuple(updates))
 
     def chosen(self, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the optimiser's name and settings; overrides with a ``name`` replace all of the plan's."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
+from protofed.optimizers import kept_state, restore_state
 from protofed.samples import Samples
 from protofed.training.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.training.client import LocalPlan
@@ -40,18 +41,34 @@ class PlainSteps(Steps):
         """Lend the model."""
         yield self._model
 
-    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
+    def begin(
+        self,
+        phase: Phase,
+        plan: LocalPlan,
+        data: Sequence[Samples],
+        locals_: Sequence[Local],
+        kept: Sequence[Tensors],
+    ) -> None:
         """Begin a phase of training."""
         model = self._model
         self.local, self.phase = locals_[0], phase
         self.during = phase.source is None and self.method.statistics_from == "during"
         self.updates = []
-        for update in phase.updates:
+        for number, update in enumerate(phase.updates):
             chosen = {n: p for n, p in model.named_parameters() if update.trainable(n)}
-            self.updates.append(_Update(update, chosen, plan.build(chosen.values(), update.optimizer)))
+            optimizer = plan.build(chosen.values(), update.optimizer)
+            restore_state(optimizer, chosen, kept[0], f"{number}/{update.name}")
+            self.updates.append(_Update(update, chosen, optimizer))
         self.x, self.y = data[0].x, data[0].y
         if phase.source is None and self.x.numel() <= NORMALISED_AT_ONCE:
             self.x = normalise(self.x, next(model.parameters()).dtype)
+
+    def optimizer_states(self) -> list[Tensors]:
+        """Return the state of the client's optimisers."""
+        state: Tensors = {}
+        for number, (update, parameters, optimizer) in enumerate(self.updates):
+            state |= kept_state(optimizer, parameters, f"{number}/{update.name}")
+        return [state]
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
         """Run the steps of an epoch."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from protofed import snapshots
 from protofed.errors import CheckpointError, OutputError
+from protofed.optimizers import check_kept
 from protofed.snapshots import Snapshot
 from protofed.training.client import Member
 
@@ -72,7 +73,8 @@ class Memory(Store):
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Store a copy of a client's snapshot."""
         kept = _on_host(snapshot.model) if model else self.snapshots[name].model
-        self.snapshots[name] = Snapshot(kept, _on_host(snapshot.state), _on_host(snapshot.received))
+        rest = (_on_host(part) for part in (snapshot.state, snapshot.received, snapshot.optimizer))
+        self.snapshots[name] = Snapshot(kept, *rest)
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
@@ -215,6 +217,7 @@ class Roster(Mapping[str, Member]):
         """
         model = self.models[self[name].kind]
         model.load_state_dict(snapshot.model)
+        check_kept(snapshot.optimizer, dict(model.named_parameters()))
         self.store.write(name, snapshot._replace(model=model.state_dict()))
 
     def model(self, name: str) -> SplitModel:

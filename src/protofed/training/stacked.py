@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
+from protofed.optimizers import kept_state, restore_state
 from protofed.samples import Samples
 from protofed.training.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.training.client import LocalPlan
@@ -102,9 +103,16 @@ class StackedSteps(Steps):
         if versions(self.working) != before:
             self.take(client, self.working)
 
-    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
+    def begin(
+        self,
+        phase: Phase,
+        plan: LocalPlan,
+        data: Sequence[Samples],
+        locals_: Sequence[Local],
+        kept: Sequence[Tensors],
+    ) -> None:
         """Begin a phase of training."""
-        self.phase, self.plan, self.locals = phase, plan, list(locals_)
+        self.phase, self.plan, self.locals, self.kept = phase, plan, list(locals_), kept
         self.phases += 1
         self.pool = PooledSamples(data)
         self.bare.train()
@@ -113,6 +121,19 @@ class StackedSteps(Steps):
         self.losses_of = [_Loss(self.bare, update, statistics) for update in phase.updates]
         self.views: dict[int, _View] = {}
         self.arranged = False
+
+    def optimizer_states(self) -> list[Tensors]:
+        """Return the state of each client's optimisers, from the last steps that the client took part in."""
+        states: list[Tensors] = [{} for _ in range(self.clients)]
+        for place, client in enumerate(self.order):
+            view = self.views.get(min((n for n in self.views if n > place), default=0))
+            for number, chosen in enumerate(view.chosen if view else ()):
+                assert view is not None
+                stacked = kept_state(view.optimizers[number], chosen, self._scope(number))
+                for name, value in stacked.items():
+                    own = value.shape == chosen[_owner(name)].shape
+                    states[client][name] = value[place] if own else value
+        return states
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
         """Run the steps of an epoch."""
@@ -328,7 +349,9 @@ class StackedSteps(Steps):
         for number, update in enumerate(self.phase.updates):
             chosen = {n: p for n, p in leaves.items() if update.trainable(n)}
             optimizer = self.plan.build(chosen.values(), update.optimizer)
-            if last is not None:
+            if last is None:
+                self._restore(optimizer, chosen, clients, self._scope(number))
+            else:
                 for name, mine in chosen.items():
                     theirs = last.chosen[number][name]
                     state = last.optimizers[number].state.get(theirs, {})
@@ -337,6 +360,25 @@ class StackedSteps(Steps):
             view.optimizers.append(optimizer)
         self.views[clients] = view
         return view
+
+    def _scope(self, number: int) -> str:
+        return f"{number}/{self.phase.updates[number].name}"
+
+    def _restore(self, optimizer: torch.optim.Optimizer, chosen: Tensors, clients: int, scope: str) -> None:
+        """Let the optimiser of the first ``clients`` go on from the states that they have kept."""
+        own = [{n: t for n, t in self.kept[c].items() if n.startswith(f"{scope}/")} for c in self.order[:clients]]
+        if any(state.keys() != own[0].keys() for state in own):
+            raise StackingError("some of its clients have kept the state of their optimiser, others have none yet")
+        joined: Tensors = {}
+        for name, value in own[0].items():
+            values = [state[name] for state in own]
+            if not name.endswith("/step") and value.shape == chosen[_owner(name)].shape[1:]:
+                joined[name] = torch.stack(values)
+            elif all(torch.equal(value, other) for other in values):
+                joined[name] = value
+            else:
+                raise StackingError("the optimiser counts steps, and clients have taken different numbers of them")
+        restore_state(optimizer, chosen, joined, scope)
 
 
 @dataclass
@@ -442,6 +484,11 @@ def _compare(
             continue
         if (gradient[0] - own).norm() > TOLERANCE * own.norm() + 1e-6:
             raise StackingError(f"stacked, the first step gives {name} another gradient than alone")
+
+
+def _owner(name: str) -> str:
+    """Return the parameter to which a tensor of an optimiser's state belongs."""
+    return name.split("/")[-2]
 
 
 def _part(value: Any, whole: Tensor, clients: int) -> Any:

@@ -23,7 +23,7 @@ from torch import Tensor
 from protofed.errors import ProtofedError
 from protofed.methods.contract import Local, Method, Phase, Tensors
 from protofed.samples import Samples
-from protofed.seeding import Stream, derive, seeded
+from protofed.seeding import Stream, derive, generator, seeded
 from protofed.snapshots import Snapshot
 from protofed.training.batches import batches, epoch_rows
 from protofed.training.client import LocalPlan, Member
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 Messages = Mapping[str, bytes | None]
 """Encoded broadcast of each client."""
+Augment = Callable[[Samples, torch.Generator], Samples]
+"""Returns as many samples with the same labels."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,14 @@ class Steps(Protocol):
         """Lend a model with the client's present weights; changes made inside the block are kept."""
         ...
 
-    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
+    def begin(
+        self,
+        phase: Phase,
+        plan: LocalPlan,
+        data: Sequence[Samples],
+        locals_: Sequence[Local],
+        kept: Sequence[Tensors],
+    ) -> None:
         """Begin a phase of training with new optimisers.
 
         Args:
@@ -114,7 +123,12 @@ class Steps(Protocol):
             plan: Training plan that all clients of the group share.
             data: Training samples of each client.
             locals_: The clients as their method sees them.
+            kept: State of each client's optimisers from which they go on; empty to start anew.
         """
+        ...
+
+    def optimizer_states(self) -> list[Tensors]:
+        """Return the state of each client's optimisers in the present phase, as ``begin`` takes it."""
         ...
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
@@ -160,12 +174,16 @@ class _Visit:
     Attributes:
         client: Data and training plan.
         local: Working copies, as the method sees them.
+        train: Training samples of its steps: the client's, augmented for this round if the experiment says so.
+        kept: State of its optimisers by name, with the number of the phase in front.
         stream: Random state of torch for this client's training.
         changed: Whether the model differs from the stored one.
     """
 
     client: Member
     local: Local
+    train: Samples
+    kept: Tensors
     stream: Stream
     changed: bool
 
@@ -178,11 +196,14 @@ class LocalTrainer:
         method: The method.
         codec: Encoding of messages.
         seed: Seed of the experiment.
+        augment: Transforms a client's training samples for the steps of a round, with random numbers from the
+            generator; None to take them as they are. Statistics and predictions never see its results.
     """
 
     method: Method
     codec: Codec
     seed: int
+    augment: Augment | None = None
 
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round: int
@@ -271,6 +292,10 @@ class LocalTrainer:
         Returns:
             The client with copies of its state and of the last received tensors; changes to them are not stored.
         """
+        return self._load(clients, name, round)[0]
+
+    def _load(self, clients: Roster, name: str, round: int) -> tuple[Local, Tensors]:
+        """Load a client onto the device, as :meth:`open`; return it with the kept state of its optimisers."""
         client, snapshot, model = clients[name], clients.snapshot(name), clients.working_model(name)
         device = next(model.parameters()).device
 
@@ -283,7 +308,8 @@ class LocalTrainer:
             for tensors in (snapshot.state, snapshot.received)
         )
         counts = client.train.counts(self.method.task.num_classes)
-        return Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
+        local = Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
+        return local, snapshot.optimizer
 
     def receive(self, local: Local, message: bytes | None, *, deliver: bool = True) -> None:
         """Let the method unpack a broadcast.
@@ -347,14 +373,16 @@ class LocalTrainer:
         """Load the clients onto the device and deliver their broadcasts."""
         visits = []
         for index, name in enumerate(names):
-            local = self.open(clients, name, round)
+            local, kept = self._load(clients, name, round)
             before = versions(local.model)
             _to_eval(local.model)
             message = messages[name] if messages else None
             with seeded(self.seed, "receive", round, name):
                 self.receive(local, message, deliver=messages is not None)
-            stream = Stream(self.seed, "training", round, name)
+            stream, train = Stream(self.seed, "training", round, name), clients[name].train
             if training:
+                if self.augment is not None and len(train):
+                    train = self.augment(train, generator(self.seed, "augment", round, name))
                 if type(self.method).begin is not Method.begin:
                     local.model.train()
                     with stream:
@@ -362,19 +390,22 @@ class LocalTrainer:
                 for layer, key in enumerate(local.model.noise_keys().values()):
                     key.fill_(derive(self.seed, "noise", round, name, layer))
             steps.take(index, local.model)
-            visits.append(_Visit(clients[name], local, stream, training or versions(local.model) != before))
+            changed = training or versions(local.model) != before
+            visits.append(_Visit(clients[name], local, train, kept, stream, changed))
         return visits
 
     def _phase(self, steps: Steps, visits: Sequence[_Visit], phase: Phase, number: int) -> list[Tensors]:
         """Train one phase; return the ``during`` statistics of each client's last epoch."""
-        data = [visit.client.train for visit in visits]
+        data = [visit.train for visit in visits]
         if phase.source is not None:
             for index, visit in enumerate(visits):
                 with visit.stream, steps.model(index) as model:
                     model.train()
                     data[index] = Samples(*phase.source(visit.local))
-        plan = visits[0].client.plan
-        steps.begin(phase, plan, data, [visit.local for visit in visits])
+        plan = visits[0].client.plan.at(visits[0].local.round, self.method.task.rounds)
+        prefix = f"{number}/"
+        kept = [{n.removeprefix(prefix): t for n, t in v.kept.items() if n.startswith(prefix)} for v in visits]
+        steps.begin(plan.clipped(phase), plan, data, [visit.local for visit in visits], kept)
         statistics: list[Tensors] = [{} for _ in visits]
         for epoch in range(phase.passes(plan.epochs)):
             rows = [
@@ -396,6 +427,9 @@ class LocalTrainer:
                         model.train()
                         self.method.epoch_end(visit.local, statistics[index])
                 steps.refresh()
+        if plan.keep_state:
+            for visit, state in zip(visits, steps.optimizer_states(), strict=True):
+                visit.kept = visit.kept | {f"{prefix}{name}": tensor for name, tensor in state.items()}
         return statistics
 
 
@@ -404,7 +438,7 @@ def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:
     for index, visit in enumerate(visits):
         local = visit.local
         with steps.model(index) if visit.changed else nullcontext(local.model) as model:
-            snapshot = Snapshot(model.state_dict(), local.state, local.received)
+            snapshot = Snapshot(model.state_dict(), local.state, local.received, visit.kept)
             clients.store.write(local.name, snapshot, model=visit.changed)
 
 

@@ -1,0 +1,157 @@
+"""Practical heterogeneity: each client's share of each class is drawn from a Dirichlet distribution."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+
+from protofed.data.flower import run_partitioner
+from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
+from protofed.errors import ConfigError
+from protofed.options import Options, option
+from protofed.seeding import derive, generator
+
+log = logging.getLogger("protofed")
+
+_RESTARTS = 5  # the partitioner of flwr-datasets gives up after eleven draws; small data sets may need a few more
+_DRAWS = 2000  # of balanced shares; ten classes among 20 clients at alpha = 0.01 need about 50
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class DirichletOptions(Options):
+    """Practical heterogeneity: per class, the clients' shares are drawn from Dir(alpha)."""
+
+    alpha: float = option(0.1, "concentration of Dir(alpha); small = few classes per client", above=0)
+    min_size: int = option(10, "fewest samples of a client; shares are drawn again until all have them", least=0)
+    self_balancing: bool = option(
+        False,
+        "a client that holds N/M samples gets no further class; with min_size=1 as in the code of TinyProto, "
+        "ProtoNorm and PFLlib; small clients are filled up where no draw suffices, so that any alpha works",
+    )
+
+
+def dirichlet(request: Request, options: DirichletOptions) -> list[Share]:
+    """Return shares with Dir(alpha) label skew.
+
+    Args:
+        request: Labels to divide and number of clients.
+        options: Concentration, smallest client and balancing.
+
+    Raises:
+        ConfigError: If an option is out of range, or ``alpha`` is so small that not every client gets
+            ``min_size`` samples without balancing.
+    """
+    M, least = request.clients, options.min_size
+    require(
+        M * least <= len(request.y),
+        f"partition.min_size = {least} for {M} clients needs {M * least} samples, but there are "
+        f"{len(request.y)}: lower partition.min_size or data.clients",
+    )
+    if options.self_balancing:
+        return _balanced(request, options)
+
+    def build(seed: int) -> Any:
+        from flwr_datasets.partitioner import DirichletPartitioner
+
+        return DirichletPartitioner(
+            num_partitions=M,
+            partition_by="label",
+            alpha=float(options.alpha),
+            min_partition_size=least,
+            seed=seed,
+        )
+
+    for restart in range(_RESTARTS):
+        try:
+            return run_partitioner(request, build, restart)
+        except ValueError:
+            continue
+    raise ConfigError(
+        f"partition 'dirichlet': with alpha = {options.alpha:g}, not all {M} clients get {least} "
+        "samples: set partition.self_balancing=true (the papers' split, with partition.min_size=1), raise "
+        "partition.alpha, or lower partition.min_size or data.clients"
+    )
+
+
+def _balanced(request: Request, options: DirichletOptions) -> list[Share]:
+    """Return shares of which none grows beyond ``N/M`` by a further class."""
+    require_clients(request)
+    classes, sizes = request.y.unique(return_counts=True)
+    rng = np.random.default_rng(derive(request.seed, "partition"))
+    counts = _drawn(sizes.numpy(), request.clients, options, rng)
+    parts: list[list[torch.Tensor]] = [[] for _ in range(request.clients)]
+    for c, own in zip(classes.tolist(), torch.from_numpy(counts).T.tolist(), strict=True):
+        members = (request.y == c).nonzero().flatten()
+        order = torch.randperm(len(members), generator=generator(request.seed, "partition", c))
+        for part, piece in zip(parts, members[order].split(own), strict=True):
+            part.append(piece)
+    return [Share(n, torch.cat(p).sort().values) for n, p in zip(names(request.clients), parts, strict=True)]
+
+
+def _drawn(
+    sizes: np.ndarray[Any, Any], clients: int, options: DirichletOptions, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    """Return ``(M, K)`` samples per client and class: the first draw in which every client has ``min_size``.
+
+    At small ``alpha`` a class has hardly more than one holder, so that ten classes can hardly reach 50 clients: the
+    public code then draws for ever. Here the best of many draws is filled up from the largest clients.
+
+    Args:
+        sizes: ``(K,)`` samples per class.
+        clients: Number of clients ``M``.
+        options: Concentration and smallest client.
+        rng: Source of random numbers.
+    """
+    done, best, missing = 0, np.zeros((clients, len(sizes)), dtype=np.int64), np.inf
+    for doubling in count():
+        drawn = _draws(sizes, clients, options.alpha, min(2**doubling, _AT_ONCE, _DRAWS - done), rng)
+        short = (options.min_size - drawn.sum(2)).clip(min=0).sum(1)
+        place = int(short.argmin())
+        if short[place] < missing:
+            best, missing = drawn[place], short[place]
+        done += len(drawn)
+        if not missing:
+            return best
+        if done == _DRAWS:
+            break
+    few = int((best.sum(1) < options.min_size).sum())
+    log.warning(
+        "partition 'dirichlet': in none of %d draws with alpha = %g do all %d clients get %d samples: "
+        "%d are filled up from the largest",
+        *(_DRAWS, options.alpha, clients, options.min_size, few),
+    )
+    for client in np.flatnonzero(best.sum(1) < options.min_size):
+        while best[client].sum() < options.min_size:
+            donor = best.sum(1).argmax()
+            c = best[donor].argmax()
+            best[donor, c] -= 1
+            best[client, c] += 1
+    return best
+
+
+def _draws(
+    sizes: np.ndarray[Any, Any], clients: int, alpha: float, number: int, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    """Return ``(T, M, K)`` samples per client and class of several independent draws."""
+    found = np.zeros((number, clients, len(sizes)), dtype=np.int64)
+    for c, size in enumerate(sizes):
+        open_ = found.sum(2) < sizes.sum() / clients
+        shares = rng.dirichlet(np.full(clients, alpha), number) * open_
+        # For a tiny alpha all that is left can be zero: in the limit, one of the open clients gets the whole class.
+        one = np.eye(clients)[(rng.random((number, clients)) * open_).argmax(1)]
+        shares = np.where(shares.sum(1, keepdims=True) > 0, shares, one)
+        ends = shares.cumsum(1)
+        ends = (ends / ends[:, -1:] * size).astype(np.int64)
+        found[:, :, c] = np.diff(ends, axis=1, prepend=0)
+    return found
+
+
+partitions.register("dirichlet")(
+    Partition("label skew: shares of each class drawn from Dir(alpha)", dirichlet, DirichletOptions)
+)
