@@ -67,6 +67,25 @@ def test_weights_depend_on_the_seed_alone(name):
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
+# The first weight, and the first of the head.
+FIRST = {
+    "mlp": [-0.00680072, 0.104723692],
+    "cnn2": [-0.043524608, 0.00843201578],
+    "fedproto_cnn": [-0.043524608, 0.0947493017],
+    "cnn4": [-0.0725410134, 0.106960237],
+    "resnet8": [-0.0345343389, 0.120959163],
+    "resnet18": [0.0236950032, 0.00185906887],
+}
+
+
+def test_existing_names_and_seeds_keep_their_weights():
+    """The first numbers of models as they were before weights, members and preparation came."""
+    for name, first in FIRST.items():
+        model = one(name, seed=3)
+        numbers = [next(model.parameters()).flatten()[0].item(), model.head.weight[0, 0].item()]
+        torch.testing.assert_close(numbers, first)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_stable_and_state_dicts_load(name):
     model, twin = one(name, seed=0).eval(), one(name, seed=1).eval()
