@@ -19,8 +19,9 @@ from protofed.methods import Method, methods
 ROOT = Path(protofed.__file__).parent
 CORE = ("runs", "prototypes", "methods", "models", "training", "wire", "robust", "federation")
 ALLOWED = {"torch", "numpy", "safetensors"}
-# One file of the core imports one package more, inside a function, for those who choose wire.compression=zstd.
-LAZY = {"wire/compression.py": {"zstandard"}}
+# Two files of the core import one package more, inside a function, for those who choose wire.compression=zstd or a
+# model of timm.
+LAZY = {"wire/compression.py": {"zstandard"}, "models/vision.py": {"timm"}}
 
 # What each module at the top may import, also inside functions. No other module is there.
 MODULES = {

@@ -235,16 +235,20 @@ def bench(
 
 def _show(result: Any) -> None:
     """Print the table of a run or comparison and the path of its report."""
+    from protofed.analysis.differing import remarks
     from protofed.analysis.grid import rows_of
     from protofed.analysis.tables import grid_table, results_table
     from protofed.experiments import Comparison
     from protofed.runs import load_runs
 
     runs = result.runs if isinstance(result, Comparison) else {result.summary["method"]: [result]}
+    compared = load_runs([result.directory]) if isinstance(result, Comparison) else []
     if isinstance(result, Comparison) and result.axes:
-        console.print(grid_table(rows_of(load_runs([result.directory]), result.axes), result.axes))
+        console.print(grid_table(rows_of(compared, result.axes), result.axes))
     else:
         console.print(results_table(runs))
+    for line in remarks(compared):
+        console.print(line, markup=False, highlight=False)
     refused = sum(run.summary["refused"] for group in runs.values() for run in group)
     if refused:
         console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")

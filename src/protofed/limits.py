@@ -94,6 +94,8 @@ LINE_BYTES = 16 * MiB
 """Bytes of one line of ``rounds.jsonl``."""
 TENSOR_HEADER_BYTES = 16 * MiB
 """Bytes of the header of a safetensors file."""
+WEIGHTS_BYTES = 16 * GiB
+"""Bytes of a file with a model's initial weights."""
 
 
 class Budget:

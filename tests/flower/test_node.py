@@ -9,14 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from network import forget, wanted
-from protofed.errors import CheckpointError, ConfigError, PayloadError
+from protofed.data.federation import load_client
+from protofed.errors import CheckpointError, ConfigError, ModelError, PayloadError
 from protofed.experiments.architectures import FederationSummary
 from protofed.flower.admission import class_order
 from protofed.flower.messages import Description, Job, VisitOutcome, description_values, read_descriptions
@@ -26,7 +28,7 @@ from protofed.flower.state import ClientFolder, locked
 from protofed.flower.summary import client_summaries, described_federation, read_summary
 from protofed.snapshots import Snapshot, pack
 from protofed.training import Trained
-from support import ordinary
+from support import experiment, ordinary
 
 
 def job_of(root: Path, method: str = "fedproto", **changes) -> Job:
@@ -342,3 +344,30 @@ def test_what_a_node_is_started_with():
     assert source_of({"partition-id": 1, "num-partitions": 3}) == Share(1, 3)
     with pytest.raises(ConfigError, match="client-dir"):
         source_of({})
+
+
+def test_a_node_takes_weights_from_its_own_folder_alone(tmp_path):
+    """The recipe's path is one of the server's machine: only the name of the file counts at a node."""
+    from protofed.models import build
+
+    folder = tmp_path / "ann"
+    folder.mkdir()
+    for split in ("train", "test"):
+        np.savez(folder / f"{split}.npz", x=torch.rand(6, 1, 8, 8).numpy(), y=np.arange(6) % 3)
+    source = build("cnn2", input_shape=(1, 8, 8), num_classes=3, d=5, options={"channels": [2, 3]}, seed=4)
+    named = tmp_path / "server" / "start.safetensors"
+    named.parent.mkdir()
+    save_file(source.extractor.backbone.state_dict(), named)
+    options = {"channels": [2, 3], "weights": str(named)}
+    chosen = experiment("fedproto", model__name="cnn2", model__options=options, training__lr=0.0)
+    federated, _ = load_client(folder, chosen.data, 0)
+    summary = client_summaries(FederationSummary.of(chosen, federated))[0]
+    job = Job("run", "ann", 1, experiment_key(chosen), summary)
+    forget()
+    node = Node(Folder(folder, "ann"), tmp_path / "state", weights=str(folder))
+    with pytest.raises(ModelError, match=rf"^ann: cnn2: weights '{folder}/start\.safetensors' are no file"):
+        train(node, job)
+    named.rename(folder / named.name)
+    train(node, job)
+    kept = weights(tmp_path / "state")
+    assert torch.equal(kept["extractor.backbone.conv2.weight"], source.extractor.backbone.conv2.weight)

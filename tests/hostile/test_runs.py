@@ -308,7 +308,13 @@ def test_links_are_no_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "addition", ['[model]\nname = "os:abort"', '[model]\nshared = "os:abort"', "[data]\ntrust_code = true"]
+    "addition",
+    [
+        '[model]\nname = "os:abort"',
+        '[model]\nshared = "os:abort"',
+        '[[model.members]]\nname = "os:abort"',
+        "[data]\ntrust_code = true",
+    ],
 )
 def test_pictures_of_features_import_no_code(tmp_path, addition):
     run = make_run(tmp_path / "run", rounds=2)

@@ -3,6 +3,7 @@
 import ast
 import copy
 import pickle
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,17 @@ from protofed.models import architectures, assign, build, key_noise, parameter_c
 from protofed.models.core import make_map
 
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 64, 64)]
-OWN_MAP = {"mlp", "cnn2", "fedproto_cnn"}
-VISION = ["resnet18", "mobilenet_v2", "shufflenet_v2_x1_0", "efficientnet_b0", "googlenet"]
+OWN_MAP = {"mlp", "cnn2", "fedproto_cnn", "fedproto_femnist_cnn"}
+VISION = ["resnet18", "mobilenet_v2", "shufflenet_v2_x1_0", "shufflenet_v2_x0_5", "efficientnet_b0", "googlenet"]
+needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="the package timm is missing: protofed[timm]")
+NAMES = [pytest.param(name, marks=needs_timm) if name == "timm" else name for name in architectures]
 
 
 def one(name, shape=(3, 32, 32), d=64, K=10, **kwargs):
     return build(name, input_shape=shape, num_classes=K, d=d, **kwargs)
 
 
-@pytest.mark.parametrize("name", architectures)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes_for_every_architecture_and_image(name, shape):
     model = one(name, shape, d=48, K=7).train()
@@ -51,7 +54,7 @@ def test_stem_takes_any_number_of_channels(name, channels):
     assert out.logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", architectures)
+@pytest.mark.parametrize("name", NAMES)
 def test_weights_depend_on_the_seed_alone(name):
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -64,7 +67,26 @@ def test_weights_depend_on_the_seed_alone(name):
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
-@pytest.mark.parametrize("name", architectures)
+# The first weight, and the first of the head.
+FIRST = {
+    "mlp": [-0.00680072, 0.104723692],
+    "cnn2": [-0.043524608, 0.00843201578],
+    "fedproto_cnn": [-0.043524608, 0.0947493017],
+    "cnn4": [-0.0725410134, 0.106960237],
+    "resnet8": [-0.0345343389, 0.120959163],
+    "resnet18": [0.0236950032, 0.00185906887],
+}
+
+
+def test_existing_names_and_seeds_keep_their_weights():
+    """The first numbers of models as they were before weights, members and preparation came."""
+    for name, first in FIRST.items():
+        model = one(name, seed=3)
+        numbers = [next(model.parameters()).flatten()[0].item(), model.head.weight[0, 0].item()]
+        torch.testing.assert_close(numbers, first)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_names_are_stable_and_state_dicts_load(name):
     model, twin = one(name, seed=0).eval(), one(name, seed=1).eval()
     assert {k.split(".")[0] for k in model.state_dict()} == {"extractor", "head"}
@@ -80,7 +102,7 @@ def test_names_are_stable_and_state_dicts_load(name):
     assert torch.equal(pickle.loads(pickle.dumps(model))(x).logits, twin(x).logits)
 
 
-@pytest.mark.parametrize("name", architectures)
+@pytest.mark.parametrize("name", NAMES)
 def test_functional_call_and_vmap_match_the_module(name):
     pair = [key_noise(one(name, seed=s, d=40)).eval() for s in (0, 1)]
     params, buffers = stack_module_state(pair)
@@ -124,6 +146,17 @@ COUNTS = [
     ("fedproto_cnn", (1, 28, 28), 50, 10, {}, 21_840),
     ("fedproto_cnn", (1, 28, 28), 50, 10, {"channels": 18}, 260 + 18 * 251 + 50 * 289 + 510),
     ("fedproto_cnn", (1, 28, 28), 50, 10, {"channels": 22}, 260 + 22 * 251 + 50 * 353 + 510),
+    # FedProto's code: 10·10 + 20·251 + 50·(29·29·20 + 1) + 10·51; the paper prints 16 million for 20 clients
+    ("fedproto_femnist_cnn", (1, 28, 28), 50, 10, {}, 846_680),
+    ("fedproto_femnist_cnn", (1, 128, 128), 50, 10, {}, 846_680),
+    (
+        "fedproto_femnist_cnn",
+        (1, 128, 128),
+        50,
+        62,
+        {"channels": 18},
+        100 + 18 * 251 + 50 * (841 * 18 + 1) + 62 * 51,
+    ),
     # ProtoNorm's spiral: five layers, two decision units, six classes
     ("mlp", (2,), 2, 6, {"hidden": [64, 64, 64]}, 64 * 3 + 2 * 64 * 65 + 2 * 65 + 6 * 3),
     # stem 64·147 + 128; blocks 73,984, 230,144 and 919,040; pooled 256 → 512, head 10·513
@@ -133,6 +166,8 @@ COUNTS = [
     # torchvision's published counts less classifiers of 1000·(width + 1), plus 10·513
     ("mobilenet_v2", (3, 32, 32), 512, 10, {}, 3_504_872 - 1_281_000 + 5_130),
     ("shufflenet_v2_x1_0", (3, 32, 32), 512, 10, {}, 2_278_604 - 1_025_000 + 5_130),
+    # TinyProto, Fig. 1: about 1.36 million with 1,000 classes
+    ("shufflenet_v2_x0_5", (3, 32, 32), 1024, 1000, {}, 1_366_792),
     ("efficientnet_b0", (3, 32, 32), 512, 10, {}, 5_288_548 - 1_281_000 + 5_130),
     ("googlenet", (3, 32, 32), 512, 10, {}, 6_624_904 - 1_025_000 + 5_130),
 ]
@@ -209,7 +244,7 @@ def test_pool_averages_neighbours(width, d):
     torch.testing.assert_close(make_map("pool", width, d)(x), torch.stack(bins, 1))
 
 
-@pytest.mark.parametrize("name", sorted(set(architectures) - OWN_MAP))
+@pytest.mark.parametrize("name", [n for n in architectures if n not in {*OWN_MAP, "timm"}])
 def test_maps(name):
     width = one(name).extractor.backbone(torch.randn(2, 3, 32, 32)).shape[1]
     assert isinstance(one(name, d=width).extractor.map, nn.Identity)
@@ -222,11 +257,11 @@ def test_maps(name):
 @pytest.mark.parametrize("name", sorted(OWN_MAP))
 @pytest.mark.parametrize("relu", [True, False])
 def test_architectures_with_their_own_map_ignore_the_choice(name, relu):
-    options = {} if name == "fedproto_cnn" else {"relu_features": relu}
+    options = {} if name.startswith("fedproto") else {"relu_features": relu}
     pool, linear = (one(name, map=m, options=options) for m in ("pool", "linear"))
     assert pool.state_dict().keys() == linear.state_dict().keys()
     features = pool(torch.randn(8, 3, 32, 32)).features
-    assert bool((features >= 0).all()) is (relu or name == "fedproto_cnn")
+    assert bool((features >= 0).all()) is (relu or name.startswith("fedproto"))
 
 
 def test_mlp_takes_vectors_and_images():

@@ -69,7 +69,7 @@ def restore_features(
     experiment = replace(
         experiment, execution=replace(experiment.execution, device="cpu", threads=0, executor="sequential")
     )
-    federation, federated = assemble(experiment)
+    federation, federated = assemble(experiment, pretrained=False)
     roster = federation.executor.clients
     now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
     for described in run.clients:
@@ -105,7 +105,10 @@ def _check_code(run: RunData, trusted: bool) -> None:
     """Refuse a configuration that names code, which would be imported and called, unless that is wanted."""
     model, data = (run.config.get(name) for name in ("model", "data"))
     model, data = (table if isinstance(table, dict) else {} for table in (model, data))
-    named = [str(name) for name in (run.method, model.get("name"), model.get("shared")) if ":" in str(name)]
+    members = model.get("members")
+    members = [m.get("name") for m in members if isinstance(m, dict)] if isinstance(members, list) else []
+    models = (model.get("name"), model.get("shared"), *members)
+    named = [str(name) for name in (run.method, *models) if ":" in str(name)]
     if (named or data.get("trust_code")) and not trusted:
         what = f"names code of its own ({named[0]})" if named else "trusts the code that its data name"
         raise DataError(

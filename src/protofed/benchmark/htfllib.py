@@ -138,6 +138,7 @@ def check_experiment(experiment: Experiment) -> None:
         "training.weight_decay": (experiment.training.weight_decay, 0.0),
         "training.options": (experiment.training.options, {}),
         "model.options": (experiment.model.options, {}),
+        "model.members": (experiment.model.members, ()),
         "model.map": (experiment.model.map, "pool"),
     }
     if experiment.model.name == "cnn2":

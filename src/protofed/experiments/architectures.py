@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from protofed import claims, methods, models
-from protofed.errors import ConfigError
-from protofed.experiments.config import Experiment
+from protofed.errors import ConfigError, unknown_name
+from protofed.experiments.config import Experiment, ModelOptions
+from protofed.options import build_options
 from protofed.samples import FederatedData
 
 
@@ -91,14 +92,46 @@ class FederationSummary:
         if one_architecture(experiment):
             return self  # all clients have the same architecture
         assigned = [a for number, a in enumerate(self.architectures) if number not in own]
-        name, options = models.assign(group_of(experiment), 1)[0]
-        default = Architecture(name, {**options, **experiment.model.options}, experiment.model.d)
-        return replace(self, template=assigned[0] if assigned else default)
+        return replace(self, template=(assigned or turns(experiment))[0])
 
 
-def group_of(experiment: Experiment) -> str:
-    """Return the architecture or group of architectures of the clients that do not choose for themselves."""
-    return (one_architecture(experiment) and experiment.model.shared) or experiment.model.name
+def turns(experiment: Experiment) -> list[Architecture]:
+    """Return the architectures that clients without a choice of their own are assigned in turn.
+
+    Raises:
+        ConfigError: If one is unknown or lacks an option that it is given.
+    """
+    return _group(experiment.model, bool(one_architecture(experiment) and experiment.model.shared))
+
+
+def common_architecture(experiment: Experiment) -> Architecture:
+    """Return the architecture of networks that all parties share: ``model.shared``, or that of the first client.
+
+    Raises:
+        ConfigError: As :func:`turns`.
+    """
+    return _group(experiment.model, bool(experiment.model.shared))[0]
+
+
+def _group(model: ModelOptions, shared: bool) -> list[Architecture]:
+    """Return the architectures of ``model.shared``, or those of ``model.members`` or ``model.name``."""
+    code = is_code(model.name) and not model.members
+    own = {
+        n: v for n, v in model.options.items() if isinstance(v, Mapping) and n in models.architectures and not code
+    }
+    common = {} if shared else {n: v for n, v in model.options.items() if n not in own}
+    members = [(str(m["name"]), {n: v for n, v in m.items() if n != "name"}) for m in model.members]
+    if shared or not members:
+        members = models.members(model.shared if shared else model.name)
+    result = [Architecture(name, {**options, **common, **own.get(name, {})}, model.d) for name, options in members]
+    for architecture in result:
+        if not is_code(architecture.name):  # the options of code are known only to itself
+            kind = models.architectures.get(architecture.name).Options
+            build_options(kind, architecture.options, architecture.name)
+    names = [name for name, _ in members]
+    if not shared and (unused := own.keys() - {*names, model.shared}):
+        raise ConfigError(unknown_name("architecture in model.options", min(unused), names))
+    return result
 
 
 def one_architecture(experiment: Experiment) -> bool:
@@ -108,19 +141,18 @@ def one_architecture(experiment: Experiment) -> bool:
 
 def _assign(experiment: Experiment, federated: FederatedData) -> list[Architecture]:
     """Return each client's architecture, checked against the requirements of the method."""
-    model = experiment.model
-    shared = one_architecture(experiment) and model.shared
-    assigned = models.assign(group_of(experiment), len(federated.clients))
+    shared = one_architecture(experiment) and experiment.model.shared
     architectures = []
-    for client, (name, options) in zip(federated.clients, assigned, strict=True):
+    group = turns(experiment)
+    for number, client in enumerate(federated.clients):
+        architecture = group[number % len(group)]
         chosen = None if shared else client.settings.get("model")
         if chosen == claims.PRIVATE:
-            name, options = chosen, {}
+            architecture = Architecture(chosen, {}, 0)
         elif chosen:
             check_trusted(experiment, client.name, chosen)
-            name, options = models.assign(chosen, 1)[0]
-        extra = {} if chosen or shared else model.options
-        architectures.append(Architecture(name, {**options, **extra}, client.settings.get("d", model.d)))
+            architecture = Architecture(*models.assign(chosen, 1)[0], 0)
+        architectures.append(replace(architecture, d=client.settings.get("d", experiment.model.d)))
     _check_same(experiment, federated, architectures)
     return architectures
 
@@ -137,7 +169,8 @@ def recipe_names(experiment: Experiment, name: str) -> bool:
         experiment: The experiment.
         name: Name of the model.
     """
-    return name in (experiment.model.name, experiment.model.shared)
+    model = experiment.model
+    return name in (model.name, model.shared, *(member["name"] for member in model.members))
 
 
 def check_trusted(experiment: Experiment, client: str, name: str) -> None:

@@ -22,6 +22,7 @@ def assemble(
     federated: FederatedData | None = None,
     bfloat16: Collection[str] | None = None,
     hardware: Hardware | None = None,
+    pretrained: bool = True,
 ) -> tuple[Federation, FederatedData]:
     """Build the method, the clients and the engine; the caller closes ``federation.executor``.
 
@@ -31,6 +32,7 @@ def assemble(
         bfloat16: Kinds of models that a resumed run computes in bfloat16; measured by default, with
             ``execution.precision=bf16``.
         hardware: The hardware to compute on; determined from the experiment by default.
+        pretrained: Whether to read files of initial weights; not necessary where trained ones replace them.
 
     Returns:
         The federation before its first round, and the clients' data.
@@ -42,7 +44,7 @@ def assemble(
     federated = hardware.place(federated or load_data(experiment))
     if experiment.execution.threads:
         torch.set_num_threads(experiment.execution.threads)
-    builder = Builder(experiment, federated, hardware)
+    builder = Builder(experiment, federated, hardware, pretrained=pretrained)
     executor = build_executor(experiment, hardware, builder, bfloat16)
     try:
         builder.fill(executor.clients)

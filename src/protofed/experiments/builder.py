@@ -6,13 +6,14 @@ Worker processes build the same parts from the same configuration; only the main
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from protofed import data, methods, models
 from protofed.errors import ConfigError, ModelError
-from protofed.experiments.architectures import Architecture, FederationSummary
+from protofed.experiments.architectures import Architecture, FederationSummary, common_architecture
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Task
@@ -33,6 +34,7 @@ class Builder:
         summary: Facts about all clients, with the architectures of those in ``federated``; computed from
             ``federated`` by default.
         absent: Names of the clients whose models are not built.
+        pretrained: Whether to read files of initial weights; not necessary where trained ones replace them.
 
     Attributes:
         trainer: The trainer that takes clients through their visits.
@@ -50,7 +52,9 @@ class Builder:
         hardware: Hardware,
         summary: FederationSummary | None = None,
         absent: Collection[str] = (),
+        pretrained: bool = True,
     ) -> None:
+        self.pretrained = pretrained
         self.experiment = experiment
         self.federated = federated
         self.hardware = hardware
@@ -112,22 +116,23 @@ class Builder:
             seed=self.experiment.seed,
             class_size=summary.class_size,
             clients=summary.clients,
-            template=lambda: build_model(self.experiment, federated, template, "shared"),
+            template=lambda: self._model(template, "shared"),
             auxiliary=self._auxiliary,
             dtype=self.hardware.dtype,
         )
 
     def _auxiliary(self, name: str, options: Mapping[str, Any], d: int | None) -> models.SplitModel:
         """Build a network that all parties share, from the configuration alone (see methods.Build)."""
-        model = self.experiment.model
-        default, defaults = models.assign(model.shared or model.name, 1)[0]
-        defaults |= {} if model.shared else model.options
-        architecture = Architecture(name or default, {**({} if name else defaults), **options}, d or model.d)
-        return build_model(self.experiment, self.federated, architecture, "auxiliary")
+        default = Architecture(name, {}, 0) if name else common_architecture(self.experiment)
+        architecture = replace(default, options={**default.options, **options}, d=d or self.experiment.model.d)
+        return self._model(architecture, "auxiliary")
+
+    def _model(self, architecture: Architecture, scope: str) -> models.SplitModel:
+        return build_model(self.experiment, self.federated, architecture, scope, pretrained=self.pretrained)
 
     def _client_model(self, architecture: Architecture, scope: str, device: torch.device) -> models.SplitModel:
         """Return a model as clients train it: with the method's networks, on the device, in the right layout."""
-        model = build_model(self.experiment, self.federated, architecture, scope)
+        model = self._model(architecture, scope)
         with seeded(self.experiment.seed, "extend", scope):
             self.method.extend(model)
         layout = self.hardware.layout
@@ -140,7 +145,11 @@ class Builder:
 
 
 def build_model(
-    experiment: Experiment, federated: FederatedData, architecture: Architecture, scope: str
+    experiment: Experiment,
+    federated: FederatedData,
+    architecture: Architecture,
+    scope: str,
+    pretrained: bool = True,
 ) -> models.SplitModel:
     """Build a model in the experiment's precision.
 
@@ -148,10 +157,12 @@ def build_model(
         experiment: The experiment.
         federated: The clients' data, which determine the input shape and the number of classes.
         architecture: The architecture.
-        scope: Purpose of the model, which determines the initial weights together with the seed.
+        scope: Purpose of the model, which determines the random weights together with the seed.
+        pretrained: Whether to read the file of initial weights that the options may name.
 
     Raises:
-        ConfigError, ModelError: If there is no such architecture, or it does not accept the samples.
+        ConfigError, ModelError: If there is no such architecture, it does not accept the samples, or its weights
+            cannot be read.
     """
     model = models.build(
         architecture.name,
@@ -161,6 +172,8 @@ def build_model(
         map=experiment.model.map,
         options=dict(architecture.options),
         seed=derive(experiment.seed, "model", scope),
+        weights_dir=experiment.execution.weights_dir,
+        pretrained=pretrained,
     )
     samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
     scaling = data.scaling(experiment.transforms, torch.uint8 if samples is None else samples.dtype)

@@ -36,7 +36,21 @@ class ModelOptions(Options):
         "initial weights: the same for all clients of one architecture, as in all public code, or own per client",
     )
     shared: str = option("", "architecture for methods that need the same one for all clients ('' = model.name)")
-    options: dict[str, Any] = option({}, "options of the architecture")
+    options: dict[str, Any] = option(
+        {},
+        "options of the architecture, or of every one in a group; model.options.NAME.… of those called NAME alone",
+    )
+    members: tuple[dict[str, Any], ...] = option(
+        (), "a group of one's own in place of model.name: tables with the name and the options of each architecture"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for member in self.members:
+            if not isinstance(member.get("name"), str):
+                raise ValueError(
+                    f'members: each needs the name of an architecture, e.g. {{ name = "cnn2" }}: {member}'
+                )
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,9 @@ class ExecutionOptions(Options):
     memory_format: Literal["channels_last", "contiguous"] = option(
         "channels_last", "layout of images and convolutions; channels last is faster on most CPUs and GPUs"
     )
+    weights_dir: str = option(
+        "", "folder in which files of initial weights are found by their name ('' = where the models' options say)"
+    )
     convolutions: Literal["auto", "torch"] = option(
         "auto", "auto computes convolutions on small maps as matrix products where faster (channels last on a CPU)"
     )
@@ -190,8 +207,12 @@ SECTIONS: dict[str, type] = {
 }
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
-OPTIONS_OF = {"partition.name": None, "data.source": "options", "model.name": "options"}
-"""Key of the table with the options of a component's name; None if they are the rest of its section."""
+OPTIONS_OF: dict[str, tuple[str, ...] | None] = {
+    "partition.name": None,
+    "data.source": ("options",),
+    "model.name": ("options", "members", "shared"),
+}
+"""Keys that belong to a component's name; None if they are the rest of its section."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +302,8 @@ def parse_overrides(items: Iterable[str]) -> Tree:
 def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tree:
     """Return a copy of ``tree`` with options set by dotted name.
 
-    Naming another partition, data source or model drops the options that ``tree`` has for its own.
+    Naming another partition, data source or model drops what ``tree`` says about its own: the options, and with a
+    model's name also ``model.members`` and ``model.shared``.
 
     Args:
         tree: A recipe.
@@ -291,11 +313,13 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
         ConfigError: If a name leads through something that is not a table.
     """
     result = _copy(tree)
-    for name, options in OPTIONS_OF.items():
+    for name, dropped in OPTIONS_OF.items():
         section, key = name.split(".")
         table = result.get(section)
-        if name in overrides and isinstance(table, dict) and table.get(key, overrides[name]) != overrides[name]:
-            result[section] = {} if options is None else {k: v for k, v in table.items() if k != options}
+        if name not in overrides or not isinstance(table, dict):
+            continue
+        if table.get(key, overrides[name]) != overrides[name] or "members" in table:
+            result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
         table = result

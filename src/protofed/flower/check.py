@@ -20,7 +20,7 @@ from protofed.data import DataOptions
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError, DataError, ModelError, ProtofedError
 from protofed.experiments import Experiment, load_recipe, resolve
-from protofed.experiments.architectures import FederationSummary, group_of
+from protofed.experiments.architectures import FederationSummary, turns
 from protofed.experiments.builder import Builder
 from protofed.experiments.config import apply_overrides, parse_overrides
 from protofed.experiments.hardware import Hardware
@@ -110,7 +110,12 @@ class _Node:
         recipe = _given(self.request.recipe, "RECIPE")
         chosen = resolve(apply_overrides(load_recipe(recipe), parse_overrides(self.request.overrides)))
         # The operator trusts the code that the folder names, as the node will.
-        self.experiment = replace(chosen, data=replace(chosen.data, trust_code=True))
+        folder = chosen.execution.weights_dir or str(self.request.client_dir or "")
+        self.experiment = replace(
+            chosen,
+            data=replace(chosen.data, trust_code=True),
+            execution=replace(chosen.execution, weights_dir=folder),
+        )
         return f"{self.experiment.recipe}: {self.experiment.method}"
 
     def check_data(self) -> str:
@@ -257,10 +262,10 @@ def _build_models(experiment: Experiment, alone: FederatedData) -> tuple[list[st
 
 def _turns(experiment: Experiment, client: ClientData) -> tuple[ClientData, ...]:
     """Return the client once per architecture it may be assigned: those of a group are assigned in turn."""
-    group = group_of(experiment)
-    if "model" in client.settings or group not in models.groups:
+    count = len(turns(experiment))
+    if "model" in client.settings or count == 1:
         return (client,)
-    count = len(models.groups.get(group).members)
+    group = "model.members" if experiment.model.members else experiment.model.name
     return tuple(replace(client, name=f"{client.name} with model {i + 1} of {group}") for i in range(count))
 
 

@@ -102,4 +102,6 @@ def _node(context: Context) -> Node:
     place = Path(str(config["state-dir"])).expanduser() if "state-dir" in config else None
     if place is None and "client-dir" in config:
         raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
-    return Node(source_of(config), place, device, fresh)  # type: ignore[arg-type]
+    weights = Path(str(config.get("weights-dir", config.get("client-dir", "")))).expanduser()
+    folder = str(weights) if {"weights-dir", "client-dir"} & config.keys() else ""
+    return Node(source_of(config), place, device, fresh, folder)  # type: ignore[arg-type]

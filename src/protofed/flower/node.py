@@ -43,12 +43,15 @@ class Node:
             simulation, whose clients travel with their visits.
         device: Device on which it computes: ``auto``, ``cpu`` or ``cuda``.
         fresh: Whether a client whose state is lost starts afresh instead of being refused.
+        weights: Folder from which files of initial weights are taken by name, whatever their path in the recipe; ""
+            for a node of a simulation, which takes the recipe's path.
     """
 
     source: Source
     state: Path | None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     fresh: bool = False
+    weights: str = ""
 
     def describe(self, config: str) -> list[Description]:
         """Return descriptions of the node's clients, given the experiment's configuration as JSON."""
@@ -98,7 +101,8 @@ class Node:
 
     def _experiment(self, config: str) -> Experiment:
         experiment = _resolve(config)
-        return replace(experiment, execution=replace(experiment.execution, device=self.device))
+        folder = self.weights or experiment.execution.weights_dir
+        return replace(experiment, execution=replace(experiment.execution, device=self.device, weights_dir=folder))
 
     @contextmanager
     def _open(self, job: Job) -> Iterator[tuple[LocalTrainer, Roster, Place]]:

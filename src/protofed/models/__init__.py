@@ -11,7 +11,7 @@ from protofed.models.building import build
 from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
 from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, Scale, SplitModel, multiply_adds, parameter_bytes, parameter_count
-from protofed.models.grouping import Group, assign, groups
+from protofed.models.grouping import Group, assign, groups, members
 from protofed.models.noise import key_noise
 from protofed.models.splitting import split
 
@@ -28,6 +28,7 @@ __all__ = [
     "build",
     "groups",
     "key_noise",
+    "members",
     "multiply_adds",
     "parameter_bytes",
     "parameter_count",

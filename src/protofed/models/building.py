@@ -11,10 +11,12 @@ from typing import Any
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError, unknown_name
-from protofed.models.catalogue import architectures
+from protofed.models.catalogue import ImageOptions, architectures
 from protofed.models.checking import check_shape, flat_width, require
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
+from protofed.models.preparation import Normalisation, prepare, scaled
 from protofed.models.splitting import split
+from protofed.models.weights import check_published, find_weights, load_weights
 from protofed.options import build_options
 from protofed.seeding import seeded
 
@@ -28,8 +30,10 @@ def build(
     map: str = "pool",
     options: dict[str, Any] | None = None,
     seed: int = 0,
+    weights_dir: str = "",
+    pretrained: bool = True,
 ) -> SplitModel:
-    """Return a model with fresh weights.
+    """Return a model with initial weights: random ones, and those of the file that the option ``weights`` names.
 
     The same arguments give the same weights, independent of torch's random state, which is left unchanged.
 
@@ -43,11 +47,15 @@ def build(
         map: Map from the width of the backbone to ``d``: ``pool`` (adaptive average pooling) or ``linear``.
             ``mlp``, ``cnn2`` and ``fedproto_cnn`` have their own layer to ``d`` instead.
         options: Keyword options of the architecture.
-        seed: Seed of the weights.
+        seed: Seed of the random weights.
+        weights_dir: Folder in which files of weights are found by name, wherever ``options`` say they are; "" to
+            open them where ``options`` say.
+        pretrained: Whether to read that file; not necessary for a model whose weights will be replaced.
 
     Raises:
         ConfigError: If a name, option or map is unknown, or a value has the wrong type.
-        ModelError: If the architecture does not accept such samples, or the user's module cannot be split.
+        ModelError: If the architecture does not accept such samples, the user's module cannot be split, or the
+            file of weights is missing, damaged or that of another architecture.
     """
     shape = check_shape(input_shape)
     require(num_classes > 0, f"num_classes must be positive, not {num_classes}")
@@ -59,11 +67,23 @@ def build(
             module = _call(name, dict(options or {}), num_classes=num_classes, input_shape=shape)
             return split(module, input_shape=shape, d=d, map=map, num_classes=num_classes)
         entry = architectures.get(name)
-        backbone = entry.make(shape, d, build_options(entry.Options, options or {}, name))
+        made: Any = build_options(entry.Options, options or {}, name)
+        images = made if isinstance(made, ImageOptions) else None
+        shape = scaled(shape, images.size) if images else shape
+        backbone = entry.make(shape, d, made)
         width = flat_width(backbone.module, shape, name)
         map_ = backbone.map or make_map(map, width, d)
         head = nn.Linear(d, num_classes)
+    if images is None:
         return SplitModel(extractor(backbone.module, map_), head, head_dropout=backbone.head_dropout)
+    if images.weights and pretrained:
+        load_weights(backbone, find_weights(name, images.weights, weights_dir), images.fresh, name)
+    normalisation = backbone.normalisation if images.weights else None
+    if images.mean:
+        normalisation = Normalisation(images.mean, images.std)
+    preparation = prepare(normalisation, images.size, shape[0], name)
+    body = extractor(backbone.module, map_, preparation)
+    return SplitModel(body, head, head_dropout=backbone.head_dropout)
 
 
 def _call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
@@ -79,7 +99,11 @@ def _call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
             signature.bind(**options)
         except TypeError as error:
             raise ConfigError(f"{path} does not accept the options {sorted(options)}: {error}") from None
-    module = factory(**options)
+    check_published(path, options)
+    try:
+        module = factory(**options)
+    except OSError as error:  # e.g. a download that fails
+        raise ModelError(f"{path} cannot be built: {next(iter(str(error).splitlines()), '')}") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{path} must return a torch.nn.Module, not {type(module).__name__}")
     return module

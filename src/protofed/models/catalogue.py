@@ -6,11 +6,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from protofed.errors import ModelError
 from protofed.models.checking import show
+from protofed.models.preparation import Normalisation
+from protofed.options import Options, option
 from protofed.registry import Registry
+
+
+@dataclass(frozen=True)
+class ImageOptions(Options):
+    """Options of all architectures for images: initial weights, and the preparation of images in the model."""
+
+    weights: str = option(
+        "",
+        "file with the backbone's initial weights (safetensors or torch.save), or the name of torchvision's own "
+        "if torch has them on this machine, e.g. IMAGENET1K_V1",
+    )
+    fresh: tuple[str, ...] = option(
+        (), "parts of the backbone that do not start from the file, e.g. conv1,bn1: FedProto's stem"
+    )
+    mean: tuple[float, ...] = option(
+        (),
+        "subtracted from each channel, in the scale of the data (none: as the weights require, 0 without weights)",
+    )
+    std: tuple[float, ...] = option((), "divides each channel after that (none: as for mean)", above=0)
+    size: int = option(0, "side in pixels to which images are scaled, bilinearly (0 = as they are)", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.mean) != len(self.std):
+            raise ValueError(
+                f"mean has {len(self.mean)} numbers and std {len(self.std)}: give one per channel in each"
+            )
 
 
 @dataclass(frozen=True)
@@ -21,11 +50,19 @@ class Backbone:
         module: Module ``x -> (B, width)``.
         map: The architecture's own map ``(B, width) -> (B, d)``; None to use the map the caller chooses.
         head_dropout: Dropout probability in front of the head; see :class:`protofed.models.SplitModel`.
+        stem: Name of the first convolution, whose number of input channels follows the data.
+        removed: Names of the published network's modules that the backbone lacks, such as its classifier.
+        normalisation: Normalisation with which published weights were trained; None if there are none.
+        adapt: Function from the tensors of a file to those of the module; None if they have the same names.
     """
 
     module: nn.Module
     map: nn.Module | None = None
     head_dropout: float = 0.0
+    stem: str = ""
+    removed: tuple[str, ...] = ()
+    normalisation: Normalisation | None = None
+    adapt: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
 
 
 Make = Callable[[tuple[int, ...], int, Any], Backbone]

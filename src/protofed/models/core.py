@@ -135,14 +135,16 @@ class SplitModel(nn.Module):
         return steps
 
 
-def extractor(backbone: nn.Module, map_: nn.Module) -> nn.Sequential:
+def extractor(backbone: nn.Module, map_: nn.Module, preparation: nn.Module | None = None) -> nn.Sequential:
     """Compose a feature extractor ``x -> (B, d)``.
 
     Args:
         backbone: Module with flat output ``(B, width)``.
         map_: Map ``(B, width) -> (B, d)``.
+        preparation: Module without weights that images pass first; None for none.
     """
-    return nn.Sequential(OrderedDict(backbone=backbone, map=map_))
+    first = {} if preparation is None else {"preparation": preparation}
+    return nn.Sequential(OrderedDict(first, backbone=backbone, map=map_))
 
 
 def make_map(kind: str, width: int, d: int) -> nn.Module:

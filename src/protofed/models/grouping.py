@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 from protofed.errors import ConfigError, unknown_name
@@ -25,18 +26,26 @@ class Group:
 
 groups: Registry[Group] = Registry("model group")
 
-_LIGHT = ("resnet8", "mobilenet_v2", "shufflenet_v2_x1_0", "efficientnet_b0")
+# EfficientNet's dropout before the head is that of both papers' public code, and of torchvision.
+_LIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("resnet8", {}),
+    ("mobilenet_v2", {}),
+    ("shufflenet_v2_x1_0", {}),
+    ("efficientnet_b0", {"dropout": 0.2}),
+)
 
-groups.register("light4")(
-    Group("ProtoNorm's and TinyProto's four lightweight models", tuple((n, {}) for n in _LIGHT))
-)
-groups.register("light5")(Group("light4 and GoogLeNet", tuple((n, {}) for n in (*_LIGHT, "googlenet"))))
-groups.register("fedproto_mh")(
-    Group(
-        "FedProto-mh on MNIST and FEMNIST: its CNN with 18, 20 or 22 channels",
-        tuple(("fedproto_cnn", {"channels": c}) for c in (18, 20, 22)),
+groups.register("light4")(Group("ProtoNorm's and TinyProto's four lightweight models", _LIGHT))
+groups.register("light5")(Group("light4 and GoogLeNet", (*_LIGHT, ("googlenet", {}))))
+for _name, _network, _data in (
+    ("fedproto_mh", "fedproto_cnn", "MNIST"),
+    ("fedproto_femnist_mh", "fedproto_femnist_cnn", "FEMNIST"),
+):
+    groups.register(_name)(
+        Group(
+            f"FedProto-mh on {_data}: its CNN with 18, 20 or 22 channels",
+            tuple((_network, {"channels": c}) for c in (18, 20, 22)),
+        )
     )
-)
 groups.register("resnet18_mh")(
     Group(
         "FedProto-mh on CIFAR-10: ResNet-18 with two kinds of stem",
@@ -56,6 +65,19 @@ groups.register("small4")(
 )
 
 
+def members(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return ``(architecture, options)`` of a group's members, or of an architecture or import path alone.
+
+    Raises:
+        ConfigError: If ``name`` is unknown.
+    """
+    if name in groups:
+        return [(member, dict(options)) for member, options in groups.get(name).members]
+    if name in architectures or ":" in name:
+        return [(name, {})]
+    raise ConfigError(unknown_name("model", name, [*groups, *architectures]))
+
+
 def assign(name: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     """Return ``(architecture, options)`` for each of ``count`` clients.
 
@@ -69,11 +91,5 @@ def assign(name: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     """
     if count < 0:
         raise ConfigError(f"cannot assign models to {count} clients: the number must not be negative")
-    if name in groups:
-        members = groups.get(name).members
-    elif name in architectures or ":" in name:
-        members = ((name, {}),)
-    else:
-        raise ConfigError(unknown_name("model", name, [*groups, *architectures]))
-    turns = (members[i % len(members)] for i in range(count))
-    return [(member, dict(options)) for member, options in turns]
+    turns = cycle(members(name))
+    return [(member, dict(options)) for member, options in islice(turns, count)]

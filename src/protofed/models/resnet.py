@@ -8,12 +8,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from protofed.models.catalogue import Backbone, architecture
-from protofed.options import Options, option
+from protofed.models.catalogue import Backbone, ImageOptions, architecture
+from protofed.options import option
 
 
 @dataclass(frozen=True)
-class ResNet8Options(Options):
+class ResNet8Options(ImageOptions):
     """Options of ``resnet8``."""
 
     stem: Literal["imagenet", "cifar"] = option(
@@ -73,4 +73,4 @@ def _resnet8(input_shape: tuple[int, ...], d: int, options: ResNet8Options) -> B
     for m in module.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
-    return Backbone(module)
+    return Backbone(module, stem="conv")

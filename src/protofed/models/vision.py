@@ -1,22 +1,26 @@
-"""Untrained architectures from torchvision, with the stem adapted to the data and the classifier removed."""
+"""Architectures from torchvision and timm, with the stem adapted to the data and the classifier removed."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from protofed.models.catalogue import Backbone, architecture
-from protofed.options import Options, option
+from protofed.errors import ConfigError, unknown_name
+from protofed.models.catalogue import Backbone, ImageOptions, architecture
+from protofed.models.preparation import HALVES, IMAGENET, Normalisation
+from protofed.options import option
 
 
 @dataclass(frozen=True)
-class VisionOptions(Options):
-    """Options of the torchvision architectures."""
+class VisionOptions(ImageOptions):
+    """Options of the architectures from torchvision."""
 
     dropout: float = option(
-        0.0, "probability, between features and head (torchvision's own layer is removed)", least=0, below=1
+        0.0, "probability, between features and head (the library's own layer is removed)", least=0, below=1
     )
 
 
@@ -67,8 +71,7 @@ def _resnet18(input_shape: tuple[int, ...], d: int, options: ResNet18Options) ->
     conv, pool = options.stem_stride
     model.conv1.stride = (conv, conv)
     model.maxpool.stride = pool
-    model.fc = nn.Identity()
-    return Backbone(model, head_dropout=options.dropout)
+    return _headless(model, options, "conv1", ("fc",))
 
 
 @architecture("mobilenet_v2", "MobileNet v2 (Sandler et al. 2018), 1280 wide", VisionOptions)
@@ -77,8 +80,7 @@ def _mobilenet_v2(input_shape: tuple[int, ...], d: int, options: VisionOptions) 
 
     model = mobilenet_v2(weights=None)
     _fit_stem(model, "features.0.0", input_shape[0], _he)
-    model.classifier = nn.Identity()
-    return Backbone(model, head_dropout=options.dropout)
+    return _headless(model, options, "features.0.0", ("classifier",))
 
 
 @architecture("shufflenet_v2_x1_0", "ShuffleNet v2 (Ma et al. 2018), 1024 wide", VisionOptions)
@@ -87,8 +89,18 @@ def _shufflenet_v2(input_shape: tuple[int, ...], d: int, options: VisionOptions)
 
     model = shufflenet_v2_x1_0(weights=None)
     _fit_stem(model, "conv1.0", input_shape[0], None)
-    model.fc = nn.Identity()
-    return Backbone(model, head_dropout=options.dropout)
+    return _headless(model, options, "conv1.0", ("fc",))
+
+
+@architecture(
+    "shufflenet_v2_x0_5", "ShuffleNet v2 of half the channels (TinyProto, Fig. 1), 1024 wide", VisionOptions
+)
+def _shufflenet_v2_half(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
+    from torchvision.models import shufflenet_v2_x0_5
+
+    model = shufflenet_v2_x0_5(weights=None)
+    _fit_stem(model, "conv1.0", input_shape[0], None)
+    return _headless(model, options, "conv1.0", ("fc",))
 
 
 @architecture("efficientnet_b0", "EfficientNet-B0 (Tan and Le 2019), 1280 wide", VisionOptions)
@@ -97,8 +109,7 @@ def _efficientnet_b0(input_shape: tuple[int, ...], d: int, options: VisionOption
 
     model = efficientnet_b0(weights=None)
     _fit_stem(model, "features.0.0", input_shape[0], _he)
-    model.classifier = nn.Identity()
-    return Backbone(model, head_dropout=options.dropout)
+    return _headless(model, options, "features.0.0", ("classifier",))
 
 
 @architecture("googlenet", "GoogLeNet (Szegedy et al. 2015), no auxiliary heads, 1024 wide", VisionOptions)
@@ -109,5 +120,53 @@ def _googlenet(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> 
     model = googlenet(weights=None, aux_logits=False, init_weights=True)
     _fit_stem(model, "conv1.conv", input_shape[0], _narrow)
     model.dropout = nn.Identity()
-    model.fc = nn.Identity()
-    return Backbone(model, head_dropout=options.dropout)
+    # With weights, torchvision's own model turns ImageNet's normalisation into this one (transform_input).
+    return _headless(model, options, "conv1.conv", ("fc", "aux1", "aux2"), HALVES)
+
+
+def _headless(
+    model: nn.Module,
+    options: VisionOptions,
+    stem: str,
+    removed: tuple[str, ...],
+    normalisation: Normalisation = IMAGENET,
+) -> Backbone:
+    """Return a network of torchvision without its classifier, the first of ``removed``."""
+    setattr(model, removed[0], nn.Identity())
+    return Backbone(model, None, options.dropout, stem, removed, normalisation)
+
+
+@dataclass(frozen=True)
+class TimmOptions(VisionOptions):
+    """Options of ``timm``."""
+
+    model: str = option("resnet18", "name of a model of timm, with its tag if weights belong to one")
+
+
+@architecture("timm", "any image model of the package timm, head_hidden_size wide", TimmOptions)
+def _timm(input_shape: tuple[int, ...], d: int, options: TimmOptions) -> Backbone:
+    """A model with ``num_classes=0``; timm's own loader adapts weights to it and to the number of channels."""
+    try:
+        import timm
+    except ImportError:
+        raise ConfigError("timm: the package timm is missing: pip install 'protofed[timm]'") from None
+    known = timm.list_models()
+    name = options.model.partition(".")[0]
+    if name not in known:  # timm would look up names of another form on a hub
+        raise ConfigError(unknown_name("model of timm", name, difflib.get_close_matches(name, known, 10)))
+
+    def create(**loaded: Any) -> nn.Module:
+        module: nn.Module = timm.create_model(options.model, num_classes=0, in_chans=input_shape[0], **loaded)
+        return module
+
+    def adapt(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        # Without a classifier to drop, the loader insists on every tensor.
+        source = {"state_dict": tensors, "classifier": None, "source": "", "custom_load": False}
+        return create(pretrained=True, pretrained_cfg_overlay=source).state_dict()
+
+    module = create()
+    published: Any = module.pretrained_cfg
+    classifier = published.get("classifier") or ()
+    removed = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    normalisation = Normalisation(tuple(published["mean"]), tuple(published["std"]))
+    return Backbone(module, None, options.dropout, "", removed, normalisation, adapt)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from protofed.analysis.differing import models, remarks
 from protofed.analysis.exchange import by_exchange
-from protofed.analysis.report.facts import architectures, bytes_per_round
+from protofed.analysis.report.facts import architectures, bytes_per_round, parameters
 from protofed.analysis.report.tables import Cell, Table, accuracies
 from protofed.analysis.style import method_styles, rule_title
 from protofed.formats import duration, mean_std, size
 from protofed.runs import RULE_ORDER, RunData, by_label, main_rule, settled
+
+__all__ = ["methods", "remarks", "rules"]
 
 
 def methods(runs: Sequence[RunData]) -> Table:
@@ -23,14 +26,16 @@ def methods(runs: Sequence[RunData]) -> Table:
     )
     table.groups = [("", 2), ("Test accuracy by the main rule", 3), ("Bytes sent", 3), ("", 1)]
     styles = method_styles(run.label for run in runs)
+    differ = bool(models(runs))
     for label, group in _sections(table, runs):
         chosen = settled(group)
         rule = main_rule(r for run in chosen for r in run.rules)
         finished = sum(run.finished for run in group)
         waiting = "" if finished == len(group) else f"{len(group) - finished} unfinished"
         # Methods that average weights need one architecture, where the others may have a mixture.
-        models = architectures(chosen[0])
-        note = rule_title(rule).lower() + (f"; {models}" if models != architectures(runs[0]) else "")
+        note = rule_title(rule).lower() + (
+            f"; {architectures(chosen[0])}, {parameters(chosen[0])}" if differ else ""
+        )
         table.add(
             Cell(label, note, style=styles[label]),
             Cell(str(len(chosen)), waiting),

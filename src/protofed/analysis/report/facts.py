@@ -86,6 +86,12 @@ def architectures(run: RunData) -> str:
     return f"all {names[0]}" if len(names) == 1 else f"{len(names)} architectures"
 
 
+def parameters(run: RunData) -> str:
+    """Return the number of parameters of the clients' models, or the smallest and the largest."""
+    sizes = sorted({c.parameters for c in run.clients})
+    return f"{'–'.join(number(size) for size in dict.fromkeys((sizes[0], sizes[-1])))} parameters" if sizes else ""
+
+
 def same_split(runs: Sequence[RunData]) -> bool:
     """Return whether all runs of a comparison have clients with the same numbers of samples."""
     counts = [[c.train for c in run.clients] for run in runs if run.seed == runs[0].seed]

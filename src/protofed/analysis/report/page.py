@@ -37,7 +37,12 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
         rows = grid.rows_of(runs, axes)
         write_text(out.with_name("grid.csv"), grid.as_csv(rows, axes))
         template = _environment().get_template("grid.html")
-        write_text(out, template.render(runs=runs, axes=list(axes), grid=tables.grid(rows, axes), facts=facts))
+        write_text(
+            out,
+            template.render(
+                runs=runs, axes=list(axes), grid=tables.grid(rows, axes), facts=facts, comparison=comparison
+            ),
+        )
     else:
         write_text(out, render(runs, [str(error) for error in left_out or ()]))
     return out

@@ -1,0 +1,104 @@
+"""What the methods of a comparison do not have in common, apart from being different methods.
+
+Everything is read from the resolved configurations and the clients' models, wherever a difference comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from protofed.formats import number
+from protofed.options import option_fields
+from protofed.runs import NOT_THE_METHODS, RunData, flat
+
+NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}
+"""Hyperparameters with a name of their own; those of methods are compared only if they are among them."""
+SHOWN = 8
+"""Most options, or architectures of one method, that a line lists."""
+LONGEST = 60
+"""Most characters of a value that a line shows."""
+
+
+def remarks(runs: Sequence[RunData]) -> list[str]:
+    """Return one line on hyperparameters and one on models, each if methods differ in them.
+
+    Runs are compared with those of the same values along the axes of their comparison.
+
+    Args:
+        runs: The runs.
+    """
+    return [line for line in (hyperparameters(runs), models(runs)) if line]
+
+
+def hyperparameters(runs: Sequence[RunData]) -> str:
+    """Return in one line in which hyperparameters methods differ; "" if in none.
+
+    Args:
+        runs: The runs.
+    """
+    found = {name: _groups(runs, partial(_value, name)) for name in _names(runs)}
+    parts = [
+        f"{NAMES.get(name, name)} ({'; '.join(f'{value} for {_listed(names)}' for value, names in groups.items())})"
+        for name, groups in found.items()
+        if len(groups) > 1
+    ]
+    return f"Methods differ in {_listed(parts)}." if parts else ""
+
+
+def models(runs: Sequence[RunData]) -> str:
+    """Return in one line which models each method trains; "" if all train the same.
+
+    Args:
+        runs: The runs.
+    """
+    groups = _groups(runs, model_names)
+    parts = [f"{_listed(names)}: {value}" for value, names in groups.items()]
+    return f"Models differ: {'; '.join(parts)}." if len(parts) > 1 else ""
+
+
+def model_names(run: RunData) -> str:
+    """Return the architectures of a run's clients, each with its number of parameters."""
+    kinds = dict.fromkeys((c.architecture, c.parameters) for c in run.clients)
+    return _listed([f"{name} with {number(size)} parameters" for name, size in kinds])
+
+
+def _names(runs: Sequence[RunData]) -> list[str]:
+    """Return the dotted names of the hyperparameters to compare."""
+    models = ("model.name", "model.shared", "model.members", "model.options.")
+    options = (flat(run.config, (*NOT_THE_METHODS, "recipe", "method")) for run in runs)
+    shared = [name for table in options for name in table if not name.startswith(models)]
+    return list(dict.fromkeys([*NAMES, *shared]))
+
+
+def _groups(runs: Sequence[RunData], of: Callable[[RunData], str]) -> dict[str, list[str]]:
+    """Return value → methods that have it, where most methods differ in it; methods of the value "" are left out.
+
+    Args:
+        runs: The runs; those of different values along the axes of a comparison are not compared.
+        of: Returns a run's value.
+    """
+    found: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
+    for run in runs:
+        if value := of(run):
+            found.setdefault(run.values, {}).setdefault(value, {})[run.method] = None
+    groups = ({value: list(names) for value, names in group.items()} for group in found.values())
+    return max((group for group in groups if len({*map(tuple, group.values())}) > 1), key=len, default={})
+
+
+def _value(name: str, run: RunData) -> str:
+    """Return the value of an option, or that of the method on which the run's is based; "" if neither has it."""
+    from protofed.methods import methods
+
+    section, _, option = name.partition(".")
+    value = flat(run.config).get(name, "" if section == "method" else "none")
+    if value == "" and (base := str(run.config["method"].get("base", ""))) in methods():
+        field = option_fields(methods().get(base).Options).get(option)
+        value = "" if field is None else field.default
+    return f"{value:g}" if isinstance(value, float) else str(value)[:LONGEST]
+
+
+def _listed(items: Sequence[str]) -> str:
+    """Return items as a list in words, of which long ones are cut."""
+    shown = [*items[:SHOWN], f"{len(items) - SHOWN} more"] if len(items) > SHOWN else items
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -1,0 +1,97 @@
+"""Preparation of images inside a model: scaling to another size, and normalisation of the channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Mean and standard deviation of each channel, for values in [0, 1].
+
+    Attributes:
+        mean: Means.
+        std: Standard deviations.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def of_channels(self, channels: int) -> Normalisation:
+        """Return the normalisation for a number of channels: for grey images, the averages over the channels."""
+        if len(self.mean) == channels or channels > 1:
+            return self
+        return Normalisation((sum(self.mean) / len(self.mean),), (sum(self.std) / len(self.std),))
+
+
+IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Normalisation of ImageNet, as torchvision's weights require it."""
+HALVES = Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Normalisation to [−1, 1]."""
+
+
+class Preparation(nn.Module):
+    """Images as a backbone requires them: ``(B, C, H, W) -> (B, C, H', W')``.
+
+    Its numbers are constants rather than buffers, so that no method exchanges or averages them.
+
+    Args:
+        normalisation: Normalisation, with one number for all channels or one for each.
+        size: Side of the scaled images in pixels; 0 to leave their size.
+    """
+
+    def __init__(self, normalisation: Normalisation, size: int) -> None:
+        super().__init__()
+        self.normalisation = normalisation
+        self.size = size
+        self._constants: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scaled and normalised images."""
+        if self.size and x.shape[-2:] != (self.size, self.size):
+            x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=self.size < max(x.shape[-2:]))
+        place = x.dtype, x.device
+        if place not in self._constants:
+            given = torch.tensor([self.normalisation.mean, self.normalisation.std], dtype=x.dtype, device=x.device)
+            self._constants[place] = given[0, :, None, None], given[1, :, None, None]
+        mean, std = self._constants[place]
+        return (x - mean) / std
+
+
+def prepare(normalisation: Normalisation | None, size: int, channels: int, name: str) -> Preparation | None:
+    """Return the preparation of a model's images; None if there is nothing to do.
+
+    Args:
+        normalisation: Normalisation of the channels, or None.
+        size: Side of the scaled images in pixels; 0 to leave their size.
+        channels: Number of channels of the data.
+        name: Name of the architecture in error messages.
+
+    Raises:
+        ConfigError: If the normalisation is one of another number of channels.
+    """
+    if normalisation is None and not size:
+        return None
+    chosen = (normalisation or Normalisation((0.0,), (1.0,))).of_channels(channels)
+    if len(chosen.mean) not in (1, channels):
+        raise ConfigError(
+            f"{name}: mean and std have {len(chosen.mean)} numbers for images with {channels} channels: set the "
+            "options mean and std"
+        )
+    return Preparation(chosen, size)
+
+
+def scaled(input_shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the shape of a prepared sample.
+
+    Args:
+        input_shape: Shape of a sample, ``(C, H, W)``.
+        size: Side of the scaled images in pixels; 0 to leave their size.
+    """
+    return (input_shape[0], size, size) if size and len(input_shape) == 3 else input_shape
