@@ -60,9 +60,8 @@ class Builder:
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True
         self.method = self.method_class(experiment.method_options, self._task())
-        self.trainer = LocalTrainer(
-            self.method, get_codec(experiment.wire.codec, experiment.wire.compression), experiment.seed
-        )
+        codec = get_codec(experiment.wire.codec, experiment.wire.compression)
+        self.trainer = LocalTrainer(self.method, codec, experiment.seed, experiment.evaluation.on)
         self.members: list[Member] = []
         self.models: dict[str, models.SplitModel] = {}
         for client, architecture in zip(federated.clients, self.summary.architectures, strict=True):
