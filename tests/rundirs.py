@@ -35,6 +35,8 @@ def make_run(
     class_names: list[str] | None = None,
     recipe: str = "fake-images",
     validation: bool = False,
+    on: str = "own",
+    rule: str = "",
 ) -> Path:
     """Write a run with plausible numbers; the last of several clients has no test samples."""
     rng = np.random.default_rng(seed * 1000 + sum(map(ord, method)))
@@ -53,6 +55,7 @@ def make_run(
         "partition": {"name": "dirichlet", "alpha": 0.1, "clients": clients},
         "data": {"name": "cifar10", "samples": 0},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.01},
+        **({"evaluation": {"on": on, "rule": rule}} if on != "own" or rule else {}),
         "execution": {"device": "cpu"},
     }
     directory.mkdir(parents=True)
@@ -75,7 +78,7 @@ def make_run(
     (directory / "federation.json").write_text(json.dumps(description))
     ease = split.normal(0, 0.08, clients)
     lines = [
-        _round(t, rounds, every, method, rules, names, test.sum(1), ease, rng, sends, validation, classes)
+        _round(t, rounds, every, method, rules, names, test.sum(1), ease, rng, sends, validation, classes, on)
         for t in range(1, rounds + 1)
     ]
     (directory / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -84,12 +87,12 @@ def make_run(
     return directory
 
 
-def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, validation, classes):
+def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, validation, classes, on):
     level = LEVEL.get(method, 0.6) * (1 - math.exp(-6 * t / max(rounds, 10))) + 0.12
     bytes_each = {"tinyproto": 9_000, "fedavg": 5_200_000}.get(method, 41_000) * len(names)
     record = {"round": t, "participants": names}
 
-    def scored(shift):
+    def scored(shift, samples=samples):
         result = {}
         for rule in rules:
             values = np.clip(level + RULE_SHIFT[rule] + shift + ease + rng.normal(0, 0.02, len(names)), 0, 1)
@@ -107,6 +110,9 @@ def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, va
         record["accuracy"] = scored(0.0)
         if validation:
             record["validation"] = scored(0.01)
+        if on != "own":
+            record["union"] = scored(-0.3, np.full(len(names), samples.sum()))
+            record["unseen"] = scored(-0.9)
     terms = {"cross_entropy": 2.2 * math.exp(-5 * t / max(rounds, 10)) + 0.2}
     if sends and method != "fedavg":
         terms["prototype"] = None if t == 2 else 0.6 * math.exp(-3 * t / max(rounds, 10))

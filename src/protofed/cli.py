@@ -237,7 +237,7 @@ def _show(result: Any) -> None:
     """Print the table of a run or comparison and the path of its report."""
     from protofed.analysis.differing import remarks
     from protofed.analysis.grid import rows_of
-    from protofed.analysis.tables import grid_table, results_table
+    from protofed.analysis.tables import grid_table, results_table, summaries_of, traffic_table
     from protofed.experiments import Comparison
     from protofed.runs import load_runs
 
@@ -246,7 +246,10 @@ def _show(result: Any) -> None:
     if isinstance(result, Comparison) and result.axes:
         console.print(grid_table(rows_of(compared, result.axes), result.axes))
     else:
-        console.print(results_table(runs))
+        groups = summaries_of(runs)
+        console.print(results_table(groups))
+        console.print()
+        console.print(traffic_table(groups))
     for line in remarks(compared):
         console.print(line, markup=False, highlight=False)
     refused = sum(run.summary["refused"] for group in runs.values() for run in group)

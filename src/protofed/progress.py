@@ -13,7 +13,7 @@ from rich.progress import Progress as Bars
 
 from protofed.experiments import Progress, Run
 from protofed.formats import percent, size
-from protofed.runs import main_rule
+from protofed.runs import main_rule, read_config, wanted_rule
 
 
 class BarProgress(Progress):
@@ -27,18 +27,20 @@ class BarProgress(Progress):
         self.bars = bars
         self.tasks: dict[str, TaskID] = {}
         self.notes: dict[str, str] = {}
+        self.wanted: dict[str, str] = {}
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Add a bar for a run."""
         self.tasks[label] = self.bars.add_task(label, total=rounds, completed=done, note=f"in {directory}")
         self.notes[label] = "not evaluated"
+        self.wanted[label] = wanted_rule(read_config(directory / "config.toml"))
 
     def round(self, label: str, record: Mapping[str, Any]) -> None:
         """Advance the bar of a run."""
         sent = size(record["bytes"]["up"] + record["bytes"]["down"])
         accuracy = record.get("accuracy")
         if accuracy:
-            rule = main_rule(list(accuracy))
+            rule = main_rule(accuracy, self.wanted[label])
             self.notes[label] = f"{rule} {percent(accuracy[rule]['weighted'])}"
         self.bars.update(self.tasks[label], advance=1, note=f"{self.notes[label]}, {sent} per round")
 

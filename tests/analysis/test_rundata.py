@@ -178,6 +178,16 @@ def test_main_rule():
     assert main_rule(["etf", "head"]) == "head"
     assert main_rule(["etf"]) == "etf"
     assert main_rule([]) == "head"
+    assert main_rule(["head", "local", "global"], "local") == "local"
+    assert main_rule(["head", "global"], "local") == "global"
+
+
+def test_the_main_rule_that_was_asked_for(run_at):
+    assert [load_run(run_at(m, m, rule="local")).main_rule for m in ("fedproto", "fedavg", "local")] == [
+        "local",
+        "global_model",
+        "head",
+    ]
 
 
 def test_options_of_another_partition_go_without_saying():

@@ -74,10 +74,15 @@ def test_a_run_directory_can_be_read_without_this_package(tmp_path):
     assert summary == result.summary
     assert (summary["method"], summary["seed"], summary["rounds"]) == ("fedproto", 0, 3)
     for rule in ("head", "local", "global", "global_own"):
-        assert set(summary["accuracy"][rule]) == {"best", "best_round", "final", "client_mean", "client_std"}
+        assert set(summary["accuracy"][rule]) - {"rounds_to_convergence"} == {
+            *("best", "best_round", "best_client_mean", "best_client_std", "final", "client_mean", "client_std")
+        }
+    assert summary["main_rule"] == "global"
     assert set(summary["communication"]) == {
         "parameters_up_per_round",
         "parameters_down_per_round",
+        "parameters_up_over_all_rounds",
+        "parameters_down_over_all_rounds",
         "bytes_up_total",
         "bytes_down_total",
     }
@@ -177,8 +182,9 @@ def test_validation_gives_an_honest_figure(tmp_path):
     run = protofed.run("quickstart", overrides, out=tmp_path / "run")
     head = run.summary["accuracy"]["head"]
     validated = [r["validation"]["head"]["weighted"] for r in run.rounds]
-    assert head["selected_round"] == 1 + validated.index(max(validated))
-    assert head["selected"] == run.rounds[head["selected_round"] - 1]["accuracy"]["head"]["weighted"]
+    chosen = head["best_validated_round"]
+    assert chosen == 1 + validated.index(max(validated))
+    assert head["best_validated"] == run.rounds[chosen - 1]["accuracy"]["head"]["weighted"]
 
 
 def test_a_recipe_file_of_ones_own(tmp_path):

@@ -175,7 +175,7 @@ def run_files(folder: Path) -> dict[str, bytes]:
     """Return the files of a valid run."""
     from rundirs import make_run
 
-    run = make_run(folder / "valid", "protonorm", rounds=3, clients=3, validation=True)
+    run = make_run(folder / "valid", "protonorm", rounds=3, clients=3, validation=True, on="union")
     return {path.name: path.read_bytes() for path in run.iterdir()}
 
 
@@ -207,7 +207,7 @@ def run_file(name: str) -> Callable[[random.Random, Path], None]:
 def shown(folder: Path) -> None:
     """Follow a run as pages do, then read it as a report does, and compute what either shows."""
     from protofed.analysis import load_run
-    from protofed.analysis.report import facts, tables
+    from protofed.analysis.report import comparison, facts, tables
     from protofed.runs import Border
     from protofed.ui.runs import differences, lines, rows
     from protofed.ui.runs.following import Follower, State
@@ -220,6 +220,8 @@ def shown(folder: Path) -> None:
         part(run)
     lines.by_rule(run, "bytes")
     for table_of in (tables.rules, tables.communication, tables.refused, tables.missing, tables.environment):
+        table_of([run])
+    for table_of in (comparison.methods, comparison.rules, comparison.beyond):
         table_of([run])
     rows.runs({"run": follower.seen})
     differences.options([run.config])

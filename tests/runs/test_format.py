@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protofed.errors import CheckpointError, DivergedError, PayloadError
 from protofed.runs import (
@@ -30,11 +32,14 @@ def through_json(values):
 def full_record() -> RoundRecord:
     """Return a record with every part."""
     scores = [({"head": 3.0, "global": 1.0}, 4), ({"head": 1.0, "global": 2.0}, 2), ({}, 0)]
+    unseen = [({"head": 0.0, "global": 1.0}, 4), ({}, 0), ({"head": 0.0, "global": 6.0}, 6)]
     record = RoundRecord(
         2,
         ["ann", "bob"],
         Accuracy.of(scores, ("head", "global")),
         Accuracy.of(scores[:2], ("head", "global")),
+        Accuracy.of([({"head": 2.0, "global": 6.0}, 6)] * 3, ("head", "global")),
+        Accuracy.of(unseen, ("head", "global")),
         losses={"prototype": None, "total": 0.5},
         attempts=2,
         robust=Findings(
@@ -72,6 +77,8 @@ def test_the_keys_of_a_record_and_their_order():
         "participants",
         "accuracy",
         "validation",
+        "union",
+        "unseen",
         "robust",
         "attack",
         "losses",
@@ -84,7 +91,7 @@ def test_the_keys_of_a_record_and_their_order():
         "diagnostics",
     ]
     plain = RoundRecord(1, ["ann"]).to_dict()
-    assert not {"accuracy", "validation", "robust", "attack"} & set(plain)
+    assert not {"accuracy", "validation", "union", "unseen", "robust", "attack"} & set(plain)
 
 
 def test_a_record_of_the_first_version():
@@ -108,6 +115,8 @@ def test_a_record_of_the_first_version():
         ("refused", [{"client": "a", "field": "b", "reason": "c", "diverged": 1}], "diverged should be true or"),
         ("accuracy", {}, "accuracy should have weighted"),
         ("validation", [], "validation should have weighted"),
+        ("union", {"head": 1.0}, "union should have weighted"),
+        ("unseen", {"head": {"weighted": 0.0}}, "unseen should have weighted"),
         ("losses", {"total": "x"}, "losses should be numbers"),
         ("seconds", {"total": 1.0}, "seconds should have training"),
     ],
@@ -115,6 +124,15 @@ def test_a_record_of_the_first_version():
 def test_a_part_of_another_kind(part, value, message):
     with pytest.raises(CheckpointError, match=f"^line 3.*{message}"):
         RoundRecord.from_dict(full_record().to_dict() | {part: value}, "line 3")
+
+
+OLD_RULE = {"best": 0.9, "best_round": 3, "final": 0.8, "client_mean": 0.7, "client_std": 0.1}
+OLD_TRAFFIC = {
+    "parameters_up_per_round": 5,
+    "parameters_down_per_round": 7.5,
+    "bytes_up_total": 20,
+    "bytes_down_total": 30,
+}
 
 
 def summary() -> Summary:
@@ -128,6 +146,7 @@ def summary() -> Summary:
         outcome=Outcome.of([full_record()]),
         peak_memory_bytes=10,
         environment={"torch": "2.5.0"},
+        main_rule="global",
     )
 
 
@@ -140,6 +159,7 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
         "exchanges",
         "seed",
         "clients",
+        "main_rule",
         "rounds",
         "accuracy",
         "communication",
@@ -148,11 +168,32 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
         "peak_memory_bytes",
         "environment",
     ]
-    assert list(written["accuracy"]["head"])[-2:] == ["selected", "selected_round"]
+    assert list(written["accuracy"]["head"]) == [
+        "best_validated",
+        "best_validated_round",
+        "best",
+        "best_round",
+        "best_client_mean",
+        "best_client_std",
+        "final",
+        "client_mean",
+        "client_std",
+        "rounds_to_convergence",
+        "union",
+        "unseen",
+    ]
+    assert written["accuracy"]["global"]["unseen"] == {
+        "best": 0.7,
+        "final": 0.7,
+        "client_mean": 0.625,  # of the clients that have unseen classes: (1/4 + 6/6) / 2
+        "client_std": 0.375,
+    }
     assert list(written["communication"]) == [
         "parameters_up_per_round",
+        "parameters_up_over_all_rounds",
         "bytes_up_total",
         "parameters_down_per_round",
+        "parameters_down_over_all_rounds",
         "bytes_down_total",
     ]
     (tmp_path / "summary.json").write_text(json.dumps(written))
@@ -166,6 +207,22 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
         ("rounds", -1, "rounds should be a whole number"),
         ("accuracy", [], "accuracy should be a table"),
         ("accuracy", {"head": {"best": 1.0}}, "accuracy.head should have best"),
+        ("accuracy", {"head": OLD_RULE | {"selected": 0.5}}, "accuracy.head should have best"),
+        ("accuracy", {"head": OLD_RULE | {"best_client_mean": 0.5}}, "accuracy.head should have best"),
+        ("accuracy", {"head": OLD_RULE | {"rounds_to_convergence": 0}}, "accuracy.head should have best"),
+        ("accuracy", {"head": OLD_RULE | {"rounds_to_convergence": True}}, "accuracy.head should have best"),
+        (
+            "accuracy",
+            {"head": OLD_RULE | {"unseen": {"best": 1.0}}},
+            "accuracy.head.unseen should have best",
+        ),
+        ("accuracy", {"head": OLD_RULE | {"union": 0.5}}, "accuracy.head.union should have best"),
+        (
+            "communication",
+            OLD_TRAFFIC | {"parameters_up_over_all_rounds": 1},
+            "communication should have parameters",
+        ),
+        ("main_rule", "a\nb", "main_rule should be a text without control characters"),
         ("communication", {}, "communication should have parameters per round"),
         ("seconds", {"total": 1}, "seconds should have training"),
         ("seed", "x", "seed should be a whole number"),
@@ -177,21 +234,93 @@ def test_a_summary_with_a_part_of_another_kind(part, value, message):
         Summary.from_dict(summary().to_dict() | {part: value}, "summary.json")
 
 
+def test_a_summary_of_an_older_version():
+    written = summary().to_dict() | {
+        "accuracy": {"head": OLD_RULE | {"selected": 0.85, "selected_round": 2}},
+        "communication": OLD_TRAFFIC,
+    }
+    del written["main_rule"]
+    old = Summary.from_dict(written, "summary.json")
+    head = old.outcome.accuracy["head"]
+    assert (head.best, head.best_validated, head.best_validated_round) == (0.9, 0.85, 2)
+    assert (head.best_client_mean, head.rounds_to_convergence, head.union) == (None, None, None)
+    assert old.outcome.communication.parameters_over_all_rounds is None
+    assert old.main_rule == ""
+    again = old.to_dict()
+    assert again["accuracy"]["head"] == OLD_RULE | {"best_validated": 0.85, "best_validated_round": 2}
+    assert again["communication"] == OLD_TRAFFIC
+
+
 def test_the_outcome_before_the_first_evaluation():
     outcome = Outcome.of([RoundRecord(1, ["ann"])])
     assert (outcome.rounds, outcome.accuracy, outcome.communication.sent) == (1, {}, 0)
     assert outcome.communication.parameters_per_round == {"up": 0, "down": 0}
 
 
-def test_the_best_and_the_selected_round():
+def test_the_best_and_the_best_validated_round():
     def record(number: int, test: float, validation: float) -> RoundRecord:
         parts = [Accuracy.of([({"head": share}, 1)], ("head",)) for share in (test, validation)]
         return RoundRecord(number, ["ann"], *parts)
 
     head = Outcome.of([record(1, 0.9, 0.1), record(2, 0.9, 0.3), record(3, 0.4, 0.3)]).accuracy["head"]
     assert (head.best, head.best_round) == (0.9, 1)
-    assert (head.selected, head.selected_round) == (0.9, 2)
+    assert (head.best_validated, head.best_validated_round) == (0.9, 2)
     assert head.final == 0.4
+
+
+def scored(number: int, *clients: tuple[float, int]) -> RoundRecord:
+    """Return the record of a round in which clients reached these accuracies on so many samples."""
+    return RoundRecord(number, [], Accuracy.of([({"head": a * n}, n) for a, n in clients], ("head",)))
+
+
+def test_clients_count_alike_in_the_best_and_in_the_last_round():
+    """FedProto, Table 1: the mean over devices ± their standard deviation, beside the papers' weighted accuracy."""
+    rounds = [scored(1, (0.9, 90), (0.5, 10)), scored(2, (0.4, 90), (1.0, 10)), scored(3, (0.5, 90), (0.7, 10))]
+    head = Outcome.of(rounds).accuracy["head"]
+    assert (head.best, head.best_round) == (pytest.approx(0.86), 1)
+    assert (head.best_client_mean, head.best_client_std) == (pytest.approx(0.7), pytest.approx(0.2))
+    assert (head.final, head.client_mean, head.client_std) == (
+        pytest.approx(0.52),
+        pytest.approx(0.6),
+        pytest.approx(0.1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("means", "round"),
+    [
+        ([0.5], 1),
+        ([0.1, 0.5, 0.6, 0.595], 3),
+        ([0.1, 0.6, 0.5, 0.6], 4),  # what was lost again does not count
+        ([0.1, 0.592, 0.6, 0.591], 2),
+        ([0.1, 0.9, 0.6], None),  # nor does a best that is not kept
+        ([0.0, 0.0, 0.0], 1),
+    ],
+)
+def test_rounds_to_convergence(means, round):
+    records = [scored(number, (mean, 5), (mean, 1)) for number, mean in enumerate(means, start=1)]
+    assert Outcome.of(records).accuracy["head"].rounds_to_convergence == round
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=12))
+def test_rounds_to_convergence_are_what_they_are_said_to_be(rounds):
+    """The first evaluated round t with m_s ≥ max m − 0.01 for every evaluated s ≥ t."""
+    records = [scored(t, (m, 1)) if there else RoundRecord(t, []) for t, (there, m) in enumerate(rounds, start=1)]
+    means = {r.round: r.accuracy.spreads["head"][0] for r in records if r.accuracy}
+    kept = [t for t in means if all(means[s] >= max(means.values()) - 0.01 for s in means if s >= t)]
+    outcome = Outcome.of(records).accuracy
+    assert (outcome["head"].rounds_to_convergence if means else None) == min(kept, default=None)
+
+
+def test_parameters_of_silent_rounds():
+    """GFPL sends in every tenth round only."""
+    records = [RoundRecord(number, []) for number in range(1, 21)]
+    for number in (10, 20):
+        records[number - 1].add_traffic("up", 100, 40)
+    records[19].add_traffic("down", 100, 60)
+    traffic = Outcome.of(records).communication
+    assert traffic.parameters_per_round == {"up": 40, "down": 60}
+    assert traffic.parameters_over_all_rounds == {"up": 4, "down": 3}
 
 
 def test_a_comparison_is_read_as_it_was_written(tmp_path):

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protofed.runs import RunData, main_rule
+from protofed.runs import RunData
 
 Axes = Mapping[str, Sequence[str]]
 SERIOUS = 3.0
@@ -76,7 +76,7 @@ def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
         figures = row.cells.setdefault(values[0], Figures())
         reference = by_place.get((method, tuple(first.values()), seed))
         attacking = _attackers(run)
-        main = main_rule(run.rules)
+        main = run.main_rule
         for rule, values_of, losses in (
             (main, figures.main, figures.main_loss),
             ("head", figures.head, figures.head_loss),

@@ -4,70 +4,114 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich import box
 from rich.table import Table
 
 from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, Row
-from protofed.formats import mean_std, size
-from protofed.runs import WAYS, Summary
+from protofed.formats import mean_std, number, size
+from protofed.runs import TOLERANCE, WAYS, Beyond, Summary, Traffic
 
 if TYPE_CHECKING:
     from protofed.experiments import Run
 
 
-def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
-    """Return one row per method: accuracy by rule, traffic and time, mean ± std over its runs.
+Groups = Mapping[str, Sequence[Summary]]
+"""Summaries of the runs of each method."""
 
-    Methods stand together by what they exchange.
-    """
+
+class _Line(NamedTuple):
+    """A line of a method's results: what it is called, the attribute of a rule's outcome, and its spread."""
+
+    title: str
+    figure: str
+    spread: str = ""
+    always: bool = True
+
+
+LINES = (
+    _Line("final", "final"),
+    _Line("  clients", "client_mean", "client_std"),
+    _Line("best_validated", "best_validated", always=False),
+    _Line("best", "best"),
+    _Line("  clients", "best_client_mean", "best_client_std"),
+    _Line("converged", "rounds_to_convergence"),
+    _Line("union", "union", always=False),
+    _Line("unseen", "unseen", always=False),
+)
+NOTES = {
+    "final": "Weighted by test samples; best is chosen on test data, hence optimistic; clients: mean ± spread over "
+    "clients in the same round",
+    "best_validated": "best_validated: on test data, in the round that is best on validation data",
+    "rounds_to_convergence": f"converged: first round from which on the mean over clients stays within "
+    f"{100 * TOLERANCE:g} point of its best",
+    "union": "union: final, on all clients' test samples; unseen: on their classes that a client has no samples of",
+}
+RULES = {
+    "head": "head = own classifier",
+    "global_model": "model = the server's model",
+    "local": "local = nearest own prototype",
+    "global": "global = nearest global prototype",
+    "global_own": "own = the same among the client's own classes",
+    "etf": "etf = the fixed classifier",
+}
+
+
+def summaries_of(runs: Mapping[str, Sequence[Run]]) -> Groups:
+    """Return the summaries of runs; methods that exchange the same stand together."""
     groups = {
         name: [Summary.from_dict(run.summary, f"{run.directory / 'summary.json'}") for run in group]
         for name, group in runs.items()
     }
-    summaries = dict(sorted(groups.items(), key=lambda item: _place(_exchanges(item[1]))))
-    sections = len({_exchanges(group) for group in summaries.values()}) > 1
-    rules = _rules(summaries)
-    rounds = max(s.outcome.rounds for group in summaries.values() for s in group)
-    seeds = max(len(group) for group in summaries.values())
+    return dict(sorted(groups.items(), key=lambda item: _place(_exchanges(item[1]))))
+
+
+def results_table(groups: Groups) -> Table:
+    """Return the accuracies of each method by every rule, mean ± std over its runs."""
+    sections = len({_exchanges(group) for group in groups.values()}) > 1
+    outcomes = [outcome for group in groups.values() for s in group for outcome in s.outcome.accuracy.values()]
+    lines = [line for line in LINES if line.always or any(getattr(o, line.figure) is not None for o in outcomes)]
+    rules = _rules(groups)
+    rounds = max(s.outcome.rounds for group in groups.values() for s in group)
+    seeds = max(len(group) for group in groups.values())
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
-    explained = {
-        "head": "head = own classifier",
-        "global_model": "model = the server's model",
-        "local": "local = nearest own prototype",
-        "global": "global = nearest global prototype",
-        "global_own": "own = the same among the client's own classes",
-        "etf": "etf = the fixed classifier",
-    }
-    legend = "; ".join(explained[rule] for rule in rules if rule in explained)
-    table = Table(
-        title=f"Test accuracy in %, {rounds} rounds{over}",
-        caption=f"{legend}. Weighted by test samples; best is chosen on test data, hence optimistic.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=0,
-        show_edge=False,
-    )
+    legend = "; ".join(RULES[rule] for rule in rules if rule in RULES)
+    notes = [legend, *(NOTES[line.figure] for line in lines if line.figure in NOTES), _main_rules(groups)]
+    table = _table(f"Test accuracy in %, {rounds} rounds{over}", "\n".join(f"{note}." for note in notes if note))
     table.add_column("method", no_wrap=True)
-    table.add_column("round", no_wrap=True, min_width=5)
+    table.add_column("round", no_wrap=True, min_width=max(len(line.title) for line in lines))
     short = {"global_own": "own", "global_model": "model"}
-    # On a narrow screen names may lose their ends, but numbers of one run must not.
-    widths = {"up": 7, "down": 7, "time": 4}
-    for heading in (*(short.get(rule, rule) for rule in rules), *widths):
-        table.add_column(heading, justify="right", no_wrap=True, min_width=widths.get(heading, 4))
+    for rule in rules:
+        # On a narrow screen names may lose their ends, but numbers must not.
+        table.add_column(short.get(rule, rule), justify="right", no_wrap=True, min_width=8)
     last = ""
-    for name, group in summaries.items():
+    for name, group in groups.items():
         if sections and (what := _exchanges(group)) != last:
             table.add_section()
             table.add_row(f"[dim]{what}[/]")
             last = what
-        traffic = [size(statistics.fmean(s.outcome.communication.bytes_total[way] for s in group)) for way in WAYS]
+        for i, line in enumerate(lines):
+            table.add_row("" if i else name, line.title, *(_accuracy(group, rule, line) for rule in rules))
+    return table
+
+
+def traffic_table(groups: Groups) -> Table:
+    """Return what each method sends, in bytes and in parameters, and how long it takes, mean over its runs."""
+    table = _table(
+        "Traffic of all clients together, and time",
+        "Parameters per round: mean over the rounds in which any were sent / over all rounds.",
+    )
+    table.add_column("method", no_wrap=True)
+    for way in WAYS:
+        table.add_column(way, justify="right", no_wrap=True)
+        table.add_column("parameters per round", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    for name, group in groups.items():
+        traffic = [s.outcome.communication for s in group]
         seconds = f"{statistics.fmean(s.outcome.seconds['total'] for s in group):.0f} s"
-        table.add_row(name, "final", *(_accuracy(group, rule, "final") for rule in rules), *traffic, seconds)
-        table.add_row("", "best", *(_accuracy(group, rule, "best") for rule in rules))
+        table.add_row(name, *(cell for way in WAYS for cell in _sent(traffic, way)), seconds)
     return table
 
 
@@ -79,14 +123,9 @@ def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
         axes: Names of the values along each axis.
     """
     columns, *others = axes
-    table = Table(
-        title="Final test accuracy in %: main rule / head; honest clients only where others attack",
-        caption="Red: more than 3 points less than the first row of the method has in the first column.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=0,
-        show_edge=False,
+    table = _table(
+        "Final test accuracy in %: main rule / head; honest clients only where others attack",
+        "Red: more than 3 points less than the first row of the method has in the first column.",
     )
     for name in ("method", *others):
         table.add_column(name, no_wrap=True)
@@ -103,6 +142,18 @@ def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
     return table
 
 
+def _table(title: str, caption: str) -> Table:
+    return Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=0,
+        show_edge=False,
+    )
+
+
 def _exchanges(group: Sequence[Summary]) -> str:
     return group[0].exchanges
 
@@ -111,12 +162,40 @@ def _place(exchanges: str) -> int:
     return EXCHANGES.index(exchanges) if exchanges in EXCHANGES else len(EXCHANGES)
 
 
-def _rules(summaries: Mapping[str, Sequence[Summary]]) -> list[str]:
+def _rules(groups: Groups) -> list[str]:
     """Return the rules of all methods in order of first appearance."""
-    return list(dict.fromkeys(r for group in summaries.values() for s in group for r in s.outcome.accuracy))
+    return list(dict.fromkeys(r for group in groups.values() for s in group for r in s.outcome.accuracy))
 
 
-def _accuracy(group: Sequence[Summary], rule: str, figure: str) -> str:
-    """Return a percentage, or a dash where the method has no such rule."""
-    values = [getattr(s.outcome.accuracy[rule], figure) for s in group if rule in s.outcome.accuracy]
-    return mean_std(values).replace("%", "").replace(" ± ", "±")
+def _main_rules(groups: Groups) -> str:
+    """Return the main rule, or the main rules with the methods that have them; empty for older runs."""
+    methods: dict[str, list[str]] = {}
+    for name, group in groups.items():
+        methods.setdefault(group[0].main_rule, []).append(name)
+    if len(methods) == 1:
+        return f"Main rule: {next(iter(methods))}" if "" not in methods else ""
+    return "Main rules: " + "; ".join(
+        f"{rule or 'unknown'} ({', '.join(names)})" for rule, names in methods.items()
+    )
+
+
+def _accuracy(group: Sequence[Summary], rule: str, line: _Line) -> str:
+    """Return a line's figure; a dash where the method has no such rule, or the file is too old to tell."""
+    outcomes = [s.outcome.accuracy[rule] for s in group if rule in s.outcome.accuracy]
+    values = [value for o in outcomes if (value := getattr(o, line.figure)) is not None]
+    if line.figure == "rounds_to_convergence":
+        return mean_std(values, number).replace(" ± ", "±")
+    if line.spread and values:
+        spread = statistics.fmean(getattr(o, line.spread) for o in outcomes if getattr(o, line.spread) is not None)
+        return f"{100 * statistics.fmean(values):.1f}±{100 * spread:.1f}"
+    final = [value.final if isinstance(value, Beyond) else value for value in values]
+    return mean_std(final).replace("%", "").replace(" ± ", "±")
+
+
+def _sent(traffic: Sequence[Traffic], way: str) -> tuple[str, str]:
+    """Return bytes, and parameters per sending round / over all rounds; a dash where an older file lacks them."""
+    overall = [t.parameters_over_all_rounds for t in traffic]
+    known = [o[way] for o in overall if o is not None]
+    sending = number(round(statistics.fmean(t.parameters_per_round[way] for t in traffic)))
+    rounds = number(round(statistics.fmean(known))) if len(known) == len(traffic) else "–"
+    return size(statistics.fmean(t.bytes_total[way] for t in traffic)), f"{sending} / {rounds}"

@@ -70,6 +70,7 @@ class Builder:
             get_codec(experiment.wire.codec, experiment.wire.compression),
             experiment.seed,
             data.augmentation(experiment.transforms),
+            experiment.evaluation.on,
         )
         self.members: list[Member] = []
         self.models: dict[str, models.SplitModel] = {}

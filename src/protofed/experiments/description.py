@@ -35,6 +35,13 @@ def _models_notes(federated: FederatedData, roster: Roster) -> list[str]:
     return notes
 
 
+def _rule_notes(federation: Federation) -> list[str]:
+    """Return a note if the method lacks the main rule that was asked for."""
+    wanted, main = federation.evaluation.rule, federation.main_rule
+    lacking = f"Main rule {main}: the method does not have {wanted} (evaluation.rule)."
+    return [lacking] if wanted not in ("", main) else []
+
+
 def describe_clients(
     federation: Federation, federated: FederatedData, sizes: Mapping[str, Tree] | None = None
 ) -> Tree:
@@ -51,7 +58,7 @@ def describe_clients(
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}
     return {
         "exchanges": federation.method.exchanges,
-        "notes": [*federation.method.notes(), *_models_notes(federated, roster)],
+        "notes": [*federation.method.notes(), *_rule_notes(federation), *_models_notes(federated, roster)],
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
         "bfloat16": roster.in_bfloat16,

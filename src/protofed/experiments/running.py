@@ -179,6 +179,7 @@ def _summary(
         seed=experiment.seed,
         clients=len(federation.names),
         outcome=Outcome.of(rounds),
+        main_rule=federation.main_rule,
         peak_memory_bytes=memory,
         environment={
             "python": platform.python_version(),

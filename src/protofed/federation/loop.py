@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import torch
 
-from protofed.errors import ConfigError, DivergedError, FederationError, PayloadError
+from protofed.errors import ConfigError, DivergedError, FederationError, PayloadError, unknown_name
 from protofed.federation.state import ServerState
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.options import Options, option
 from protofed.robust import Attackers, Findings, Guard, RobustOptions
-from protofed.runs import Accuracy, Attack, RoundRecord
+from protofed.runs import RULE_ORDER, Accuracy, Attack, RoundRecord, main_rule
 from protofed.seeding import generator
-from protofed.training import Evaluated, Executor, Messages, Missing, Trained
+from protofed.training import Evaluated, Executor, Messages, Missing, On, Trained
 from protofed.wire import Codec, cast
 from protofed.wire.validate import check_values
 
@@ -45,11 +45,21 @@ class ParticipationOptions(Options):
 
 @dataclass(frozen=True)
 class EvaluationOptions(Options):
-    """Times of evaluation."""
+    """Evaluation: when, on what, and by which rule it is summed up."""
 
     every: int = option(1, "rounds between evaluations; the last round is always evaluated", least=1)
     at: Literal["broadcast", "trained"] = option(
         "broadcast", "score clients after they received the new broadcast, or as they were trained"
+    )
+    on: On = option(
+        "own",
+        "test samples: a client's own; in a simulation, also those of all clients together (union; balanced: every "
+        "class counts alike), with the accuracy on classes that the client has no training samples of",
+    )
+    rule: str = option(
+        "",
+        "main rule of tables and figures, e.g. local, by which TinyProto (Eq. 12) and ProtoNorm (Eq. 6) score; a "
+        "method without it, and '', keep the method's own",
     )
 
 
@@ -64,7 +74,7 @@ class Federation:
         rounds: Number of rounds to run.
         seed: Seed of the experiment.
         participation: Selection of the participants of a round.
-        evaluation: Times of evaluation.
+        evaluation: When clients are scored, on what, and by which rule results are summed up.
         robust: Robust rule applied to validated uploads.
         attackers: Hostile clients of a simulation, or None.
         state: State of the server; new before the first round.
@@ -94,6 +104,7 @@ class Federation:
                 f"participation.min_clients={least}, but only {len(self.trainable)} clients have training samples"
             )
         self._check_optimizers()
+        self._check_evaluation()
         K = self.method.task.num_classes
         training = {n: m.train for n, m in self.executor.clients.items()}
         counts = {n: samples.most(K).cpu() for n, samples in training.items()}
@@ -123,6 +134,27 @@ class Federation:
                 plan.check(*plan.chosen(dict(overrides)))
             except ConfigError as error:
                 raise ConfigError(f"method {self.method.name} sets {dict(overrides)}, but {error}") from None
+
+    def _check_evaluation(self) -> None:
+        """Raise ConfigError if clients cannot be scored as the options ask."""
+        on, rule = self.evaluation.on, self.evaluation.rule
+        known = dict.fromkeys((*self.method.rules, *RULE_ORDER))
+        if rule and rule not in known:
+            raise ConfigError(unknown_name("rule in evaluation.rule", rule, known))
+        if on == "own":
+            return
+        if self.executor.remote:
+            raise ConfigError(f"evaluation.on={on} needs all test samples on this machine: use --engine local")
+        tests = [m.test for m in self.executor.clients.values() if len(m.test)]
+        kinds = {(str(t.x.dtype).removeprefix("torch."), tuple(t.x.shape[1:])) for t in tests}
+        if len(kinds) != 1:
+            found = " and ".join(f"{dtype} of shape {shape}" for dtype, shape in sorted(kinds)) or "none"
+            raise ConfigError(f"evaluation.on={on} needs test samples of one type and shape, not {found}")
+
+    @property
+    def main_rule(self) -> str:
+        """The rule by which results are summed up."""
+        return main_rule(self.method.rules, self.evaluation.rule)
 
     def run(self) -> Iterator[RoundRecord]:
         """Run the remaining rounds and yield a record after each."""
@@ -289,8 +321,10 @@ class Federation:
         messages = self._messages(self.names, round + 1) if delivered else None
         results = [self._score(r, record) for r in self.executor.evaluate(self.names, messages, round)]
         record.accuracy = Accuracy.of([(r.correct, r.samples) for r in results], self.method.rules)
-        if any(r.validation[1] for r in results):
-            record.validation = Accuracy.of([r.validation for r in results], self.method.rules)
+        for part in ("validation", "union", "unseen"):
+            scores = [getattr(r, part) for r in results]
+            if any(samples for _, samples in scores):
+                setattr(record, part, Accuracy.of(scores, self.method.rules))
         if self.attackers is not None:
             honest = [r for r in results if r.client not in self.attackers.names]
             record.attack = Attack(

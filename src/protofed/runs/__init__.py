@@ -21,18 +21,20 @@ from protofed.runs.findings import Findings
 from protofed.runs.labels import NOT_THE_METHODS, flat, tell_apart
 from protofed.runs.loading import DEEPEST, axes_of, check_run, load_description, load_run, load_runs
 from protofed.runs.records import SECONDS, WAYS, Absence, Accuracy, Attack, Refusal, RoundRecord
-from protofed.runs.run import RULE_ORDER, RunData, by_label, main_rule, settled
-from protofed.runs.summary import Outcome, RuleOutcome, Summary, Traffic
+from protofed.runs.run import RULE_ORDER, RunData, by_label, main_rule, rule_of, settled, wanted_rule
+from protofed.runs.summary import TOLERANCE, Beyond, Outcome, RuleOutcome, Summary, Traffic
 
 __all__ = [
     "DEEPEST",
     "NOT_THE_METHODS",
     "RULE_ORDER",
     "SECONDS",
+    "TOLERANCE",
     "WAYS",
     "Absence",
     "Accuracy",
     "Attack",
+    "Beyond",
     "Border",
     "ClientDescription",
     "ComparisonFile",
@@ -63,6 +65,8 @@ __all__ = [
     "read_rounds",
     "read_summary",
     "read_text",
+    "rule_of",
     "settled",
     "tell_apart",
+    "wanted_rule",
 ]

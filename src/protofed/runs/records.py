@@ -20,6 +20,9 @@ WAYS = ("up", "down")
 SECONDS = ("total", "training", "evaluation", "aggregation")
 """The total time of a round, and its parts."""
 
+SCORED = ("accuracy", "validation", "union", "unseen")
+"""The data on which a round may have scored clients."""
+
 _PARTS = {
     "participants": list,
     "losses": dict,
@@ -168,6 +171,8 @@ class RoundRecord:
         participants: Clients that trained.
         accuracy: On the test data, or None if not evaluated.
         validation: On the validation data, or None.
+        union: Of every client on all clients' test samples, or None.
+        unseen: On those of them whose classes the client has no training samples of, or None.
         losses: Mean per training sample, per term, and their ``total``; None where not finite.
         bytes: Encoded size of all messages, ``up`` and ``down``.
         parameters: Numbers sent as the papers count them, ``up`` and ``down``.
@@ -184,6 +189,8 @@ class RoundRecord:
     participants: list[str]
     accuracy: Accuracy | None = None
     validation: Accuracy | None = None
+    union: Accuracy | None = None
+    unseen: Accuracy | None = None
     losses: dict[str, float | None] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     parameters: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
@@ -245,10 +252,7 @@ class RoundRecord:
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values for JSON, numbers that JSON does not know replaced by None."""
         record: dict[str, Any] = {"round": self.round, "participants": self.participants}
-        if self.accuracy:
-            record["accuracy"] = self.accuracy.to_dict()
-        if self.validation:
-            record["validation"] = self.validation.to_dict()
+        record |= {n: accuracy.to_dict() for n in SCORED if (accuracy := getattr(self, n))}
         if findings := self.robust.to_dict():
             record["robust"] = findings
         if self.attack:
@@ -299,10 +303,7 @@ class RoundRecord:
         return cls(
             round=value["round"],
             participants=value["participants"],
-            accuracy=Accuracy.from_dict(value["accuracy"], f"{where}: accuracy") if "accuracy" in value else None,
-            validation=(
-                Accuracy.from_dict(value["validation"], f"{where}: validation") if "validation" in value else None
-            ),
+            **{n: Accuracy.from_dict(value[n], f"{where}: {n}") for n in SCORED if n in value},
             losses=value["losses"],
             bytes={way: value["bytes"][way] for way in WAYS},
             parameters={way: value["parameters"][way] for way in WAYS},

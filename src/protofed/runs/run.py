@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +98,11 @@ class RunData:
         """Inference rules that were scored, in the method's order."""
         return tuple(dict.fromkeys(rule for accuracy in self.evaluations.values() for rule in accuracy.weighted))
 
+    @property
+    def main_rule(self) -> str:
+        """The rule that headline numbers are about: ``evaluation.rule``, or else the method's own."""
+        return main_rule(self.rules, wanted_rule(self.config))
+
     @cached_property
     def outcome(self) -> Outcome:
         """Accuracy, communication and time of the rounds so far."""
@@ -120,19 +125,38 @@ class RunData:
         return result
 
 
-def main_rule(rules: Iterable[str]) -> str:
+def wanted_rule(config: Mapping[str, Any]) -> str:
+    """Return the option ``evaluation.rule`` of a configuration; ``""`` without one."""
+    return str(config.get("evaluation", {}).get("rule", ""))
+
+
+def main_rule(rules: Iterable[str], wanted: str = "") -> str:
     """Return the rule that headline numbers are about.
 
-    That is ``global`` if there is one, else whichever of ``head`` and ``global_model`` the method names first.
+    That is the wanted one if the method has it, and else ``global`` if there is one, or whichever of ``head`` and
+    ``global_model`` the method names first.
+
+    Args:
+        rules: The method's rules.
+        wanted: The option ``evaluation.rule``; ``""`` for the method's own.
 
     Example:
         >>> main_rule(["head", "local", "global"]), main_rule(["global_model", "head"])
         ('global', 'global_model')
+        >>> main_rule(["head", "local", "global"], "local"), main_rule(["global_model", "head"], "local")
+        ('local', 'global_model')
     """
     names = list(rules)
+    if wanted in names:
+        return wanted
     if "global" in names:
         return "global"
     return next((r for r in names if r in ("head", "global_model")), next(iter(names), "head"))
+
+
+def rule_of(runs: Sequence[RunData]) -> str:
+    """Return the main rule of runs of one method, as the first of them that was scored has it."""
+    return next((run for run in runs if run.rules), runs[0]).main_rule
 
 
 def by_label(runs: Iterable[RunData]) -> dict[str, list[RunData]]:

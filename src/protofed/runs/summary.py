@@ -2,37 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from itertools import takewhile
 from typing import Any
 
 from protofed.errors import CheckpointError
 from protofed.runs.checks import is_count, is_number, is_text
-from protofed.runs.records import SECONDS, WAYS, RoundRecord
+from protofed.runs.records import SECONDS, WAYS, Accuracy, RoundRecord
+
+TOLERANCE = 0.01
+"""How far a mean accuracy may stay below the best one and count as converged: one percentage point."""
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Accuracy by one inference rule on other samples than the clients' own, in fractions.
+
+    Attributes:
+        best: In the round that is best on the clients' own test samples, over all clients' answers.
+        final: The same of the last evaluated round.
+        client_mean: Unweighted mean over clients in that round.
+        client_std: Standard deviation over clients in that round.
+    """
+
+    best: float
+    final: float
+    client_mean: float
+    client_std: float
+
+    @classmethod
+    def of(cls, best: Accuracy | None, final: Accuracy | None, rule: str) -> Beyond | None:
+        """Return the outcome of one inference rule; None if clients were not scored on such samples.
+
+        Args:
+            best: Accuracies in the best round.
+            final: Accuracies in the last evaluated round.
+            rule: The rule.
+        """
+        if best is None or final is None or rule not in best.weighted or rule not in final.weighted:
+            return None
+        return cls(best.weighted[rule], final.weighted[rule], *final.spreads[rule])
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str) -> Beyond:
+        """Return the outcome that was written.
+
+        Args:
+            value: Anything.
+            where: What errors begin with.
+
+        Raises:
+            CheckpointError: If ``value`` is something else.
+        """
+        names = [f.name for f in fields(cls)]
+        if not isinstance(value, dict) or not all(is_number(value.get(name)) for name in names):
+            raise CheckpointError(f"{where} should have {', '.join(names)}")
+        return cls(**{name: value[name] for name in names})
 
 
 @dataclass(frozen=True)
 class RuleOutcome:
-    """Accuracy by one inference rule, in fractions.
+    """Accuracy by one inference rule, in fractions; what is None is not known.
 
     Attributes:
+        best_validated: With a validation split, on the test data in the round that is best on the validation data.
+        best_validated_round: That round.
         best: Of the best round *on the test data*, which is what the papers print and is optimistic; weighted by
             test samples.
         best_round: That round.
+        best_client_mean: Unweighted mean over clients in that round.
+        best_client_std: Standard deviation over clients (of the population) in that round.
         final: Of the last evaluated round, weighted by test samples.
-        client_mean: Unweighted mean over clients in that round.
+        client_mean: Unweighted mean over clients in the last evaluated round.
         client_std: Standard deviation over clients in that round.
-        selected: With a validation split, on the test data in the round that is best on the validation data.
-        selected_round: That round.
+        rounds_to_convergence: First evaluated round from which on the mean over clients stays within
+            :data:`TOLERANCE` of its best; None if the last round is worse than that.
+        union: On all clients' test samples.
+        unseen: On those of them whose classes a client has no training samples of.
     """
 
+    _: KW_ONLY
+    best_validated: float | None = None
+    best_validated_round: int | None = None
     best: float
     best_round: int
+    best_client_mean: float | None = None
+    best_client_std: float | None = None
     final: float
     client_mean: float
     client_std: float
-    selected: float | None = None
-    selected_round: int | None = None
+    rounds_to_convergence: int | None = None
+    union: Beyond | None = None
+    unseen: Beyond | None = None
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], rule: str) -> RuleOutcome:
@@ -42,28 +104,37 @@ class RuleOutcome:
             evaluated: Records of the rounds that were evaluated, ascending.
             rule: The rule, by which all of them were.
         """
-        weighted = {r.round: r.accuracy.weighted[rule] for r in evaluated if r.accuracy}
-        best = max(weighted, key=weighted.__getitem__)
-        final = evaluated[-1]
-        assert final.accuracy is not None
+        scored = {r.round: r.accuracy for r in evaluated if r.accuracy}
+        weighted = {round: accuracy.weighted[rule] for round, accuracy in scored.items()}
+        best, final = max(weighted, key=weighted.__getitem__), evaluated[-1]
+        best_record = next(r for r in evaluated if r.round == best)
         validated = {r.round: r.validation.weighted[rule] for r in evaluated if r.validation}
-        selected = max(validated, key=validated.__getitem__) if validated else None
+        chosen = max(validated, key=validated.__getitem__) if validated else None
+        best_mean, best_std = scored[best].spreads[rule]
+        mean, std = scored[final.round].spreads[rule]
         return cls(
-            weighted[best],
-            best,
-            weighted[final.round],
-            *final.accuracy.spreads[rule],
-            None if selected is None else weighted[selected],
-            selected,
+            best_validated=None if chosen is None else weighted[chosen],
+            best_validated_round=chosen,
+            best=weighted[best],
+            best_round=best,
+            best_client_mean=best_mean,
+            best_client_std=best_std,
+            final=weighted[final.round],
+            client_mean=mean,
+            client_std=std,
+            rounds_to_convergence=_converged({round: a.spreads[rule][0] for round, a in scored.items()}),
+            union=Beyond.of(best_record.union, final.union, rule),
+            unseen=Beyond.of(best_record.unseen, final.unseen, rule),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as plain values, without what is not known."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: vars(value) if isinstance(value, Beyond) else value for name, value in known.items()}
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> RuleOutcome:
-        """Return the outcome that :meth:`to_dict` wrote.
+        """Return the outcome that :meth:`to_dict` wrote, in this version or an older one.
 
         Args:
             value: Anything.
@@ -72,14 +143,35 @@ class RuleOutcome:
         Raises:
             CheckpointError: If ``value`` is something else.
         """
-        table = value if isinstance(value, dict) else {}
-        numbers: dict[str, Any] = {name: table.get(name) for name in ("best", "final", "client_mean", "client_std")}
-        rounds: dict[str, Any] = {"best_round": table.get("best_round")}
-        if "selected" in table or "selected_round" in table:
-            numbers["selected"], rounds["selected_round"] = table.get("selected"), table.get("selected_round")
-        if not all(map(is_number, numbers.values())) or not all(is_count(n, least=1) for n in rounds.values()):
-            raise CheckpointError(f"{where} should have best, best_round, final, client_mean and client_std")
-        return cls(**numbers, **rounds)
+        table = dict(value) if isinstance(value, dict) else {}
+        for old, new in _FORMER.items():
+            if old in table:
+                table[new] = table.pop(old)
+        known: dict[str, Any] = {f.name: table[f.name] for f in fields(cls) if f.name in table}
+        numbers = {name: part for name, part in known.items() if name not in _BEYOND}
+        right = all(is_count(n, least=1) if "round" in name else is_number(n) for name, n in numbers.items())
+        complete = numbers.keys() >= set(_REQUIRED) and all((a in known) == (b in known) for a, b in _PAIRS)
+        if not right or not complete:
+            raise CheckpointError(f"{where} should have {', '.join(_REQUIRED)}, and other figures with their round")
+        known |= {n: Beyond.from_dict(known[n], f"{where}.{n}") for n in _BEYOND if n in known}
+        return cls(**known)
+
+
+_REQUIRED = ("best", "best_round", "final", "client_mean", "client_std")
+_PAIRS = (("best_validated", "best_validated_round"), ("best_client_mean", "best_client_std"))
+_BEYOND = ("union", "unseen")
+_FORMER = {"selected": "best_validated", "selected_round": "best_validated_round"}
+"""Names in older files."""
+
+
+def _converged(means: Mapping[int, float]) -> int | None:
+    """Return the first round from which on accuracies stay near the best one; None if the last round's is not.
+
+    FedProto prints "communication rounds required for convergence" (Table 1) without a definition.
+    """
+    low = max(means.values()) - TOLERANCE
+    kept = list(takewhile(lambda round: means[round] >= low, sorted(means, reverse=True)))
+    return kept[-1] if kept else None
 
 
 @dataclass(frozen=True)
@@ -89,10 +181,12 @@ class Traffic:
     Attributes:
         parameters_per_round: Mean over the rounds that sent any, counted as papers do.
         bytes_total: Bytes of all encoded messages.
+        parameters_over_all_rounds: Mean over all rounds; None in older files.
     """
 
     parameters_per_round: dict[str, float]
     bytes_total: dict[str, int]
+    parameters_over_all_rounds: dict[str, float] | None = None
 
     @property
     def sent(self) -> int:
@@ -102,26 +196,29 @@ class Traffic:
     @classmethod
     def of(cls, rounds: Sequence[RoundRecord]) -> Traffic:
         """Return the traffic of some rounds."""
-        parameters = {way: [r.parameters[way] for r in rounds if r.parameters[way]] for way in WAYS}
+        parameters = {way: [r.parameters[way] for r in rounds] for way in WAYS}
         return cls(
-            {way: sum(numbers) / len(numbers) if numbers else 0 for way, numbers in parameters.items()},
+            {way: sum(sent) / max(1, sum(map(bool, sent))) for way, sent in parameters.items()},
             {way: sum(r.bytes[way] for r in rounds) for way in WAYS},
+            {way: sum(sent) / max(1, len(sent)) for way, sent in parameters.items()},
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the traffic as plain values."""
+        overall = self.parameters_over_all_rounds
         return {
             name: value
             for way in WAYS
             for name, value in (
                 (f"parameters_{way}_per_round", self.parameters_per_round[way]),
+                *([(f"parameters_{way}_over_all_rounds", overall[way])] if overall else []),
                 (f"bytes_{way}_total", self.bytes_total[way]),
             )
         }
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> Traffic:
-        """Return the traffic that :meth:`to_dict` wrote.
+        """Return the traffic that :meth:`to_dict` wrote, in this version or an older one.
 
         Args:
             value: Anything.
@@ -133,9 +230,17 @@ class Traffic:
         table = value if isinstance(value, dict) else {}
         parameters: dict[str, Any] = {way: table.get(f"parameters_{way}_per_round") for way in WAYS}
         bytes: dict[str, Any] = {way: table.get(f"bytes_{way}_total") for way in WAYS}
-        if not all(map(is_number, parameters.values())) or not all(is_count(n, most=2**63) for n in bytes.values()):
+        overall: dict[str, Any] = {
+            way: table[name] for way in WAYS if (name := f"parameters_{way}_over_all_rounds") in table
+        }
+        numbers = [*parameters.values(), *overall.values()]
+        if (
+            not all(map(is_number, numbers))
+            or not all(is_count(n, most=2**63) for n in bytes.values())
+            or len(overall) not in (0, len(WAYS))
+        ):
             raise CheckpointError(f"{where} should have parameters per round and bytes in total, up and down")
-        return cls(parameters, bytes)
+        return cls(parameters, bytes, overall or None)
 
 
 @dataclass(frozen=True)
@@ -225,6 +330,7 @@ class Summary:
         peak_memory_bytes: The most memory that the process took; None if that is not known.
         environment: Versions, device and settings that numbers may depend on.
         label: What figures and tables call the method; ``""`` for its name.
+        main_rule: Inference rule that headline numbers are about; ``""`` in older files.
     """
 
     protofed: str
@@ -237,6 +343,7 @@ class Summary:
     peak_memory_bytes: int | None
     environment: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+    main_rule: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
@@ -247,6 +354,7 @@ class Summary:
             **({"exchanges": self.exchanges} if self.exchanges else {}),
             "seed": self.seed,
             "clients": self.clients,
+            **({"main_rule": self.main_rule} if self.main_rule else {}),
             **self.outcome.to_dict(),
             "peak_memory_bytes": self.peak_memory_bytes,
             "environment": self.environment,
@@ -265,7 +373,7 @@ class Summary:
             CheckpointError: If a part of ``value`` is missing or of another kind.
         """
         texts: dict[str, Any] = {
-            n: value.get(n) or "" for n in ("label", "protofed", "recipe", "method", "exchanges")
+            n: value.get(n) or "" for n in ("label", "protofed", "recipe", "method", "exchanges", "main_rule")
         }
         for name, text in texts.items():
             if not is_text(text):

@@ -3,7 +3,7 @@
 from protofed.training.client import LocalPlan, Member, Schedule
 from protofed.training.executor import Executor, Fused, Sequential
 from protofed.training.roster import Files, Memory, Roster, Store
-from protofed.training.visit import Evaluated, LocalTrainer, Messages, Missing, Trained
+from protofed.training.visit import Evaluated, LocalTrainer, Messages, Missing, On, Trained
 from protofed.training.workers import Workers
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Memory",
     "Messages",
     "Missing",
+    "On",
     "Roster",
     "Schedule",
     "Sequential",

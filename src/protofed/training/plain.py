@@ -100,17 +100,18 @@ class PlainSteps(Steps):
                 add_up(statistics, self.method.statistics(self._model(batch.x), batch))
         return [statistics]
 
-    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[dict[str, int]]:
-        """Return the number of correctly classified samples per rule."""
+    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[Tensors]:
+        """Return the number of correctly classified samples per rule and class."""
         self._model.eval()
         local = locals_[0]
         device = data[0].y.device
-        correct = {rule: torch.zeros((), dtype=torch.int64, device=device) for rule in self.method.rules}
+        K = self.method.task.num_classes
+        correct = {rule: torch.zeros(K, dtype=torch.int64, device=device) for rule in self.method.rules}
         for batch in batches(data[0], self._model):
             predicted = self.method.predict(self._model, batch, local.received, local.state)
             for rule, classes in predicted.items():
-                correct[rule] += (classes == batch.y).sum()
-        return [{rule: int(count) for rule, count in correct.items()}]
+                correct[rule].index_add_(0, batch.y, (classes == batch.y).long())
+        return [{rule: numbers.cpu() for rule, numbers in correct.items()}]
 
     def _step(self, batch: Batch) -> Output | None:
         """Run one optimiser step per update; return the model's output in the first."""

@@ -12,6 +12,7 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from protofed import snapshots
 from protofed.errors import CheckpointError, OutputError
 from protofed.optimizers import check_kept
+from protofed.samples import Samples
 from protofed.snapshots import Snapshot
 from protofed.training.client import Member
 
@@ -189,6 +191,12 @@ class Roster(Mapping[str, Member]):
 
     def __len__(self) -> int:
         return len(self._members)
+
+    @cached_property
+    def union(self) -> Samples:
+        """The test samples of all clients together, which are of one type and shape."""
+        parts = [member.test for member in self.values() if len(member.test)]
+        return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
     @property
     def rests_here(self) -> bool:

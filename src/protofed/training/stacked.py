@@ -193,8 +193,8 @@ class StackedSteps(Steps):
         return found
 
     @torch.no_grad()
-    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[dict[str, int]]:
-        """Return the number of correctly classified samples per client and rule."""
+    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[Tensors]:
+        """Return the number of correctly classified samples per client, rule and class."""
         prediction = _Prediction(self.bare.eval(), self.method)
 
         def one(tensors: Tensors, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
@@ -208,12 +208,14 @@ class StackedSteps(Steps):
         device = next(iter(tensors.values())).device
         tensors = {f"model.{n}": t for n, t in tensors.items()}
         received, state = stack([local.received for local in locals_]), stack([local.state for local in locals_])
-        correct = {r: torch.zeros(len(data), dtype=torch.int64, device=device) for r in self.method.rules}
+        shape = len(data), self.method.task.num_classes
+        correct = {r: torch.zeros(shape, dtype=torch.int64, device=device) for r in self.method.rules}
         for batch, sizes in evaluation_batches(data, self.dtype):
             real = torch.arange(batch.y.shape[1], device=device) < torch.tensor(sizes, device=device)[:, None]
             for rule, classes in together(tensors, batch, received, state).items():
-                correct[rule] += ((classes == batch.y) & real).sum(1)
-        return [{rule: int(counts[c]) for rule, counts in correct.items()} for c in range(len(data))]
+                correct[rule].scatter_add_(1, batch.y, ((classes == batch.y) & real).long())
+        correct = {rule: numbers.cpu() for rule, numbers in correct.items()}
+        return [unstack(correct, c) for c in range(len(data))]
 
     def _pairs(self, model: SplitModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every stacked tensor with the corresponding tensor of ``model``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,17 +59,20 @@ def first(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
 
 
 class PooledSamples:
-    """Samples of several clients, concatenated."""
+    """Samples of several clients, concatenated; those that several clients share are held once."""
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         shapes = {(p.x.dtype, p.x.shape[1:]) for p in parts if len(p)}
         if len(shapes) > 1:
             raise StackingError("its clients hold samples of different types")
-        held = [p.x for p in parts if len(p)] or [parts[0].x]
-        self.x = torch.cat(held)
-        self.y = torch.cat([p.y for p in parts])
+        distinct = {id(p): p for p in parts}
+        held = [p.x for p in distinct.values() if len(p)] or [parts[0].x]
+        self.x = torch.cat(held) if len(held) > 1 else held[0]
+        self.y = torch.cat([p.y for p in distinct.values()])
         self.lengths = [len(p) for p in parts]
-        self.starts = [sum(self.lengths[:i]) for i in range(len(parts))]
+        ends = accumulate(map(len, distinct.values()))
+        starts = {key: end - len(p) for (key, p), end in zip(distinct.items(), ends, strict=True)}
+        self.starts = [starts[id(p)] for p in parts]
 
     def places(self, steps: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, list[list[int]]]:
         """Return the positions of each client's rows of each step.

@@ -11,11 +11,12 @@ stores the results once, at its end, so that a visit that fails leaves no trace.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +38,12 @@ Messages = Mapping[str, bytes | None]
 """Encoded broadcast of each client."""
 Augment = Callable[[Samples, torch.Generator], Samples]
 """Returns as many samples with the same labels."""
+
+Scores = tuple[Mapping[str, float], int]
+"""Correct answers by rule, and the number of samples."""
+
+On = Literal["own", "union", "balanced"]
+"""Whose test samples clients are scored on."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,17 @@ class Evaluated:
         samples: Number of evaluated samples.
         seconds: Wall time of the visit.
         validation: The same for the validation split, as ``(correct, samples)``.
+        union: The same for the test samples of all clients together, if they are scored on them.
+        unseen: The part of ``union`` whose classes the client has no training samples of.
     """
 
     client: str
     correct: Mapping[str, float]
     samples: int
     seconds: float
-    validation: tuple[Mapping[str, float], int] = field(default_factory=lambda: ({}, 0))
+    validation: Scores = field(default_factory=lambda: ({}, 0))
+    union: Scores = field(default_factory=lambda: ({}, 0))
+    unseen: Scores = field(default_factory=lambda: ({}, 0))
 
 
 @dataclass(frozen=True)
@@ -154,15 +165,15 @@ class Steps(Protocol):
         """Return the statistics of each client's ``data``, in eval mode."""
         ...
 
-    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[dict[str, int]]:
+    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[Tensors]:
         """Count correctly classified samples.
 
         Args:
-            data: Samples of each client.
+            data: Samples of each client; the same object for several clients is held in memory once.
             locals_: The clients as their method sees them.
 
         Returns:
-            Numbers per client and rule of the method.
+            Numbers per client, rule of the method, and class: ``(K,)`` int64 on the CPU.
         """
         ...
 
@@ -198,12 +209,14 @@ class LocalTrainer:
         seed: Seed of the experiment.
         augment: Transforms a client's training samples for the steps of a round, with random numbers from the
             generator; None to take them as they are. Statistics and predictions never see its results.
+        on: Whose test samples clients are scored on, besides their own.
     """
 
     method: Method
     codec: Codec
     seed: int
     augment: Augment | None = None
+    on: On = "own"
 
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round: int
@@ -267,19 +280,32 @@ class LocalTrainer:
         test = steps.score([m.test for m in members], locals_)
         held_out = [m.validation or Samples(m.test.x[:0], m.test.y[:0]) for m in members]
         validation = steps.score(held_out, locals_) if any(m.validation for m in members) else test
+        beyond = self._beyond(steps, clients, locals_)
         if messages is not None:
             _keep(steps, clients, visits)
         seconds = (time.perf_counter() - start) / len(visits)
         return [
             Evaluated(
                 member.name,
-                test[index],
+                _totals(test[index]),
                 len(member.test),
                 seconds,
-                (validation[index], len(member.validation)) if member.validation else ({}, 0),
+                (_totals(validation[index]), len(member.validation)) if member.validation else _NO_SCORES,
+                *beyond[index],
             )
             for index, member in enumerate(members)
         ]
+
+    def _beyond(self, steps: Steps, clients: Roster, locals_: Sequence[Local]) -> list[tuple[Scores, Scores]]:
+        """Score clients on all clients' test samples: on all classes, and on those they do not train on."""
+        if self.on == "own":
+            return [(_NO_SCORES, _NO_SCORES)] * len(locals_)
+        samples = clients.union.counts(self.method.task.num_classes).cpu()
+        alike, found = self.on == "balanced", []
+        for correct, local in zip(steps.score([clients.union] * len(locals_), locals_), locals_, strict=True):
+            unseen = samples * (local.counts.cpu() == 0)
+            found.append((_pooled(correct, samples, alike=alike), _pooled(correct, unseen, alike=alike)))
+        return found
 
     def open(self, clients: Roster, name: str, round: int) -> Local:
         """Load a client onto the device.
@@ -431,6 +457,24 @@ class LocalTrainer:
             for visit, state in zip(visits, steps.optimizer_states(), strict=True):
                 visit.kept = visit.kept | {f"{prefix}{name}": tensor for name, tensor in state.items()}
         return statistics
+
+
+_NO_SCORES: Scores = ({}, 0)
+
+
+def _totals(correct: Tensors) -> dict[str, int]:
+    """Return the correct answers by rule over all classes."""
+    return {rule: int(numbers.sum()) for rule, numbers in correct.items()}
+
+
+def _pooled(correct: Tensors, samples: Tensor, *, alike: bool) -> Scores:
+    """Return the score over the classes that have ``samples``; if they count ``alike``, each as one sample."""
+
+    def pool(numbers: Tensor) -> float:
+        by_class = zip(numbers.tolist(), samples.tolist(), strict=True)
+        return math.fsum(n / (held if alike else 1) for n, held in by_class if held)
+
+    return {rule: pool(numbers) for rule, numbers in correct.items()}, round(pool(samples))
 
 
 def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:

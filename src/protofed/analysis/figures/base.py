@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from protofed.analysis.style import LineStyle, method_styles, theme
 from protofed.errors import DataError
 from protofed.registry import Registry
-from protofed.runs import RunData, by_label, main_rule, settled
+from protofed.runs import RunData, by_label, rule_of, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -221,7 +221,7 @@ def series(runs: Sequence[RunData], rule: str | None = None) -> list[Series]:
     for label, group in by_label(runs).items():
         scored = [run for run in settled(group) if run.evaluations and (rule is None or rule in run.rules)]
         if scored:
-            chosen = rule or main_rule(scored[0].rules)
+            chosen = rule or rule_of(scored)
             lines.append(Series(label, styles[label], [r for r in scored if chosen in r.rules], chosen))
     if not lines:
         known = ", ".join(dict.fromkeys(r for run in runs for r in run.rules))

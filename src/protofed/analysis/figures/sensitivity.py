@@ -11,7 +11,7 @@ from protofed.analysis.figures.base import figure, legend_below, name_ticks, pan
 from protofed.analysis.style import GREY, method_styles, rule_title
 from protofed.errors import DataError, unknown_name
 from protofed.formats import size
-from protofed.runs import NOT_THE_METHODS, RunData, flat, main_rule, settled, tell_apart
+from protofed.runs import NOT_THE_METHODS, RunData, flat, rule_of, settled, tell_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def sensitivity(runs: list[RunData], option: str | None = None, rule: str | None
     for label, line in lines.items():
         look = styles[label].line()
         shift = 4.5 * (beside.index(label) - (len(beside) - 1) / 2) if label in beside else 0.0
-        chosen = rule or main_rule(next(iter(line.values()))[0].rules)
+        chosen = rule or rule_of(next(iter(line.values())))
         for name, own in (("best", look | BEST), ("final", look)):
             points = {
                 value: _over([100 * getattr(run.outcome.accuracy[chosen], name) for run in group])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from protofed.analysis.differing import models, remarks
 from protofed.analysis.exchange import by_exchange
 from protofed.analysis.report.facts import architectures, bytes_per_round, parameters
-from protofed.analysis.report.tables import Cell, Table, accuracies
+from protofed.analysis.report.tables import CONVERGED, Cell, Column, Table, groups_of, outcome_columns
 from protofed.analysis.style import method_styles, rule_title
-from protofed.formats import duration, mean_std, size
-from protofed.runs import RULE_ORDER, RunData, by_label, main_rule, settled
+from protofed.formats import duration, size
+from protofed.runs import RULE_ORDER, RunData, by_label, rule_of, settled
 
 __all__ = ["methods", "remarks", "rules"]
 
@@ -21,15 +21,15 @@ def methods(runs: Sequence[RunData]) -> Table:
 
     Methods stand together by what they exchange.
     """
-    table = Table(
-        ["Method", "Runs", "Final", "Best", "Mean over clients", "Up / round", "Down / round", "In total", "Time"]
-    )
-    table.groups = [("", 2), ("Test accuracy by the main rule", 3), ("Bytes sent", 3), ("", 1)]
+    columns = outcome_columns(runs)
+    headings = [column.heading for column in columns]
+    table = Table(["Method", "Runs", *headings, "Up / round", "Down / round", "In total", "Time"])
+    table.groups = [("", 2), *groups_of(columns), ("Bytes sent", 3), ("", 1)]
     styles = method_styles(run.label for run in runs)
     differ = bool(models(runs))
     for label, group in _sections(table, runs):
         chosen = settled(group)
-        rule = main_rule(r for run in chosen for r in run.rules)
+        rule = rule_of(chosen)
         finished = sum(run.finished for run in group)
         waiting = "" if finished == len(group) else f"{len(group) - finished} unfinished"
         # Methods that average weights need one architecture, where the others may have a mixture.
@@ -39,25 +39,38 @@ def methods(runs: Sequence[RunData]) -> Table:
         table.add(
             Cell(label, note, style=styles[label]),
             Cell(str(len(chosen)), waiting),
-            *(mean_std(accuracies(chosen, rule, name)) for name in ("final", "best", "client_mean")),
+            *(column.cell(chosen, rule) for column in columns),
             *(size(statistics.fmean(bytes_per_round(run, way) for run in chosen)) for way in ("up", "down")),
             size(statistics.fmean(run.outcome.communication.sent for run in chosen)),
             duration(statistics.fmean(run.outcome.seconds["total"] for run in chosen)),
         )
-    _emphasise(table, range(2, 5))
+    _emphasise(table, [i for i, column in enumerate(columns, start=2) if column.name != CONVERGED])
     return table
 
 
 def rules(runs: Sequence[RunData]) -> Table:
     """Return one row per method: final and best accuracy by every rule, mean ± std over seeds."""
+    final = Column("", "Final", "final", "client_std", "client_mean")
+    best = Column("", "Best", "best", "best_client_std", "best_client_mean")
+    return _by_rule(runs, [final, best])
+
+
+def beyond(runs: Sequence[RunData]) -> Table | None:
+    """Return one row per method: final accuracy on everyone's samples by every rule; None if there is none."""
+    scored = any(outcome.union for run in runs for outcome in run.outcome.accuracy.values())
+    columns = [Column("", "All classes", "union"), Column("", "Unseen classes", "unseen")]
+    return _by_rule(runs, columns) if scored else None
+
+
+def _by_rule(runs: Sequence[RunData], columns: Sequence[Column]) -> Table:
+    """Return one row per method with the same columns for every rule."""
     scored = {rule for run in runs for rule in run.rules}
     names = [r for r in RULE_ORDER if r in scored] + sorted(scored - set(RULE_ORDER))
-    table = Table(["Method", *(name for _ in names for name in ("Final", "Best"))])
-    table.groups = [("", 1), *((rule_title(rule), 2) for rule in names)]
+    table = Table(["Method", *(column.heading for _ in names for column in columns)])
+    table.groups = [("", 1), *((rule_title(rule), len(columns)) for rule in names)]
     styles = method_styles(run.label for run in runs)
     for label, group in _sections(table, runs):
-        chosen = settled(group)
-        cells = [mean_std(accuracies(chosen, rule, name)) for rule in names for name in ("final", "best")]
+        cells = [column.cell(settled(group), rule) for rule in names for column in columns]
         table.add(Cell(label, style=styles[label]), *cells)
     _emphasise(table, range(1, len(table.head)))
     return table
@@ -72,7 +85,7 @@ def _sections(table: Table, runs: Sequence[RunData]) -> Iterator[tuple[str, list
         yield from by_label(members).items()
 
 
-def _emphasise(table: Table, columns: range) -> None:
+def _emphasise(table: Table, columns: Iterable[int]) -> None:
     """Mark the highest value of each column, as papers do; ties are all marked."""
 
     def value(cell: Cell) -> float:
@@ -81,6 +94,6 @@ def _emphasise(table: Table, columns: range) -> None:
 
     for column in columns:
         values = [value(row[column]) for row in table.rows]
-        if sum(v >= 0 for v in values) > 1:
+        if sum(v >= 0 for v in values) > 1 and max(values) > 0:
             for row, own in zip(table.rows, values, strict=True):
                 row[column] = row[column]._replace(strong=own == max(values))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from protofed.analysis.style import rule_title
 from protofed.formats import duration, mean_std, number, percent, size
-from protofed.runs import RunData, main_rule, read_text, settled
+from protofed.runs import TOLERANCE, RunData, read_text, rule_of, settled
 
 RULE_TEXTS = {
     "head": "the class with the largest output of the client's own model",
@@ -18,6 +18,9 @@ RULE_TEXTS = {
     "global_own": "the nearest global prototype among the classes the client trains on, an easier question",
     "etf": "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
 }
+
+
+tolerance = f"{100 * TOLERANCE:g} percentage point"
 
 
 class Card(NamedTuple):
@@ -126,13 +129,39 @@ def cards(run: RunData) -> list[Card]:
 def _accuracy_cards(run: RunData) -> list[Card]:
     if not run.evaluations:
         return [Card("Accuracy", "–", "no round has been evaluated yet")]
-    rule = main_rule(run.rules)
+    rule = run.main_rule
     accuracy = run.outcome.accuracy[rule]
     last = f"round {run.last_evaluation}, by {rule_title(rule).lower()}"
-    return [
+    cards = [
         Card("Final accuracy", percent(accuracy.final), last),
         Card("Best accuracy", percent(accuracy.best), f"round {accuracy.best_round}, chosen on test data"),
     ]
+    if accuracy.best_validated is not None:
+        note = f"round {accuracy.best_validated_round}, chosen on validation data"
+        cards.insert(1, Card("Best validated", percent(accuracy.best_validated), note))
+    if accuracy.union is not None:
+        unseen = accuracy.unseen.final if accuracy.unseen else None
+        cards.append(
+            Card(f"On {everybody([run])}", percent(accuracy.union.final), f"{percent(unseen)} on unseen classes")
+        )
+    return cards
+
+
+def beyond(runs: Sequence[RunData]) -> str:
+    """Return what it means to be scored on everyone's samples; empty if no run was."""
+    if not any(outcome.union for run in runs for outcome in run.outcome.accuracy.values()):
+        return ""
+    alike = ", every class counting alike" if "alike" in everybody(runs) else ""
+    return (
+        f"“All classes” is the accuracy of every client on the test samples of all clients together{alike}, after "
+        "the last evaluated round; “unseen classes” is the part of them that the client has no training samples of."
+    )
+
+
+def everybody(runs: Sequence[RunData]) -> str:
+    """Return on whose samples clients were scored besides their own."""
+    balanced = any(run.config.get("evaluation", {}).get("on") == "balanced" for run in runs)
+    return f"everyone’s samples{', classes alike' * balanced}"
 
 
 def headline(runs: Sequence[RunData]) -> str:
@@ -140,7 +169,7 @@ def headline(runs: Sequence[RunData]) -> str:
     scored = [run for run in settled(runs) if run.evaluations]
     if not scored:
         return "not evaluated yet"
-    rule = main_rule(scored[0].rules)
+    rule = rule_of(scored)
     values = [run.outcome.accuracy[rule].final for run in scored if rule in run.outcome.accuracy]
     return f"{mean_std(values)} final accuracy by {rule_title(rule).lower()}"
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from protofed.analysis.grid import SERIOUS, Axes, Row
-from protofed.analysis.report.facts import bytes_per_round, rule_text
+from protofed.analysis.report import facts
+from protofed.analysis.report.facts import bytes_per_round
 from protofed.analysis.style import LineStyle, rule_title
 from protofed.formats import duration, mean_std, number, percent, size
-from protofed.runs import ClientDescription, Findings, RunData, main_rule, settled
+from protofed.runs import Beyond, ClientDescription, Findings, RunData, rule_of, settled
 
 
 class Cell(NamedTuple):
@@ -46,26 +48,80 @@ class Table:
         self.rows.append([cell if isinstance(cell, Cell) else Cell(cell) for cell in cells])
 
 
+class Column(NamedTuple):
+    """A column of :class:`~protofed.runs.RuleOutcome` in tables.
+
+    Attributes:
+        group: Heading above several columns.
+        heading: Its own heading.
+        name: Name of the attribute.
+        spread: Name of the attribute with the standard deviation over clients, which is written below.
+        mean: Name of the attribute with the mean over clients, which is written before the spread, if any.
+    """
+
+    group: str
+    heading: str
+    name: str
+    spread: str = ""
+    mean: str = ""
+
+    def cell(self, runs: Sequence[RunData], rule: str) -> Cell:
+        """Return the mean over runs, with the standard deviation over several.
+
+        Args:
+            runs: Runs that differ in their seed.
+            rule: Inference rule.
+        """
+        values = accuracies(runs, rule, self.name)
+        if self.name == CONVERGED:
+            some = f"{len(values)} of {len(runs)} runs" if 0 < len(values) < len(runs) else ""
+            return Cell(mean_std(values, number), some)
+        if self.spread and values:
+            spread = f"± {100 * statistics.fmean(accuracies(runs, rule, self.spread)):.1f}"
+            mean = percent(statistics.fmean(accuracies(runs, rule, self.mean))) if self.mean else ""
+            return Cell(mean_std(values), f"{mean.removesuffix('%')} {spread}".strip())
+        rounds = accuracies(runs, rule, f"{self.name}_round") if self.name in WITH_ROUND else []
+        return Cell(mean_std(values), f"round {', '.join(map(str, rounds))}" if rounds else "")
+
+
+CONVERGED = "rounds_to_convergence"
+WITH_ROUND = ("best", "best_validated")
+"""Attributes of accuracies beside which there is that of their round."""
+
+
+def outcome_columns(runs: Sequence[RunData]) -> list[Column]:
+    """Return the columns on accuracy that some of the runs can fill."""
+    outcomes = [outcome for run in runs for outcome in run.outcome.accuracy.values()]
+    other = facts.everybody(runs).capitalize()
+    columns = [
+        Column("Of all test samples", "Final", "final"),
+        Column("Of all test samples", "Best validated", "best_validated"),
+        Column("Of all test samples", "Best", "best"),
+        Column("Mean over clients", "Final", "client_mean", "client_std"),
+        Column("Mean over clients", "Best round", "best_client_mean", "best_client_std"),
+        Column(other, "All classes", "union"),
+        Column(other, "Unseen classes", "unseen"),
+        Column("", "Converged at round", CONVERGED),
+    ]
+    always = ("final", "best", "client_mean", "best_client_mean", CONVERGED)
+    return [c for c in columns if c.name in always or any(getattr(o, c.name) is not None for o in outcomes)]
+
+
+def groups_of(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Return the headings above columns, each with the number of columns it spans."""
+    return [(name, len(list(own))) for name, own in itertools.groupby(column.group for column in columns)]
+
+
 def rules(runs: Sequence[RunData]) -> Table:
     """Return one row per inference rule of one method."""
     chosen = settled(runs)
-    selected = any(a.selected is not None for run in chosen for a in run.outcome.accuracy.values())
-    table = Table(["A sample is given …", "Final", "Best", "Best at round", "Mean over clients", "± over clients"])
-    if selected:
-        table.head.insert(4, "Selected")
-    names = dict.fromkeys(rule for run in chosen for rule in run.rules)
-    for rule in names:
-        cells = [
-            mean_std(accuracies(chosen, rule, "final")),
-            mean_std(accuracies(chosen, rule, "best")),
-            ", ".join(number(v) for v in accuracies(chosen, rule, "best_round")),
-            mean_std(accuracies(chosen, rule, "client_mean")),
-            percent(statistics.fmean(accuracies(chosen, rule, "client_std"))),
-        ]
-        if selected:
-            cells.insert(3, mean_std(accuracies(chosen, rule, "selected")))
-        main = rule == main_rule(names)
-        table.add(Cell(rule_title(rule) + " (main rule)" * main, rule_text(rule), main), *cells)
+    columns = outcome_columns(chosen)
+    table = Table(["A sample is given …", *(column.heading for column in columns)])
+    table.groups = [("", 1), *groups_of(columns)]
+    for rule in dict.fromkeys(rule for run in chosen for rule in run.rules):
+        main = rule == rule_of(chosen)
+        title = Cell(rule_title(rule) + " (main rule)" * main, facts.rule_text(rule), main)
+        table.add(title, *(column.cell(chosen, rule) for column in columns))
     return table
 
 
@@ -112,7 +168,14 @@ def communication(runs: Sequence[RunData]) -> Table:
     """Return what is sent up, down and in both directions: parameters as papers count them, and real bytes."""
     chosen = settled(runs)
     table = Table(
-        ["Direction", "Parameters per round", "Bytes per round", "Bytes per client and round", "Bytes in total"]
+        [
+            "Direction",
+            "Parameters per round",
+            "Over all rounds",
+            "Bytes per round",
+            "Bytes per client and round",
+            "Bytes in total",
+        ]
     )
     rows = {"Up, clients to server": ("up",), "Down, server to clients": ("down",), "Both": ("up", "down")}
 
@@ -123,6 +186,7 @@ def communication(runs: Sequence[RunData]) -> Table:
         table.add(
             name,
             number(round(mean(ways, lambda run, way: run.outcome.communication.parameters_per_round[way]))),
+            number(round(mean(ways, _over_all_rounds))),
             size(mean(ways, bytes_per_round)),
             size(mean(ways, _bytes_per_client)),
             size(mean(ways, lambda run, way: run.outcome.communication.bytes_total[way])),
@@ -274,10 +338,18 @@ def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
     Args:
         runs: Any runs.
         rule: Inference rule; runs without it are left out.
-        name: Name of the attribute.
+        name: Name of the attribute; of a :class:`~protofed.runs.Beyond`, its ``final`` is returned.
     """
     outcomes = [run.outcome.accuracy[rule] for run in runs if rule in run.outcome.accuracy]
-    return [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
+    values = [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
+    return [value.final if isinstance(value, Beyond) else value for value in values]
+
+
+def _over_all_rounds(run: RunData, way: str) -> float:
+    """Return the mean number of parameters over all rounds."""
+    overall = run.outcome.communication.parameters_over_all_rounds
+    assert overall is not None  # an outcome that was computed from rounds has it
+    return overall[way]
 
 
 def _bytes_per_client(run: RunData, way: str) -> float:

@@ -32,8 +32,7 @@ class Comparing:
             ]
         with ui.element("div").classes("stack"):
             with ui.element("section").classes("card flush"):
-                columns = [c for c in rows.RUN_COLUMNS if c["name"] != "seed"]
-                self.table = Records(columns, label="Results", empty="No run is chosen.")
+                self.table = Records(_columns([]), label="Results", empty="No run is chosen.")
             with ui.element("section").classes("card flush"):
                 heading("Configuration")
                 with ui.element("div").classes("row").style("padding: 0 18px 8px"):
@@ -69,7 +68,9 @@ class Comparing:
         for choice in self.choices:
             choice.offer(NONE | names)
         chosen = {key: seen[key] for key in dict.fromkeys(self.keys) if key in names}
-        self.table.fill(rows.runs(chosen))
+        listed = rows.runs(chosen)
+        self.table.set_columns(_columns(listed))
+        self.table.fill(listed)
         runs = [s.run for s in chosen.values() if s.run is not None]
         for plot, over in ((self.over_rounds, "rounds"), (self.over_bytes, "bytes")):
             plot.draw(lines.accuracy(runs, over=over, each=True))
@@ -83,6 +84,10 @@ class Comparing:
         else:
             self.said.set_text(f"{differing} of {len(options)} options differ.")
         self.options.set_content(options_table(shown, list(chosen)) if shown and len(runs) > 1 else "")
+
+
+def _columns(listed: list[rows.Row]) -> list[dict[str, str]]:
+    return [column for column in rows.run_columns(listed) if column["name"] != "seed"]
 
 
 def _name(key: str, run: RunData | None) -> str:

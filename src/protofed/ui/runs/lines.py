@@ -11,7 +11,7 @@ from typing import Any
 
 from protofed.analysis.figures.lines import recorded
 from protofed.analysis.style import MARKERS, PALETTE, RULE_COLOURS, LineStyle, method_styles, rule_title
-from protofed.runs import RunData, by_label, main_rule, settled
+from protofed.runs import RunData, by_label, rule_of, settled
 
 Point = list[float]
 """``[x, y]``, or ``[x, y, spread]`` for a mean over several runs."""
@@ -90,7 +90,7 @@ def accuracy(runs: Sequence[RunData], *, rule: str = "", over: str = "rounds", e
     styles = method_styles(run.label for run in runs)
     lines: Lines = {}
     for label, group in by_label(r for r in runs if r.evaluations).items():
-        chosen = rule or main_rule(r for run in group for r in run.rules)
+        chosen = rule or rule_of(group)
         scored = [run for run in group if chosen in run.rules]
         together = [] if each else settled(scored)
         if together:

@@ -12,7 +12,7 @@ from protofed.analysis.figures.lines import scalars
 from protofed.analysis.report import facts, tables
 from protofed.analysis.style import RULE_COLOURS, rule_title
 from protofed.errors import CheckpointError
-from protofed.runs import RunData, main_rule
+from protofed.runs import RunData
 from protofed.ui.runs import differences, lines, rows, vectors
 from protofed.ui.runs.following import Seen
 from protofed.ui.runs.library import Library
@@ -244,7 +244,7 @@ class OneRun:
         if not run.evaluations:
             self.per_client.show(None)
             return
-        main = main_rule(run.rules)
+        main = run.main_rule
         first = run.client_accuracies(main)
         order = sorted((i for i, a in enumerate(first) if a is not None), key=lambda i: first[i] or 0.0)
         groups, own = [], 0

@@ -37,7 +37,7 @@ class Overview:
                 self.over_rounds, self.over_bytes = accuracy_plots(**NOTHING_YET)
             with ui.element("section").classes("card flush"):
                 self.table = Records(
-                    rows.RUN_COLUMNS, label="Runs", empty=NO_RUNS, on_pick=self._pick, filterable=True
+                    rows.run_columns([]), label="Runs", empty=NO_RUNS, on_pick=self._pick, filterable=True
                 )
                 with self.table:
                     self._compare = ui.link("Compare", "/compare").classes("button strong")
@@ -55,7 +55,9 @@ class Overview:
         seen = self.library.runs
         readable = [s.run for s in seen.values() if s.run is not None]
         self.rule.offer(MAIN_RULE | {rule: rule_title(rule) for rule in all_rules(readable)})
-        self.table.fill(rows.runs(seen, self.rule.value))
+        listed = rows.runs(seen, self.rule.value)
+        self.table.set_columns(rows.run_columns(listed))
+        self.table.fill(listed)
         chosen = [s.run for key, s in seen.items() if s.run is not None and (not self.picked or key in self.picked)]
         spread = not self.each and len({run.label for run in chosen}) < len(chosen)
         note = "mean and standard deviation over seeds" if spread else ""

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from protofed.analysis.style import method_styles, rule_title
 from protofed.formats import duration, number, percent, size
-from protofed.runs import RunData, main_rule
+from protofed.runs import RuleOutcome, RunData
 from protofed.ui.runs.following import Seen, State
 from protofed.ui.runs.lines import Look
 
@@ -19,11 +19,49 @@ RUN_COLUMNS = [
     {"name": "state", "label": "State", "kind": "state"},
     {"name": "seed", "label": "Seed", "kind": "number"},
     {"name": "final", "label": "Final", "kind": "number", "title": "Test accuracy at the last evaluation"},
+    {
+        "name": "validated",
+        "label": "Best validated",
+        "kind": "number",
+        "title": "Test accuracy in the round that is best on validation data",
+    },
     {"name": "best", "label": "Best", "kind": "number", "title": "Best test accuracy: chosen on test data"},
-    {"name": "mean", "label": "Mean over clients", "kind": "number", "title": "At the last evaluation, unweighted"},
+    {
+        "name": "mean",
+        "label": "Mean over clients",
+        "kind": "number",
+        "title": "At the last evaluation, unweighted, ± standard deviation over clients",
+    },
+    {
+        "name": "best mean",
+        "label": "Mean, best round",
+        "kind": "number",
+        "title": "Mean over clients in the round that is best on test data, ± standard deviation",
+    },
+    {
+        "name": "converged",
+        "label": "Converged",
+        "kind": "number",
+        "title": "First round from which on the mean over clients stays near its best",
+    },
+    {
+        "name": "union",
+        "label": "Everyone’s samples",
+        "kind": "number",
+        "title": "Every client on all clients' test samples, at the last evaluation",
+    },
+    {
+        "name": "unseen",
+        "label": "Unseen classes",
+        "kind": "number",
+        "title": "The same, on classes that the client has no training samples of",
+    },
     {"name": "sent", "label": "Sent", "kind": "number", "title": "By all parties since the start, up and down"},
     {"name": "time", "label": "Time", "kind": "number", "title": "Of all rounds so far"},
 ]
+
+SELDOM = ("validated", "union", "unseen")
+"""Columns that most runs cannot fill."""
 
 STATE_ORDER = (State.DAMAGED, State.RUNNING, State.QUIET, State.STARTING, State.WAITING, State.FINISHED)
 
@@ -80,6 +118,12 @@ def runs(seen: Mapping[str, Seen], rule: str = "") -> list[Row]:
     return [_run(s, rule, styles) for s in seen.values()]
 
 
+def run_columns(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return the columns of runs, without those that no row of :func:`runs` fills."""
+    filled = {name for row in rows for name, (value, _) in row["cells"].items() if value is not None}
+    return [column for column in RUN_COLUMNS if column["name"] in filled or column["name"] not in SELDOM]
+
+
 def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
     run = seen.run
     order = STATE_ORDER.index(seen.state)
@@ -95,8 +139,6 @@ def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
     }
     if run is None:
         return row
-    chosen = rule or main_rule(run.rules)
-    accuracy = run.outcome.accuracy.get(chosen)
     sent, seconds = run.outcome.communication.sent, run.outcome.seconds["total"]
     row["look"] = vars(Look.of(styles[run.label]))
     if not run.finished:
@@ -105,13 +147,28 @@ def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
         "run": [f"{run.label} {seen.key}", run.label],
         "state": [order + part_done(run) / 2, state_text(seen)],
         "seed": [run.seed, str(run.seed)],
-        "final": _percent(accuracy.final if accuracy else None),
-        "best": _percent(accuracy.best if accuracy else None),
-        "mean": _percent(accuracy.client_mean if accuracy else None),
+        **_accuracies(run.outcome.accuracy.get(rule or run.main_rule)),
         "sent": [sent, size(sent) if sent else "nothing"],
         "time": [seconds, duration(seconds)],
     }
     return row
+
+
+def _accuracies(outcome: RuleOutcome | None) -> dict[str, list[Any]]:
+    """Return the cells about one rule; those of a rule that is not scored are empty."""
+    if outcome is None:
+        names = ("final", "validated", "best", "mean", "best mean", "converged", "union", "unseen")
+        return dict.fromkeys(names, _percent(None))
+    return {
+        "final": _percent(outcome.final),
+        "validated": _percent(outcome.best_validated),
+        "best": _percent(outcome.best),
+        "mean": _percent(outcome.client_mean, outcome.client_std),
+        "best mean": _percent(outcome.best_client_mean, outcome.best_client_std),
+        "converged": [outcome.rounds_to_convergence, number(outcome.rounds_to_convergence)],
+        "union": _percent(outcome.union.final if outcome.union else None),
+        "unseen": _percent(outcome.unseen.final if outcome.unseen else None),
+    }
 
 
 def client_columns(run: RunData) -> list[dict[str, str]]:
@@ -154,8 +211,8 @@ def clients(run: RunData) -> list[Row]:
     return rows
 
 
-def _percent(value: float | None) -> list[Any]:
-    return [value, percent(value)]
+def _percent(value: float | None, spread: float | None = None) -> list[Any]:
+    return [value, percent(value) + (f" ± {100 * spread:.1f}" if spread is not None else "")]
 
 
 class Sent:
