@@ -1,0 +1,121 @@
+"""The papers' recipes: the options that the papers print, and a round of those whose data are at hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import real_data
+from protofed import run
+from protofed.experiments import load_recipe, recipes, resolve
+
+KSHOT = {
+    "data.clients": 20,
+    "partition.name": "nway_kshot",
+    "training.epochs": 1,
+    "training.lr": 0.01,
+    "training.momentum": 0.5,
+}
+"""FedProto, Sec. 6.1, whose protocol GFPL takes over."""
+FEDPROTO = {**KSHOT, "partition.k": 100, "training.batch_size": 8}
+GFPL = {
+    **KSHOT,
+    "method.lambda": 2.0,
+    "method.components": 4,
+    "method.samples": 16,
+    "method.start": 10,
+    "method.interval": 10,
+    "method.threshold": 1.0,
+}
+"""Sec. 5.1 and Table 3."""
+DIRICHLET = {
+    "rounds": 300,
+    "data.clients": 20,
+    "data.test_fraction": 0.25,
+    "partition.name": "dirichlet",
+    "partition.alpha": 0.1,
+    "training.epochs": 1,
+    "training.batch_size": 32,
+    "training.lr": 0.01,
+    "training.momentum": 0.0,
+    "evaluation.rule": "local",
+    "method.lambda": 1.0,
+}
+"""Sec. 5 of TinyProto and of ProtoNorm; both predict by the nearest local prototype (Eq. 12, Eq. 6)."""
+TINYPROTO = {**DIRICHLET, "model.name": "light4", "model.d": 500, "method.s": 50}
+PROTONORM = {**DIRICHLET, "model.name": "light4", "model.d": 512, "method.momentum": 0.9, "method.step": 0.1}
+ALONE = {**PROTONORM, "model.name": "cnn2"}
+
+PRINTED = {
+    "fedproto-mnist": {**FEDPROTO, "rounds": 100, "method.lambda": 1.0, "model.d": 50},
+    "fedproto-mnist-mh": {**FEDPROTO, "rounds": 100, "method.lambda": 1.0, "model.d": 50},
+    "fedproto-femnist": {**FEDPROTO, "rounds": 120, "method.lambda": 1.0},
+    "fedproto-femnist-mh": {**FEDPROTO, "rounds": 120, "method.lambda": 1.0},
+    "fedproto-cifar10": {**FEDPROTO, "rounds": 110, "method.lambda": 0.1},
+    "fedproto-cifar10-mh": {**FEDPROTO, "rounds": 110, "method.lambda": 0.1},
+    "gfpl-mnist": {**GFPL, "rounds": 80, "training.batch_size": 4, "partition.k": 100, "model.d": 50},
+    "gfpl-femnist": {**GFPL, "rounds": 110, "training.batch_size": 4, "partition.k": 92, "model.d": 80},
+    "gfpl-cifar10": {**GFPL, "rounds": 100, "training.batch_size": 32, "partition.k": 100, "model.d": 128},
+    "gfpl-cifar100": {**GFPL, "rounds": 80, "training.batch_size": 32, "partition.k": 100, "model.d": 128},
+    "tinyproto-cifar10": {**TINYPROTO, "method.mu": 1.5e-4},
+    "tinyproto-cifar100": {**TINYPROTO, "method.mu": 1.5e-3},
+    "tinyproto-tiny-imagenet": {**TINYPROTO, "method.mu": 1.5e-3},
+    "protonorm-cifar10": {**PROTONORM, "method.gamma": 100.0},
+    "protonorm-cifar100": {**PROTONORM, "method.gamma": 200.0},
+    "protonorm-flowers102": {**PROTONORM, "method.gamma": 200.0},
+    "protonorm-tiny-imagenet": {**PROTONORM, "method.gamma": 400.0},
+    "protonorm-homogeneous-cifar100": {**ALONE, "method.gamma": 200.0},
+    "protonorm-homogeneous-flowers102": {**ALONE, "method.gamma": 200.0},
+    "protonorm-homogeneous-tiny-imagenet": {**ALONE, "method.gamma": 400.0},
+}
+"""What the papers print, by recipe."""
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_recipe_has_the_options_that_its_paper_prints(name):
+    method = name.partition("-")[0]
+    tree = resolve(load_recipe(name), method=method).to_tree()
+    for place, value in PRINTED[name].items():
+        node = tree
+        for key in place.split("."):
+            node = node[key]
+        assert node == value, place
+
+
+def test_every_recipe_of_a_paper_is_checked():
+    papers = ("fedproto-", "gfpl-", "tinyproto-", "protonorm-")
+    assert sorted(PRINTED) == sorted(name for name in recipes() if name.startswith(papers))
+
+
+@pytest.mark.parametrize("name", [n for n in PRINTED if "homogeneous" not in n and n.partition("-")[2] != "mh"])
+def test_its_methods_have_one_lambda(name):
+    """A comparison of methods that differ in λ would compare λ; GFPL's is the weight of another term."""
+    recipe = load_recipe(name)
+    weights = {
+        method: resolve(recipe, method=method).to_tree()["method"].get("lambda")
+        for method in recipe["compare"]["methods"]
+        if method in ("fedproto", "fedtgp", "protonorm", "fixed_etf")
+    }
+    assert len(set(weights.values())) == 1, weights
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("fedproto-mnist-mh", "mnist"),
+        ("gfpl-mnist", "mnist"),
+        ("tinyproto-cifar10", "cifar10"),
+        pytest.param("fedproto-cifar10-mh", "cifar10", marks=pytest.mark.slow),
+        pytest.param("gfpl-cifar10", "cifar10", marks=pytest.mark.slow),
+        pytest.param("tinyproto-tiny-imagenet", "tiny_imagenet", marks=pytest.mark.slow),
+        pytest.param("protonorm-cifar10", "cifar10", marks=pytest.mark.slow),
+        pytest.param("protonorm-tiny-imagenet", "tiny_imagenet", marks=pytest.mark.slow),
+    ],
+)
+def test_a_round_of_a_recipe(name, folder, tmp_path):
+    """With a tenth of the papers' data, or with four shots per class."""
+    real_data(folder)
+    small = {"partition.k": 4} if load_recipe(name)["partition"]["name"] == "nway_kshot" else {"data.samples": 3000}
+    overrides = {"method.name": name.partition("-")[0], "rounds": 1, "data.data_dir": str(real_data(folder).parent)}
+    done = run(name, {**overrides, **small}, out=tmp_path)
+    assert done.summary["rounds"] == 1
+    assert 0 <= done.summary["accuracy"][next(iter(done.summary["accuracy"]))]["best"] <= 1
