@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save, save_file
 
 from protofed import snapshots
@@ -16,6 +17,9 @@ CLIENT = Snapshot(
     {"seen": torch.tensor(3)},
     {"prototypes": torch.ones(2, 2), "a.dotted.name": torch.zeros(0)},
 )
+KEPT = CLIENT._replace(
+    optimizer={"0/0/Method.loss/head.weight/exp_avg": WHOLE, "0/0/Method.loss/bias/step": WHOLE[0]}
+)
 
 
 def assert_same(a: Snapshot, b: Snapshot) -> None:
@@ -24,11 +28,20 @@ def assert_same(a: Snapshot, b: Snapshot) -> None:
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_files_messages_and_dictionaries_hold_the_same(tmp_path):
-    snapshots.write(tmp_path / "client", CLIENT)
-    assert_same(snapshots.read(tmp_path / "client"), CLIENT)
-    assert_same(snapshots.unpack(snapshots.pack(CLIENT)), CLIENT)
-    assert_same(snapshots.unflatten(snapshots.flatten(CLIENT)), CLIENT)
+@pytest.mark.parametrize("client", [CLIENT, KEPT])
+def test_files_messages_and_dictionaries_hold_the_same(tmp_path, client):
+    snapshots.write(tmp_path / "client", client)
+    assert_same(snapshots.read(tmp_path / "client"), client)
+    assert_same(snapshots.unpack(snapshots.pack(client)), client)
+    assert_same(snapshots.unflatten(snapshots.flatten(client)), client)
+
+
+def test_only_a_client_that_keeps_the_state_of_optimisers_has_the_newer_format(tmp_path):
+    """So that all others are the same files as before, and an older version refuses this one in one line."""
+    for client, number in ((CLIENT, "1"), (KEPT, "2")):
+        snapshots.write(tmp_path / number, client)
+        with safe_open(tmp_path / number, framework="pt") as file:
+            assert file.metadata() == {"protofed.snapshot": number}
 
 
 def test_weights_in_a_file_of_their_own_have_plain_names(tmp_path):
@@ -39,7 +52,7 @@ def test_weights_in_a_file_of_their_own_have_plain_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metadata", "number"), [({"protofed.snapshot": "2"}, "2"), ({"protofed.snapshot": "x"}, "x")]
+    ("metadata", "number"), [({"protofed.snapshot": "3"}, "3"), ({"protofed.snapshot": "x"}, "x")]
 )
 def test_another_format_is_named(tmp_path, metadata, number):
     path = tmp_path / "client"

@@ -85,8 +85,8 @@ def check_kept(kept: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> 
         RuntimeError: If a tensor does not have the shape of its parameter, or of some of its sides.
     """
     for place, tensor in kept.items():
-        owner = place.split("/")[3:4]
-        parameter = parameters[owner[0] if owner else place]
+        scope = place.split("/")
+        parameter = parameters[scope[3] if len(scope) == 5 else place]
         sides = zip(tensor.shape, parameter.shape, strict=False)
         if tensor.dim() not in (0, parameter.dim()) or any(a not in (1, b) for a, b in sides):
             raise RuntimeError(f"state of the optimiser {place} has the shape {tuple(tensor.shape)}")

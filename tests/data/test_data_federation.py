@@ -1,9 +1,12 @@
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from data.files import png, write_images, write_npz, write_parquet
 from protofed.data import DataOptions, describe, load, load_pool
+from protofed.data.federation import load_client
 from protofed.errors import ConfigError, DataError
 
 
@@ -318,3 +321,21 @@ def test_a_path_that_holds_nothing_useful(tmp_path):
 def test_a_federation_is_not_a_pool(federation):
     with pytest.raises(ConfigError, match="cannot be loaded as one pool"):
         load_pool(DataOptions(source="path", path=str(federation)), 0)
+
+
+def test_validation_may_not_leave_a_client_without_training_data(federation, tmp_path):
+    clients = tmp_path / "own" / "clients"
+    for name, train in (("a", [0, 1]), ("b", [])):
+        write_npz(clients / name / "train.npz", np.ones((len(train), 4, 4), np.uint8), train)
+        write_npz(clients / name / "test.npz", np.ones((1, 4, 4), np.uint8), [1])
+    assert len(fed(tmp_path / "own", classes=2).clients[1].train) == 0
+    write_npz(clients / "b" / "validation.npz", np.ones((3, 4, 4), np.uint8), [1, 0, 1])
+    with pytest.raises(DataError, match=r"clients/b: its 3 samples for validation leave none for training") as told:
+        fed(tmp_path / "own")
+    assert "\n" not in str(told.value)
+    with pytest.raises(DataError, match="leave none for training"):
+        load_client(clients / "b", DataOptions(), 0)
+    shares = tmp_path / "shares.json"
+    shares.write_text(json.dumps({"a": [0, 1, 2], "b": {"train": [], "test": [3], "validation": [4, 5]}}))
+    with pytest.raises(DataError, match=r"^b: its 2 samples for validation leave none for training"):
+        load(DataOptions(source="digits"), "file", {"path": str(shares)}, 0)

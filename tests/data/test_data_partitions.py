@@ -1,5 +1,7 @@
 import json
+import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from protofed.data import DataOptions, Request, load, partitions, resolve_options
 from protofed.data.deck import Deck
 from protofed.errors import ConfigError, DataError
-from protofed.seeding import generator
+from protofed.seeding import derive, generator
 
 
 def assign(name, y, clients, seed=0, ids=None, **options):
@@ -22,7 +24,14 @@ def balanced(classes=10, each=40):
     return torch.arange(classes).repeat(each)
 
 
-COVERING = [("iid", {}), ("dirichlet", {"alpha": 0.5, "min_size": 2}), ("pathological", {"classes": 3})]
+COVERING = [
+    ("iid", {}),
+    ("dirichlet", {"alpha": 0.5, "min_size": 2}),
+    ("dirichlet", {"alpha": 0.05, "min_size": 1, "self_balancing": True}),
+    ("pathological", {"classes": 3}),
+    ("pathological", {"classes": 3, "shares": "unequal"}),
+    ("pathological", {"classes": 10, "shares": "unequal", "assignment": "random"}),
+]
 
 
 @pytest.mark.parametrize(("name", "options"), COVERING)
@@ -95,6 +104,11 @@ def test_pathological_covers_many_classes_with_few_clients():
     ("name", "options", "clients", "expected"),
     [
         ("dirichlet", {"alpha": 0.001, "min_size": 30}, 12, "raise partition.alpha"),
+        ("dirichlet", {"alpha": 0.01}, 12, r"set partition.self_balancing=true .* with partition.min_size=1"),
+        ("dirichlet", {"self_balancing": True}, 0, "at least 1"),
+        ("dirichlet", {"self_balancing": True, "min_size": 0}, 401, "only 400 samples"),
+        ("pathological", {"classes": 10, "shares": "unequal"}, 60, "class 0 has 40 samples for 60 clients"),
+        ("pathological", {"shares": "fair"}, 4, "unequal"),
         ("dirichlet", {"min_size": 101}, 4, "lower partition.min_size"),
         ("dirichlet", {"alpha": 0.0}, 4, "must be greater than 0"),
         ("dirichlet", {"alpha": "much"}, 4, "partition.alpha must be a number"),
@@ -126,6 +140,94 @@ def test_dirichlet_loses_nothing_for_extreme_alpha(alpha):
     y = balanced()
     shares = assign("dirichlet", y, 5, alpha=alpha, min_size=0)
     assert torch.equal(torch.cat([s.train for s in shares]).sort().values, torch.arange(len(y)))
+
+
+def naive_balanced(y, clients, alpha, seed):
+    """Return samples per client and class as the papers' code draws them, one class and one client at a time.
+
+    A client takes its part of a class only while it holds less than N/M samples.
+    """
+    rng = np.random.default_rng(derive(seed, "partition"))
+    K = int(y.max()) + 1
+    counts = [[0] * K for _ in range(clients)]
+    for c in range(K):
+        n = int((y == c).sum())
+        drawn = rng.dirichlet([alpha] * clients, 1)[0].tolist()
+        rng.random((1, clients))
+        parts = [p if sum(own) < len(y) / clients else 0.0 for p, own in zip(drawn, counts, strict=True)]
+        total = start = 0.0
+        for i, part in enumerate(parts):
+            total += part
+            end = int(total / sum(parts) * n + 1e-9)
+            counts[i][c] = int(end - start)
+            start = end
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_balanced_dirichlet_is_that_of_the_papers_code(seed):
+    y = torch.arange(10).repeat_interleave(torch.arange(150, 250, 10))
+    shares = assign("dirichlet", y, 7, seed, alpha=0.5, min_size=0, self_balancing=True)
+    found = torch.stack([torch.bincount(y[s.train], minlength=10) for s in shares])
+    assert found.tolist() == naive_balanced(y, 7, 0.5, seed)
+
+
+@pytest.mark.parametrize("clients", [20, 50])
+@pytest.mark.parametrize("each", [180, 7000])
+def test_balanced_dirichlet_works_at_the_papers_smallest_alpha(clients, each):
+    """Digits and MNIST: a tenth of a class per client, so that a class has hardly more than one holder."""
+    y = torch.arange(10).repeat(each)
+    shares = assign("dirichlet", y, clients, alpha=0.01, min_size=1, self_balancing=True)
+    counts = torch.stack([torch.bincount(y[s.train], minlength=10) for s in shares])
+    assert counts.sum(1).min() >= 1
+    assert counts.sum(0).tolist() == [each] * 10
+    assert (counts > 0).sum(1).double().mean() < 3
+
+
+def test_balanced_dirichlet_fills_up_small_clients_only_where_no_draw_suffices(caplog):
+    y = torch.arange(10).repeat(180)
+    assign("dirichlet", y, 20, alpha=0.1, min_size=1, self_balancing=True)
+    assert not caplog.records
+    shares = assign("dirichlet", y, 50, alpha=0.01, min_size=5, self_balancing=True)
+    assert min(len(s.train) for s in shares) == 5
+    assert re.search(r"none of 2000 draws with alpha = 0.01 do all 50 clients get 5 samples: \d+ are", caplog.text)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-9])
+def test_balanced_dirichlet_gives_whole_classes_in_the_limit(alpha):
+    """A draw in which only clients that have enough get anything would leave 0/0."""
+    y = balanced()
+    shares = assign("dirichlet", y, 10, alpha=alpha, min_size=0, self_balancing=True)
+    assert sorted(len(s.train) for s in shares) == [40] * 10, "N/M is the size of a class"
+    assert all(len(y[s.train].unique()) == 1 for s in shares)
+
+
+def test_unequal_shares_lie_between_a_tenth_of_an_equal_one_and_the_rest():
+    y = balanced(classes=5, each=400)
+    seen = []
+    for seed in range(10):
+        shares = assign("pathological", y, 20, seed, classes=2, shares="unequal")
+        counts = torch.stack([torch.bincount(y[s.train], minlength=5) for s in shares])
+        assert ((counts > 0).sum(1) == 2).all()
+        for own in counts.T:
+            sizes = own[own > 0].sort().values
+            assert len(sizes) == 8
+            assert sizes.sum() == 400
+            assert sizes[0] >= 5
+            assert sizes[-2] < 50 <= sizes[-1]
+            seen += sizes.tolist()[:-1]
+    assert len(set(seen)) > 35, "uniform on 5 … 49"
+    largest = {
+        int(assign("pathological", y, 20, s, classes=5, shares="unequal")[0].train.numel()) for s in range(5)
+    }
+    assert len(largest) == 5
+
+
+def test_unequal_shares_of_few_samples_leave_nobody_without():
+    y = balanced(classes=4, each=7)
+    for seed in range(5):
+        shares = assign("pathological", y, 7, seed, classes=4, shares="unequal")
+        assert all(len(s.train) == 4 for s in shares)
 
 
 def test_an_unknown_partition_names_the_nearest():

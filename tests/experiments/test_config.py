@@ -114,6 +114,46 @@ def test_unknown_recipes_and_files(tmp_path):
         parse_overrides(["method.lambda"])
 
 
+def test_a_variant_is_a_partial_recipe_with_a_method():
+    tree = {
+        "training": {"lr": 0.1, "momentum": 0.5},
+        "methods": {"fedproto": {"lambda": 3, "gamma": 2}},
+        "method": {"aggregation": "weighted"},
+        "variants": {"tuned": {"method": {"name": "fedproto", "gamma": 5}, "training": {"lr": 0.01}}},
+    }
+    for experiment in (resolve(tree, method="tuned"), resolve(apply_overrides(tree, {"method.name": "tuned"}))):
+        options = experiment.method_options
+        assert experiment.method == "fedproto"
+        assert (options.lambda_, options.gamma, options.aggregation) == (3, 5, "weighted")
+        assert (experiment.training.lr, experiment.training.momentum) == (0.01, 0.5)
+        assert "variants" not in experiment.to_tree()
+    assert resolve(tree, method="fedproto").training.lr == 0.1
+    chosen = comparison(tree | {"compare": {"methods": ["local", "tuned"]}})
+    assert chosen.methods == ("local", "tuned")
+    with pytest.raises(ConfigError, match="cannot be combined with the variant 'tuned'"):
+        comparison(tree | {"compare": {"methods": ["tuned"], "axes": {"lr": {"low": {"training.lr": 0.1}}}}})
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        ({"a": {}}, "variants.a must name its method, as variants.a.method.name=…"),
+        ({"a": 3}, "variants.a must be a table"),
+        ({"a": {"method": "local"}}, "method must be a table"),
+        ({"a": {"method": {"name": "locl"}}}, "unknown method 'locl': did you mean 'local'?"),
+        ({"local": {"method": {"name": "local"}}}, "and have a name of its own"),
+        ({"a": {"method": {"name": "b"}}, "b": {"method": {"name": "local"}}}, "variants.a must name its method"),
+        ({"a": {"method": {"name": "local"}, "training": {"lrr": 1}}}, "did you mean 'lr'?"),
+        ({"a": {"method": {"name": "local"}, "trainig": {"lr": 1}}}, "did you mean 'training'?"),
+    ],
+)
+def test_a_wrong_variant_is_told_in_one_line(variants, message):
+    with pytest.raises(ConfigError) as caught:
+        resolve({"variants": variants}, method="a")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_option_that_no_compared_method_has_is_refused():
     tree = {"compare": {"methods": ["local", "fedproto"]}, "method": {"lambda": 2}}
     comparison(tree)

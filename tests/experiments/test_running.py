@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import protofed
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments import Progress
+from protofed.runs import load_runs
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -168,6 +169,18 @@ def test_compare_runs_every_method_and_seed_on_the_same_split(tmp_path):
         "quickstart", ["local", "fedproto"], [0, 1], {**SMALL, "rounds": 2}, out=tmp_path, resume=True
     )
     assert resumed.summary == summary
+
+
+def test_a_comparison_lists_a_variant_beside_its_method(tmp_path):
+    tuned = {"method": {"name": "local"}, "training": {"optimizer": "Adam", "lr": 0.01}}
+    overrides = {**SMALL, "rounds": 1, "variants.local-tuned": tuned}
+    result = protofed.compare("quickstart", ["local", "local-tuned"], [0], overrides, out=tmp_path)
+    assert list(result.runs) == ["local", "local-tuned"]
+    read = load_runs([tmp_path])
+    assert [run.config["training"]["optimizer"] for run in read] == ["SGD", "Adam"]
+    assert [run.method for run in read] == ["local", "local"]
+    assert [run.label for run in read] == ["local", "local-tuned"]
+    assert "local-tuned" in result.report.read_text()
 
 
 def test_what_is_wrong_with_the_last_method_is_told_before_the_first_runs(tmp_path):

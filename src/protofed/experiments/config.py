@@ -17,6 +17,7 @@ from protofed.federation import EvaluationOptions, ParticipationOptions
 from protofed.options import Options, build_options, option, option_fields, plain
 from protofed.reading import read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
+from protofed.runs import flat
 from protofed.training import LocalPlan, Schedule
 
 Tree = dict[str, Any]
@@ -336,14 +337,15 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
 
     Args:
         tree: A recipe with its overrides.
-        method: Method to use in place of ``method.name``; options in ``[method]`` that it does not have are then
-            ignored.
+        method: Method, or variant of the recipe (see :func:`variant`), to use in place of ``method.name``; options
+            in ``[method]`` that it does not have are then ignored.
         seed: Seed to use in place of the recipe's.
 
     Raises:
         ConfigError: If a name is unknown or a value is invalid.
     """
     check_names(tree)
+    tree, method = variant(tree, method)
     scalars = {n: tree.get(n, default) for n, default in SCALARS.items()}
     if seed is not None:
         scalars["seed"] = seed
@@ -366,18 +368,45 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     )
 
 
+def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any], str | None]:
+    """Return the recipe and the method that a name stands for.
+
+    ``[variants.NAME]`` is a partial recipe with a ``method.name``, such as a baseline with an optimiser of its own,
+    which comparisons list beside the methods. Its values win over all others.
+
+    Args:
+        tree: A recipe.
+        name: A method or variant; None for ``method.name``.
+    """
+    chosen = _table(tree, "method").get("name") if name is None else name
+    variants = _table(tree, "variants")
+    if not isinstance(chosen, str) or chosen not in variants:
+        return tree, name
+    own = _as_table(variants[chosen], f"variants.{chosen}")
+    return apply_overrides(tree, flat(own)), _table(own, "method")["name"]
+
+
 def check_names(tree: Mapping[str, Any]) -> None:
-    """Check the top-level names of ``tree`` and the options in ``[methods]``.
+    """Check the top-level names of ``tree``, the options in ``[methods]`` and the names of variants.
 
     Raises:
         ConfigError: If a name is unknown or an option is invalid.
     """
-    valid = [*SCALARS, *SECTIONS, *COMPONENTS, "methods", "summary"]
+    valid = [*SCALARS, *SECTIONS, *COMPONENTS, "methods", "variants", "summary"]
     for name in tree:
         if name not in valid:
             raise ConfigError(unknown_name("option", name, valid))
     for name, options in _table(tree, "methods").items():
         build_options(methods.get(name).Options, _as_table(options, f"methods.{name}"), f"methods.{name}")
+    for name, own in _table(tree, "variants").items():
+        where, parts = f"variants.{name}", ["rounds", *SECTIONS, *COMPONENTS]
+        for part in _as_table(own, where):
+            if part not in parts:
+                raise ConfigError(unknown_name(f"option of {where}", part, parts))
+        base = _table(own, "method").get("name")
+        if not isinstance(base, str) or name in methods.methods() or base in _table(tree, "variants"):
+            raise ConfigError(f"{where} must name its method, as {where}.method.name=…, and have a name of its own")
+        methods.get(base)
 
 
 def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
@@ -396,7 +425,8 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
     """Return the ``compare`` section of a recipe.
 
     Raises:
-        ConfigError: If it is invalid, or an option in ``[method]`` belongs to none of its methods.
+        ConfigError: If it is invalid, an option in ``[method]`` belongs to none of its methods, or it has both axes
+            and variants.
     """
     check_names(tree)
     options = build_options(CompareOptions, _table(tree, "compare"), "compare")
@@ -404,7 +434,11 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
         options = replace(options, methods=tuple(every_method()))
     known: set[str] = set()
     for name in options.methods:
-        known |= set(option_fields(methods.get(name).Options))
+        if name in _table(tree, "variants") and options.axes:
+            raise ConfigError(
+                f"compare.axes cannot be combined with the variant {name!r}: make it a value of an axis"
+            )
+        known |= set(option_fields(methods.get(variant(tree, name)[1] or name).Options))
     for name in _table(tree, "method"):
         if options.methods and name not in known | {"name"}:
             raise ConfigError(unknown_name("option of method", name, known))

@@ -170,8 +170,9 @@ def _comparison(path: Path, search: _Search) -> Iterator[RunData]:
         run = search.load(folder) if (folder / "rounds.jsonl").exists() else None
         if run is not None:
             runs.append((entry.method, entry.values, run))
-    # An unfinished run does not know its label yet: it takes that of a finished run of the same method.
-    labels = {method: run.label for method, _, run in runs if run.finished}
+    # An unfinished run does not know its label yet: it takes that of a finished run of the same method. A variant
+    # has the name that the recipe gives it.
+    labels = {method: run.label for method, _, run in runs if run.finished and run.method == method}
     for method, values, run in runs:
         yield replace(run, label=", ".join((labels.get(method, _short(method)), *values)), values=values)
 
