@@ -207,6 +207,8 @@ VARIANTS = [
     ("gfpl", {"weight_by_counts": True, "pfg": False}),
     ("tinyproto", {"mu": 0.1}),
     ("tinyproto", {"scaling": False}),
+    ("tinyproto", {"reduction": "compensated"}),
+    ("fedproto", {"classes": "own"}),
 ]
 
 

@@ -179,3 +179,49 @@ def test_one_class_keeps_its_direction():
 def test_bad_arguments(prototypes, options, message):
     with pytest.raises(ConfigError, match=message):
         align(prototypes, **options)
+
+
+def test_aligned_within_masks_by_loops():
+    """Forces act on the coordinates of each class's support; elsewhere directions stay 0."""
+    K, d = 6, 8
+    support = torch.rand(K, d, generator=torch.Generator().manual_seed(1)) < 0.5
+    support[:, 0] = True
+    u = [p / p.norm() for p in rows(K, d) * support]
+    v, eta = [torch.zeros(d, dtype=torch.float64) for _ in u], 0.1
+    for t in range(25):
+        F = []
+        for j in range(K):
+            total = torch.zeros(d, dtype=torch.float64)
+            for k in range(K):
+                if k != j:
+                    total = total + (u[j] - u[k]) / (u[j] - u[k]).square().sum()
+            F.append(total * support[j])
+        for j in range(K):
+            v[j] = 0.9 * v[j] + eta * F[j]
+            u[j] = (u[j] + v[j]) / (u[j] + v[j]).norm()
+        if t % 10 == 0:
+            eta *= 0.95
+    found = align(rows(K, d), support=support, max_iterations=25, patience=99).directions
+    torch.testing.assert_close(found, torch.stack(u), rtol=0, atol=1e-9)
+    assert not bool(found[~support].any())
+    before = align(rows(K, d) * support, max_iterations=0).directions
+    assert energy(found) < energy(before)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_masked_directions_stay_unit_and_finite(K, d, seed):
+    """Also where rows are 0 within their support, repeat one another, or share a single coordinate."""
+    g = torch.Generator().manual_seed(seed)
+    support = torch.rand(K, d, generator=g) < 0.4
+    support[torch.arange(K), torch.randint(d, (K,), generator=g)] = True
+    prototypes = rows(K, d, seed) * (torch.rand(K, 1, generator=g) < 0.7)
+    found = align(prototypes, support=support, max_iterations=30).directions
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(K, dtype=torch.float64))
+    assert not bool(found[~support].any())
+
+
+@pytest.mark.parametrize("support", [torch.ones(2, 3).bool(), torch.tensor([[True, True], [False, False]])])
+def test_support_has_to_fit(support):
+    with pytest.raises(ConfigError, match="align: support must have the shape"):
+        align(rows(2, 2), support=support)

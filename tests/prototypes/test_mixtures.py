@@ -14,12 +14,16 @@ from protofed.prototypes import mixtures
 from protofed.prototypes.mixtures import (
     Mixture,
     bhattacharyya,
+    choose,
     fit_mixture,
     fit_mixtures,
     fuse,
+    gaussian,
     log_likelihood,
     pairwise_bhattacharyya,
+    place,
     sample,
+    shares,
     stack,
 )
 
@@ -178,6 +182,30 @@ def test_sampling_a_batch_skips_unused_places():
     assert (x[0] - 5).abs().max() < 0.1
     assert (x[1] + 5).abs().max() < 0.1
     assert torch.equal(x, sample(stack([far, late]), 50, generator()))
+
+
+def test_draws_from_uniform_numbers_have_the_mixtures_moments():
+    """As losses draw: components by their cumulative shares, noise by the inverse distribution function."""
+    made, r = mixture(3, 2, seed=4), 200_000
+    numbers = torch.rand(r, 3, generator=generator(1), dtype=torch.float64)
+    chosen = choose(shares(made.weights), numbers[:, 0])
+    counts = torch.bincount(chosen, minlength=3) / r
+    torch.testing.assert_close(counts.double(), made.weights, rtol=0, atol=0.005)
+    x = place(made.means, made.stds, chosen, gaussian(numbers[:, 1:]))
+    w = made.weights.unsqueeze(1)
+    mean = (w * made.means).sum(0)
+    variance = (w * (made.stds**2 + (made.means - mean) ** 2)).sum(0)
+    torch.testing.assert_close(x.mean(0), mean, rtol=0, atol=0.02)
+    torch.testing.assert_close(x.var(0), variance, rtol=0.03, atol=0)
+    assert gaussian(torch.tensor([0.0, 0.5, 1 - 2**-24])).isfinite().all()
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=9), st.floats(0, 1, exclude_max=True))
+def test_a_component_of_weight_0_is_never_chosen(weights, number):
+    weights[len(weights) // 2] = 1.0
+    given_weights = torch.tensor(weights, dtype=torch.float64)
+    chosen = int(choose(shares(given_weights), torch.tensor([number], dtype=torch.float64)))
+    assert weights[chosen] > 0
 
 
 # --- Bhattacharyya distance ---------------------------------------------------------------------------------

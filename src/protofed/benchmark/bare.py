@@ -21,6 +21,7 @@ from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.federation import Federation
 from protofed.methods.contract import Tensors
+from protofed.methods.fedproto import FedProtoOptions
 from protofed.samples import FederatedData, Samples
 from protofed.seeding import generator
 from protofed.training import LocalPlan
@@ -33,6 +34,10 @@ def check_method(experiment: Experiment) -> None:
     """Raise ConfigError unless the bare loop supports the experiment's method."""
     if experiment.method not in METHODS:
         raise ConfigError(f"method.name={experiment.method}: the bare loop is for {' and '.join(METHODS)} only")
+    for name in ("regulariser", "distance", "classes"):
+        only = getattr(FedProtoOptions(), name)
+        if getattr(experiment.method_options, name, only) != only:
+            raise ConfigError(f"method.{name}: the bare loop is for {only} only")
 
 
 class Table(NamedTuple):

@@ -1,4 +1,4 @@
-"""n-way k-shot partitions, the setting of FedProto (Sec. 5.1) and GFPL."""
+"""n-way k-shot partitions, the setting of FedProto (Sec. 6.1) and GFPL (Sec. 5.1)."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from protofed.methods.contract import Batch, Task, Tensors
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.optimizers import eager
 from protofed.options import option
+from protofed.prototypes.mixtures import gaussian
 from protofed.seeding import generator
 from protofed.wire.schema import Field, Payload
 
@@ -265,10 +266,7 @@ class FeatureGenerator:
 
     def shaped(self, numbers: Tensor) -> Tensor:
         """Return noise of the chosen kind from uniform numbers in [0, 1)."""
-        if self.options.noise == "uniform":
-            return numbers
-        result: Tensor = torch.special.ndtri(numbers.clamp(2**-25, 1 - 2**-25))
-        return result
+        return numbers if self.options.noise == "uniform" else gaussian(numbers)
 
     def features(self, received: Tensors, noise: Tensor, labels: Tensor) -> Tensor:
         """Return ``G(ε, y)``.

@@ -31,7 +31,7 @@ from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tens
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto import no_prototypes
 from protofed.options import option
-from protofed.prototypes.inference import squared_pull
+from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean, class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
@@ -161,8 +161,8 @@ class FedPA(FedAvg[FedPAOptions]):
         if alpha:
             terms["generated"] = alpha * self.generator.pseudo_error(model, batch, received)
         if beta:
-            pull = squared_pull(output.features, batch.y, Prototypes.of(received))
-            terms["prototype"] = beta * batch.mean(pull)
+            apart = pull(output.features, batch.y, Prototypes.of(received))
+            terms["prototype"] = beta * batch.mean(apart)
         return terms, output
 
     @property
@@ -248,6 +248,6 @@ class FedPA(FedAvg[FedPAOptions]):
         different = labels.unsqueeze(0) != labels.unsqueeze(1)
         loss = self.alpha(round) * heads.weighted_errors(features, labels)
         if round > 1 and o.adversarial:
-            distance = squared_pull(features, labels, prototypes)
+            distance = pull(features, labels, prototypes)
             loss = loss - o.adversarial * distance.clamp(max=o.push_limit).mean()
         return loss + o.eta * diversity(noise, features, different)

@@ -17,7 +17,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Terms, Upload
 from protofed.options import Options, option
 from protofed.prototypes.geometry import summary
-from protofed.prototypes.inference import most_likely, nearest, squared_pull
+from protofed.prototypes.inference import Distance, most_likely, nearest, pull, pull_of_means
 from protofed.prototypes.means import RunningMean, class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, prototype_schema
@@ -35,6 +35,15 @@ class FedProtoOptions(Options):
     prototypes: Literal["after", "during"] = option(
         "after", "local prototypes from a pass after training (Eq. 3), or during the last local epoch"
     )
+    regulariser: Literal["samples", "prototypes"] = option(
+        "samples", "ρ(f(x), C_y), the mean over a batch (all code), or Σ_j ρ(c_j, C_j) over its prototypes (Eq. 8)"
+    )
+    distance: Distance = option(
+        "squared", "ρ: squared Euclidean over d (all code), Euclidean, or L1 (Eq. 8 names L1 and L2)"
+    )
+    classes: Literal["all", "own"] = option(
+        "all", "a client receives the global prototypes of all classes, or of its own (Sec. 5.1)"
+    )
     aggregation: Literal["mean", "weighted", "paper"] = option(
         "mean",
         "over the clients that hold a class: plain mean (the authors' code), mean weighted by n_ij, "
@@ -50,7 +59,8 @@ class FedProto(Method[P]):
     """Algorithm 1: LocalUpdate and prototype aggregation.
 
     Server state: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``: a class that nobody reports keeps its last
-    prototype, a class never reported has none. Client state: ``prototypes`` and ``present`` of its own.
+    prototype, a class never reported has none; with ``classes = own`` also ``classes.NAME`` ``(K,)``, those that a
+    client reported last. Client state: ``prototypes`` and ``present`` of its own.
 
     A relative with another server step overrides :meth:`update`.
     """
@@ -67,6 +77,8 @@ class FedProto(Method[P]):
     def __init__(self, options: P, task: Task) -> None:
         super().__init__(options, task)
         self.schema = prototype_schema(task.num_classes, "d", {"d": task.feature_dim})
+        if options.classes == "own":  # so the server has to know who holds which
+            self.personal_broadcast, self.sums_only = True, False
 
     @classmethod
     def needs_counts(cls, options: P) -> bool:
@@ -100,15 +112,18 @@ class FedProto(Method[P]):
         return self.options.gamma
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Return the table of upscaled global prototypes ``γ·C``."""
+        """Return the table of upscaled global prototypes ``γ·C``, of all classes or of the client's own."""
         if message is None:
             return no_prototypes(self.task).tensors()
         table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
+        if self.options.classes == "own":
+            table = table.only((local.counts > 0).to(table.present.device))
         return table.scaled(self.gamma).tensors()
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """``CE + λ·MSE(f(x), γ·C_y)`` (Eq. 7, ProtoNorm Eq. 15)."""
-        return pulled(model, batch, received, self.options.lambda_)
+        """``CE + λ·MSE(f(x), γ·C_y)`` (Eq. 7, ProtoNorm Eq. 15), or another form of the second term (Eq. 8)."""
+        o = self.options
+        return pulled(model, batch, received, o.lambda_, o.distance, by_class=o.regulariser == "prototypes")
 
     @property
     def statistics_from(self) -> Literal["after", "during"]:
@@ -146,17 +161,30 @@ class FedProto(Method[P]):
         return no_prototypes(self.task).tensors()
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
-        """Send the global prototypes that exist; nothing in the first round."""
-        rows, classes = Prototypes.of(server).to_send()
+        """Send the global prototypes that exist; nothing in the first round.
+
+        A client that has not reported its classes yet is sent all, of which it keeps its own.
+        """
+        table = Prototypes.of(server)
+        if self.personal_broadcast and f"classes.{client}" in server:
+            table = table.only(server[f"classes.{client}"])
+        rows, classes = table.to_send()
         return {"classes": classes, "prototypes": rows} if len(classes) else None
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Update the global prototypes; add the geometry of the result to the diagnostics."""
-        norms = _Norms()
-        state, diagnostics = self.update(server, norms.watch(uploads), round)
-        geometry = summary(*Prototypes.of(state))
-        local = {"local_norm_mean": norms.mean()} if norms.rows else {}
-        return Aggregate(state, {**diagnostics, **geometry, **local})
+        seen = Seen(uploads, self.task.num_classes if self.personal_broadcast else 0)
+        return self.conclude(self.update(server, seen, round), seen)
+
+    def conclude(self, new: Aggregate, seen: Seen) -> Aggregate:
+        """Return an update with what was seen of the clients, and with the geometry of its prototypes.
+
+        Args:
+            new: The server after :meth:`update`.
+            seen: The clients' uploads, which the update has consumed.
+        """
+        state = {**new.state, **seen.classes}
+        return Aggregate(state, {**new.diagnostics, **summary(*Prototypes.of(state)), **seen.lengths()})
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``.
@@ -195,7 +223,15 @@ def no_prototypes(task: Task) -> Prototypes:
     return Prototypes.none(task.num_classes, task.feature_dim, task.dtype)
 
 
-def pulled(model: SplitModel, batch: Batch, received: Tensors, weight: float) -> Terms:
+def pulled(
+    model: SplitModel,
+    batch: Batch,
+    received: Tensors,
+    weight: float,
+    distance: Distance = "squared",
+    *,
+    by_class: bool = False,
+) -> Terms:
     """Return cross-entropy and the pull of features towards prototypes (Eq. 7).
 
     Args:
@@ -203,16 +239,19 @@ def pulled(model: SplitModel, batch: Batch, received: Tensors, weight: float) ->
         batch: The samples.
         received: The table of prototypes, as :meth:`Prototypes.tensors` names its parts.
         weight: ``λ``.
+        distance: ``ρ``.
+        by_class: Whether the batch's prototypes are pulled (Eq. 8) instead of its samples.
 
     Returns:
-        The terms ``CE`` and ``λ·MSE(f(x), C_y)``, and the model's output.
+        The terms ``CE`` and ``λ·mean ρ(f(x), C_y)`` or ``λ·Σ_j ρ(c_j, C_j)``, and the model's output.
     """
     output = model(batch.x)
-    pull = squared_pull(output.features, batch.y, Prototypes.of(received))
-    return {
-        "cross_entropy": batch.cross_entropy(output.logits),
-        "prototype": weight * batch.mean(pull),
-    }, output
+    prototypes = Prototypes.of(received)
+    if by_class:
+        apart = pull_of_means(output.features, batch.y, prototypes, distance, batch.weight)
+    else:
+        apart = batch.mean(pull(output.features, batch.y, prototypes, distance))
+    return {"cross_entropy": batch.cross_entropy(output.logits), "prototype": weight * apart}, output
 
 
 def nearest_rules(model: SplitModel, batch: Batch, shared: Prototypes, own: Prototypes) -> Tensors:
@@ -241,19 +280,34 @@ def nearest_rules(model: SplitModel, batch: Batch, shared: Prototypes, own: Prot
     }
 
 
-class _Norms:
-    """Mean length of the prototypes in a stream of uploads."""
+class Seen(Iterable[Upload]):
+    """A stream of uploads, and what it has shown of the clients so far.
 
-    def __init__(self) -> None:
+    Args:
+        uploads: The uploads.
+        num_classes: ``K`` to note every client's classes, 0 to note none.
+
+    Attributes:
+        classes: As ``classes.NAME``, ``(K,)`` bool, the classes that a client reported.
+    """
+
+    def __init__(self, uploads: Iterable[Upload], num_classes: int) -> None:
+        self.uploads = uploads
+        self.num_classes = num_classes
+        self.classes: Tensors = {}
         self.total = 0.0
         self.rows = 0
 
-    def watch(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
-        for upload in uploads:
-            prototypes = upload.payload["prototypes"]
+    def __iter__(self) -> Iterator[Upload]:
+        for upload in self.uploads:
+            classes, prototypes = upload.payload["classes"], upload.payload["prototypes"]
+            if self.num_classes:
+                held = torch.zeros(self.num_classes, dtype=torch.bool).index_fill(0, classes, True)
+                self.classes[f"classes.{upload.client}"] = held
             self.total += float(prototypes.norm(dim=-1).sum())
             self.rows += len(prototypes)
             yield upload
 
-    def mean(self) -> float:
-        return self.total / self.rows
+    def lengths(self) -> dict[str, float]:
+        """Return the mean length of the prototypes, as a figure for the diagnostics; none if there were none."""
+        return {"local_norm_mean": self.total / self.rows} if self.rows else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,17 @@ from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Te
 from protofed.options import Options, option
 from protofed.prototypes.etf import simplex_etf
 from protofed.prototypes.inference import most_likely
-from protofed.prototypes.mixtures import Mixture, fit_mixtures, fuse, sample
+from protofed.prototypes.mixtures import (
+    Mixture,
+    choose,
+    fit_mixtures,
+    fuse,
+    gaussian,
+    place,
+    sample,
+    shares,
+    stack,
+)
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
@@ -36,10 +46,16 @@ MOST_COMPONENTS = 2**20
 
 @dataclass(frozen=True)
 class GFPLOptions(Options):
-    """Hyperparameters; the defaults are those of the paper's Table 3."""
+    """Hyperparameters; the defaults are those of the paper's Sec. 5.1, Table 3 and appendix C.1."""
 
     lambda_: float = option(2.0, "weight λ of the dot regression (Eq. 13)", least=0)
+    cross_entropy: float = option(
+        1.0, "weight of cross-entropy (Eq. 13-14); 0 trains by the dot regression alone, and no head", least=0
+    )
     dcs: bool = option(True, "dual-classifier structure: a fixed ETF beside the learned head (Sec. 4.1)")
+    projection_dim: int = option(
+        0, "dimension of the ETF, into which features are projected (Table 3), at least K; 0 = d", least=0
+    )
     pfg: bool = option(True, "pseudo-feature generation: mixtures are exchanged and heads retrained (Sec. 4.2)")
     components: int = option(4, "components n of a class's mixture", least=1)
     samples: int = option(16, "pseudo-features r per class", least=1)
@@ -48,8 +64,21 @@ class GFPLOptions(Options):
     threshold: float = option(
         1.0, "S_C: components closer than this Bhattacharyya distance are fused (Algorithm 1)", above=0
     )
+    distance: Literal["sum", "mean"] = option(
+        "sum",
+        "Bhattacharyya distance as a sum over the d dimensions (Eq. 8), or their mean, which no d can outgrow",
+    )
     weight_by_counts: bool = option(False, "multiply mixture weights by n_ij before fusion")
-    retrain_epochs: int = option(1, "passes over the pseudo-features", least=1)
+    retrain: Literal["batch", "epoch"] = option(
+        "batch",
+        "one step on new pseudo-features after every local step (Algorithm 2, lines 16-20), or after all local "
+        "epochs passes over pseudo-features drawn once (Sec. 4.2, in batches)",
+    )
+    retrain_parts: Literal["projection", "heads"] = option(
+        "projection",
+        "what is retrained: the projection (line 19), or projection and head (text); without dcs always the head",
+    )
+    retrain_epochs: int = option(1, "passes over the pseudo-features (retrain=epoch)", least=1)
     momentum: float = option(0.5, "momentum of the SGD that retrains")
 
 
@@ -58,9 +87,8 @@ class GFPL(Method[GFPLOptions]):
     """Algorithm 2.
 
     A retraining in round t (``t ≥ t₁``, ``t mod S_T = 0``) is one exchange: mixtures go up at the end of round
-    ``t − 1`` and come down, fused, at the start of round t, whose local epochs are followed by the retraining. No
-    other round communicates. Server state: for every component of every class its ``classes``, ``weights``,
-    ``means`` and ``stds``.
+    ``t − 1`` and come down, fused, at the start of round t. No other round communicates. Server state: for every
+    component of every class its ``classes``, ``weights``, ``means`` and ``stds``.
     """
 
     name = "gfpl"
@@ -79,12 +107,43 @@ class GFPL(Method[GFPLOptions]):
         return options.pfg and options.weight_by_counts
 
     def check(self) -> None:
-        """Refuse an ETF with fewer dimensions than classes."""
-        if self.options.dcs and self.task.num_classes > self.task.feature_dim:
-            raise ConfigError(
-                f"gfpl: its ETF needs d >= K, but d = {self.task.feature_dim} and K = {self.task.num_classes}: "
-                "raise model.d or set method.dcs=false"
+        """Refuse an ETF with fewer dimensions than classes, and options that would have no effect."""
+        o, K, p = self.options, self.task.num_classes, self.projection_dim
+        if o.dcs and p < K:
+            width, raised = (
+                ("projection_dim", "it") if o.projection_dim else ("d", "model.d or method.projection_dim")
             )
+            raise ConfigError(
+                f"gfpl: its ETF needs {width} >= K, but {width} = {p} and K = {K}: raise {raised} or set "
+                "method.dcs=false"
+            )
+        if o.projection_dim and not o.dcs:
+            raise ConfigError("gfpl: method.projection_dim needs the projection of method.dcs=true")
+        if not (o.cross_entropy or o.dcs):
+            raise ConfigError(
+                "gfpl: without method.dcs only cross-entropy trains: raise method.cross_entropy above 0"
+            )
+        if o.retrain == "batch" and o.retrain_epochs != 1:
+            raise ConfigError("gfpl: method.retrain_epochs counts the passes of method.retrain=epoch")
+
+    def notes(self) -> tuple[str, ...]:
+        """What is retrained without a projection, and what becomes of a head without cross-entropy."""
+        notes = []
+        if self.options.pfg and not self.options.dcs:
+            notes.append("Without the dual classifier there is no projection, so the head is retrained.")
+        if not self.options.cross_entropy:
+            notes.append("Without cross-entropy the head is never trained, and there is no rule head.")
+        return tuple(notes)
+
+    @property
+    def projection_dim(self) -> int:
+        """The dimension of the ETF."""
+        return self.options.projection_dim or self.task.feature_dim
+
+    @property
+    def each_batch(self) -> bool:
+        """Whether pseudo-features are drawn for every batch, and so within the loss."""
+        return self.options.pfg and self.options.retrain == "batch"
 
     # When, and what crosses the network.
 
@@ -126,27 +185,64 @@ class GFPL(Method[GFPLOptions]):
 
     @cached_property
     def etf(self) -> Tensor:
-        """``(K, d)``: the fixed classifier, one class per row (Eq. 9-10)."""
-        d, K = self.task.feature_dim, self.task.num_classes
-        return simplex_etf(K, d, self.task.seed, dtype=self.task.dtype).T.contiguous()
+        """The fixed classifier, one class per row (Eq. 9-10), as wide as the projection."""
+        K, p = self.task.num_classes, self.projection_dim
+        return simplex_etf(K, p, self.task.seed, dtype=self.task.dtype).T.contiguous()
 
     def extend(self, model: SplitModel) -> None:
-        """Add the learned projection l (DCS)."""
+        """Add the learned projection l (DCS), and a source of pseudo-features."""
         if self.options.dcs:
-            model.extras["projection"] = nn.Linear(model.feature_dim, model.feature_dim)
+            model.extras["projection"] = nn.Linear(model.feature_dim, self.projection_dim)
+        if self.each_batch:
+            model.add_noise("noise")
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Unpack the fused mixtures, and add the ETF."""
-        received = dict(message) if message is not None else {}
+        received = self.table(message) if self.each_batch else dict(message or {})
         return {**received, "etf": self.etf} if self.options.dcs else received
 
+    def table(self, message: Payload | None) -> Tensors:
+        """Return the mixtures of all K classes side by side, for a loss to draw from.
+
+        Args:
+            message: The broadcast; None while there are no mixtures.
+
+        Returns:
+            ``known`` ``(K,)`` bool, the classes that have a mixture; of its c components at most the cumulative
+            ``shares`` ``(K, c)``, ``means`` ``(K, c, d)`` and ``stds`` ``(K, c, d)``.
+        """
+        mixtures, K = by_class(message or {}), self.task.num_classes
+        zeros = torch.zeros(1, self.task.feature_dim, dtype=self.task.dtype)
+        if message is not None:
+            zeros = zeros.to(message["means"])
+        nothing = Mixture(zeros.new_ones(1), zeros, zeros)
+        # Rounding may decide which of two components of equal weight the server sends first, but not the draws.
+        orders = {label: mixture.means.sum(-1).argsort() for label, mixture in mixtures.items()}
+        ordered = {label: Mixture(*(part[orders[label]] for part in m)) for label, m in mixtures.items()}
+        all_classes = stack([ordered.get(label, nothing) for label in range(K)])
+        return {
+            "known": torch.tensor([label in mixtures for label in range(K)]),
+            "shares": shares(all_classes.weights).to(zeros),
+            "means": all_classes.means,
+            "stds": all_classes.stds,
+        }
+
     def phases(self, round: int) -> tuple[Phase, ...]:
-        """Local training; in a retraining round also projection and head on pseudo-features."""
-        local = Phase((Update(self.loss),))
+        """Local training; in a retraining round also steps on pseudo-features, after each batch or at the end."""
+        local = Update(self.loss)
         if not self.retrains(round):
-            return (local,)
-        retrain = Update(self.retrain_loss, _not_extractor, {"momentum": self.options.momentum})
-        return (local, Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
+            return (Phase((local,)),)
+        momentum = {"momentum": self.options.momentum}
+        if self.each_batch:
+            return (Phase((local, Update(self.drawn_loss, self.retrained, momentum))),)
+        retrain = Update(self.retrain_loss, self.retrained, momentum)
+        return (Phase((local,)), Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
+
+    def retrained(self, name: str) -> bool:
+        """Select the parameters that pseudo-features train: never the extractor."""
+        if self.options.dcs and self.options.retrain_parts == "projection":
+            return name.startswith("extras.projection.")
+        return not name.startswith("extractor.")
 
     def project(self, model: SplitModel, features: Tensor) -> Tensor:
         """Return ``h = l(f)/‖l(f)‖`` (Eq. 11).
@@ -158,16 +254,18 @@ class GFPL(Method[GFPLOptions]):
         return F.normalize(model.extras["projection"](features), dim=-1)
 
     def dual_loss(self, model: SplitModel, features: Tensor, logits: Tensor, batch: Batch, etf: Any) -> Tensors:
-        """Return the terms of ``λ·½(h·z_y − 1)² + CE(g(f), y)`` (Eq. 12-13).
+        """Return the terms of ``λ·½(h·z_y − 1)² + w·CE(g(f), y)`` (Eq. 12-13, where w is 1).
 
         Args:
             model: The client's model.
             features: ``(B, d)``, ``f``.
             logits: ``(B, K)``, ``g(f)``.
             batch: The samples.
-            etf: ``(K, d)`` directions ``z``; None without ``dcs``.
+            etf: ``(K, p)`` directions ``z``; None without ``dcs``.
         """
-        terms = {"cross_entropy": batch.cross_entropy(logits)}
+        terms = {}
+        if self.options.cross_entropy:
+            terms["cross_entropy"] = self.options.cross_entropy * batch.cross_entropy(logits)
         if self.options.dcs:
             cosine = (self.project(model, features) * etf[batch.y]).sum(-1)
             terms["dot_regression"] = self.options.lambda_ * batch.mean((cosine - 1).square() / 2)
@@ -189,6 +287,23 @@ class GFPL(Method[GFPLOptions]):
         """
         terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received.get("etf"))
         return {f"retrain_{name}": term for name, term in terms.items()}, None
+
+    def drawn_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """Algorithm 2, lines 17-18: Eq. 14 on r pseudo-features per class that are drawn for this step.
+
+        Args:
+            model: The client's model, with its source of noise.
+            batch: The samples of the local step before, which play no part.
+            received: The mixtures of all classes; one without is left out.
+            state: The method's state of the client.
+        """
+        K, r, d = self.task.num_classes, self.options.samples, self.task.feature_dim
+        noise, means = model.extras["noise"], received["means"]
+        chosen = choose(received["shares"], noise((K, r), means))
+        features = place(means, received["stds"], chosen, gaussian(noise((K, r, d), means)))
+        labels = torch.arange(K, device=features.device).repeat_interleave(r)
+        known = received["known"][labels].to(features.dtype)
+        return self.retrain_loss(model, Batch(features.flatten(0, 1), labels, known), received, state)
 
     def pseudo_features(self, local: Local) -> tuple[Tensor, Tensor]:
         """Draw r features per class from the global mixtures (Eq. 4), all classes alike."""
@@ -222,13 +337,15 @@ class GFPL(Method[GFPLOptions]):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The learned head, and the ETF."""
-        return ("head", "etf") if self.options.dcs else ("head",)
+        """The learned head if cross-entropy trains it, and the ETF."""
+        return (*(["head"] if self.options.cross_entropy else []), *(["etf"] if self.options.dcs else []))
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """``argmax`` of the head, and of ``h·z_j``."""
         output = model(batch.x)
-        predicted = {"head": most_likely(output.logits)}
+        predicted = {}
+        if "head" in self.rules:
+            predicted["head"] = most_likely(output.logits)
         if self.options.dcs:
             predicted["etf"] = most_likely(self.project(model, output.features) @ received["etf"].T)
         return predicted
@@ -257,11 +374,13 @@ class GFPL(Method[GFPLOptions]):
         reported = {name: torch.cat([p[name] for p in payloads]) for name in payloads[0]}
         if self.options.weight_by_counts:
             reported["weights"] = reported["weights"] * reported["counts"]
-        fused = {label: Mixture(*parts) for label, parts in by_class(server).items()}
+        # A mean over d dimensions is below S_C where their sum is below S_C·d.
+        threshold = self.options.threshold * (self.task.feature_dim if self.options.distance == "mean" else 1)
+        fused = by_class(server)
         for label, mixture in by_class(reported).items():
-            if not (mixture.weights > 0).any():
-                continue  # weights that are all 0 describe no mixture
-            fused[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), self.options.threshold)
+            fused[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), threshold)
+        if not fused:
+            return Aggregate(server, {})
         rows = [(label, *fused[label]) for label in sorted(fused)]
         state = {
             "classes": torch.cat([torch.full((len(w),), label) for label, w, _, _ in rows]),
@@ -274,14 +393,12 @@ class GFPL(Method[GFPLOptions]):
 
 
 def by_class(components: Tensors) -> dict[int, Mixture]:
-    """Return the mixture of each class in a flat list of components."""
+    """Return the mixture of each class in a flat list of components; weights that are all 0 describe none."""
+    if not components:
+        return {}
     classes = components["classes"]
-    return {
+    mixtures = {
         int(label): Mixture(*(components[name][classes == label] for name in ("weights", "means", "stds")))
         for label in classes.unique()
     }
-
-
-def _not_extractor(name: str) -> bool:
-    """Select projection and head."""
-    return not name.startswith("extractor.")
+    return {label: mixture for label, mixture in mixtures.items() if bool((mixture.weights > 0).any())}

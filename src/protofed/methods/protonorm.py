@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Tensors, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
@@ -40,12 +42,17 @@ class ProtoNormOptions(FedProtoOptions):
 
 @register
 class ProtoNorm(FedProto[ProtoNormOptions]):
-    """FedProto's client with the target ``γ·u_y``; the server aligns."""
+    """FedProto's client with the target ``γ·u_y``; the server aligns.
+
+    Attributes:
+        support: ``(K, d)`` bool, the coordinates on which each class is aligned; None for all.
+    """
 
     name = "protonorm"
     summary = "class means spread over the unit sphere (alignment) and scaled up"
     reference = "Lee, Shin and Choi, 2025, arXiv 2507.04310"
     Options = ProtoNormOptions
+    support: Tensor | None = None
 
     @property
     def gamma(self) -> float:
@@ -68,6 +75,7 @@ class ProtoNorm(FedProto[ProtoNormOptions]):
                 max_iterations=self.options.max_iterations,
                 patience=self.options.patience,
                 track_distances=round == 1,  # Fig. 4 shows the first round
+                support=None if self.support is None else self.support[present],
             )
             table[present] = aligned.directions
             diagnostics = {

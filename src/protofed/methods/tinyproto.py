@@ -11,10 +11,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from protofed.errors import ConfigError
 from protofed.methods import get, register
 from protofed.methods._wrapped import WrappedMethod
 from protofed.methods.contract import Aggregate, Local, Method, Task, Tensors, Upload
+from protofed.methods.fedproto import FedProto, Seen
+from protofed.methods.protonorm import ProtoNorm
 from protofed.options import Options, build_options, option
 from protofed.prototypes.masks import class_masks, compress, rebuild
 from protofed.prototypes.means import RunningMean
@@ -30,12 +34,20 @@ class TinyProtoOptions(Options):
         None, "weight λ of the base's prototype term (none = the base's default)", least=0
     )
     gamma: float | None = option(None, "upscaling γ of the base (none = the base's default)", least=0)
-    base_options: dict[str, Any] = option({}, "further options of the base, by name")
+    base_options: dict[str, Any] = option(
+        {}, "further options of the base, by name, as in method.base_options.prototypes=during"
+    )
     cps: bool = option(True, "class-wise prototype sparsification (Definitions 1 and 2)")
     s: int | None = option(None, "dimensions kept per class (none = a tenth of d)", least=1)
     scaling: bool = option(True, "clients send n_ij·c_ij and never n_ij; the server multiplies by μ")
-    reduction: Literal["sum", "mean"] = option(
-        "sum", "over the clients of a class: sum (the authors' code), or mean (Eq. 10-11 to the letter)"
+    reduction: Literal["sum", "mean", "compensated"] | None = option(
+        None,
+        "over the clients of a class: sum (the authors' code), mean (Eq. 10-11 to the letter), or the sum times "
+        "the number of clients known to hold the class over that of those present, so that it does not shrink with "
+        "participation (none = sum; fedtgp trains on every single prototype)",
+    )
+    masking: Literal["after", "before"] = option(
+        "after", "protonorm's alignment is masked when it is done, or aligns the coordinates that are sent (before)"
     )
     mu: float = option(
         0.0, "scale μ; 1.5e-4 for CIFAR-10, 1.5e-3 for CIFAR-100 in the paper (0 = from rho)", least=0
@@ -45,7 +57,13 @@ class TinyProtoOptions(Options):
 
 @register
 class TinyProto(WrappedMethod[TinyProtoOptions]):
-    """Packs what its base method sends, and unpacks it on the other side."""
+    """Packs what its base method sends, and unpacks it on the other side.
+
+    Server state: the base's; with ``reduction = compensated`` also ``classes.NAME`` ``(K,)``, those that a client
+    reported last.
+    """
+
+    base: FedProto[Any]
 
     name = "tinyproto"
     summary = "sparse class means on FedProto, FedTGP or ProtoNorm: a tenth of the traffic"
@@ -66,12 +84,16 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
         assert of_base is not None
         more = {name: field for name, field in of_base.fields.items() if name not in self.schema.fields}
         self.sent = prototype_schema(task.num_classes, symbol, {symbol: width}, sums=options.scaling, **more)
+        if options.masking == "before" and isinstance(self.base, ProtoNorm):
+            self.base.support = self.masks
 
     @classmethod
     def base_of(cls, options: TinyProtoOptions) -> tuple[type[Method], Any]:
         """Return the class that ``base`` names, and its options."""
         kind = get(options.base)
         given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
+        if twice := sorted(given.keys() & options.base_options):
+            raise ConfigError(f"method.{twice[0]} and method.base_options.{twice[0]} are one option: give it once")
         return kind, build_options(kind.Options, {**given, **options.base_options}, "method.base_options")
 
     @classmethod
@@ -85,9 +107,20 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
         return options.scaling
 
     def check(self) -> None:
-        """Refuse to keep more dimensions than there are, and to send counts that scaling is there to hide."""
-        if self.options.cps and self.s > self.task.feature_dim:
+        """Refuse too many dimensions, counts that scaling is there to hide, and options without effect."""
+        o = self.options
+        if o.cps and self.s > self.task.feature_dim:
             raise ConfigError(f"method.s must be at most d = {self.task.feature_dim}, not {self.s}")
+        if o.reduction and not o.scaling:
+            raise ConfigError("method.reduction reduces scaled prototypes: set method.scaling=true or leave it out")
+        if o.reduction and o.base == "fedtgp":
+            raise ConfigError(
+                "fedtgp trains on every single prototype, so nothing is reduced: leave out method.reduction"
+            )
+        if o.masking == "before" and not (o.base == "protonorm" and o.cps):
+            raise ConfigError(
+                "method.masking=before masks what protonorm aligns: it needs base=protonorm and cps=true"
+            )
         kind, base_options = self.base_of(self.options)
         if self.options.scaling and kind.needs_counts(base_options):
             raise ConfigError(
@@ -99,6 +132,17 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
     def mu(self) -> float:
         """Scale ``μ``, as given or from ``ρ``."""
         return self.options.mu or self.options.rho / max(self.task.class_size, 1.0)
+
+    @property
+    def reduction(self) -> Literal["sum", "mean", "compensated"]:
+        """How the base sees the clients of a class: as one, or (``mean``) each by itself."""
+        alone = not self.options.scaling or self.options.base == "fedtgp"
+        return self.options.reduction or ("mean" if alone else "sum")
+
+    @property
+    def sums_only(self) -> bool:  # type: ignore[override]
+        """As the base, unless the server has to know who holds a class."""
+        return self.base.sums_only and self.reduction != "compensated"
 
     # Packing.
 
@@ -133,7 +177,7 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
         return self.base.receive(local, None if message is None else self.unpack(message))
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Send ``n_ij·ĉ_ij`` (Eq. 9); the client's own prototypes stay dense."""
+        """Send ``n_ij·ĉ_ij`` (Eq. 10); the client's own prototypes stay dense."""
         payload = self.base.upload(local, statistics)
         if self.options.scaling:
             counts = statistics["counts"][payload["classes"]].unsqueeze(-1)
@@ -149,9 +193,9 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Rebuild the uploads, scale them by μ, and let the base make global prototypes of them."""
-        dense = self._rebuilt(uploads)
-        summed = self.base.sums_only and self.options.scaling and self.options.reduction == "sum"
-        return self.base.aggregate(server, self._summed(dense) if summed else dense, round)
+        noted = self.reduction == "compensated" or self.base.personal_broadcast
+        seen = Seen(self._rebuilt(uploads), self.task.num_classes if noted else 0)
+        return self.base.conclude(self.base.update(server, self._reduced(server, seen), round), seen)
 
     def _rebuilt(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
         scale = self.mu if self.options.scaling else 1.0
@@ -159,11 +203,19 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
             payload = self.unpack(upload.payload)
             yield Upload(upload.client, {**payload, "prototypes": scale * payload["prototypes"]})
 
-    def _summed(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
+    def _reduced(self, server: Tensors, seen: Seen) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""
+        if self.reduction == "mean":
+            yield from seen
+            return
         total = RunningMean(self.task.num_classes, self.task.feature_dim)
-        for upload in uploads:
+        for upload in seen:
             total.add(upload.payload["classes"], upload.payload["prototypes"])
         rows, classes = total.sum().to_send()
-        if len(classes):
-            yield Upload("all clients", {"classes": classes, "prototypes": rows.to(self.task.dtype)})
+        if not len(classes):
+            return
+        if self.reduction == "compensated":
+            known = {name: held for name, held in server.items() if name.startswith("classes.")} | seen.classes
+            holders = torch.stack(list(known.values())).sum(0)
+            rows = rows * (holders / total.reporters)[classes].unsqueeze(-1)
+        yield Upload("all clients", {"classes": classes, "prototypes": rows.to(self.task.dtype)})

@@ -55,6 +55,7 @@ def align(
     patience: int = 10,
     decimals: int = 4,
     track_distances: bool = False,
+    support: Tensor | None = None,
 ) -> Alignment:
     """Align global prototypes (ProtoNorm, Algorithm 1).
 
@@ -87,12 +88,14 @@ def align(
         patience: Equal mean forces in a row that stop the iteration.
         decimals: Digits to which mean forces are compared.
         track_distances: Whether to record the distances of Fig. 4 as well (a little slower).
+        support: ``(K, d)`` bool, the coordinates in which each direction moves; in others it is 0. None for all.
 
     Returns:
         The aligned directions, and a record of the iterations.
 
     Raises:
-        ConfigError: ``prototypes`` is not a non-empty matrix of finite values, or an option is out of range.
+        ConfigError: ``prototypes`` is not a non-empty matrix of finite values, ``support`` has another shape or
+            leaves a direction no coordinate, or an option is out of range.
 
     Example:
         >>> square = align(torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3], [0.9, -0.2]])).directions
@@ -111,7 +114,10 @@ def align(
             "align: expected decay_every >= 1, patience >= 1, max_iterations >= 0; "
             f"got {decay_every}, {patience}, {max_iterations}"
         )
-    u = distinct_directions(exact(prototypes))
+    if support is not None and (support.shape != prototypes.shape or not bool(support.any(1).all())):
+        raise ConfigError("align: support must have the shape of the prototypes, and a coordinate in every row")
+    within = None if support is None else support.to(exact(prototypes))
+    u = distinct_directions(exact(prototypes), within=within)
     v = torch.zeros_like(u)
     F = torch.empty_like(u)
     W = u.new_empty(len(u), len(u))
@@ -125,6 +131,8 @@ def align(
         W.reciprocal_().fill_diagonal_(0.0)  # w_jk = 1/‖u_j − u_k‖²
         # F_j = Σ_k w_jk (u_j − u_k) = u_j·Σ_k w_jk − (W u)_j
         torch.mul(u, W.sum(1, keepdim=True), out=F).addmm_(W, u, alpha=-1.0)
+        if within is not None:
+            F.mul_(within)
         v.mul_(momentum).add_(F, alpha=lr)
         # Every force points away from the sphere's centre, hence so does v, and ‖u_j + v_j‖ ≥ 1.
         u.add_(v).div_(u.norm(dim=1, keepdim=True))
@@ -159,23 +167,26 @@ def energy(directions: Tensor) -> float:
     return -0.25 * float(squared.log_().sum())
 
 
-def distinct_directions(prototypes: Tensor, seed: int = 0) -> Tensor:
+def distinct_directions(prototypes: Tensor, seed: int = 0, within: Tensor | None = None) -> Tensor:
     """Return the rows' directions, made distinct so that forces can part them.
 
     Args:
         prototypes: ``(K, d)``.
         seed: Decides the new places of zero rows and of rows that repeat an earlier direction.
+        within: ``(K, d)``, 0 for the coordinates in which a direction has to be 0, and 1 for others; None for all.
 
     Returns:
         ``(K, d)`` unit vectors, a new tensor; rows that are neither zero nor repeated are just normalised.
     """
-    u = unit_vectors(working(prototypes))
+    prototypes = working(prototypes)
+    u = unit_vectors(prototypes if within is None else prototypes * within)
     zero = ~u.any(1)
     cosines = u @ u.T
     repeated = (cosines.tril(-1) > 1 - COINCIDENT**2 / 2).any(1)
     if bool((zero | repeated).any()):
         g = seeding.generator(seed, "distinct directions")
-        random = unit_vectors(torch.randn(u.shape, generator=g, dtype=torch.float64)).to(u)
+        random = torch.randn(u.shape, generator=g, dtype=torch.float64).to(u)
+        random = unit_vectors(random if within is None else random * within)
         u = torch.where(zero.unsqueeze(1), random, u)
         u = torch.where(repeated.unsqueeze(1), unit_vectors(u + NUDGE * random), u)
     return u

@@ -2,27 +2,80 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 
+Distance = Literal["squared", "euclidean", "l1"]
 
-def squared_pull(features: Tensor, labels: Tensor, prototypes: Prototypes) -> Tensor:
-    """Return ``‖f(x) − C_y‖² / d`` per sample, 0 for samples whose class has no prototype.
+
+def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
+    """Return the distance ρ between rows (FedProto, Eq. 8).
+
+    Args:
+        left: ``(..., d)``.
+        right: ``(..., d)``.
+        kind: ``squared`` is ``‖a − b‖²/d``, the MSE of all public code; ``euclidean`` is ``‖a − b‖₂`` and ``l1``
+            ``‖a − b‖₁``. For these two, entries that differ by rounding alone count as equal, with gradient 0:
+            otherwise a rounding error would decide the direction of a gradient of full length.
+
+    Returns:
+        ``(...)``.
+
+    Example:
+        >>> a, b = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)
+        >>> [float(distance(a, b, kind)) for kind in ("squared", "euclidean", "l1")]
+        [12.5, 5.0, 7.0]
+    """
+    if kind == "squared":
+        return F.mse_loss(left, right, reduction="none").mean(-1)
+    apart = left - right
+    rounding = torch.finfo(apart.dtype).eps ** 0.5 * right.abs().amax(-1, keepdim=True)
+    apart = torch.where(apart.abs() > rounding, apart, 0.0)
+    result: Tensor = torch.linalg.vector_norm(apart, ord=1 if kind == "l1" else 2, dim=-1)
+    return result
+
+
+def pull(features: Tensor, labels: Tensor, prototypes: Prototypes, kind: Distance = "squared") -> Tensor:
+    """Return ``ρ(f(x), C_y)`` per sample, 0 for samples whose class has no prototype.
 
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64.
         prototypes: Table of ``K`` classes.
+        kind: ``ρ``; see :func:`distance`.
 
     Returns:
-        ``(B,)``; its batch mean is the MSE of the public code, in which a sample without prototype still counts in
+        ``(B,)``; its batch mean is the term of the public code, in which a sample without prototype still counts in
         the denominator.
     """
-    distance = F.mse_loss(features, prototypes.rows[labels], reduction="none").mean(-1)
-    return torch.where(prototypes.present[labels], distance, 0.0)
+    apart = distance(features, prototypes.rows[labels], kind)
+    return torch.where(prototypes.present[labels], apart, 0.0)
+
+
+def pull_of_means(
+    features: Tensor, labels: Tensor, prototypes: Prototypes, kind: Distance, weight: Tensor | None = None
+) -> Tensor:
+    """Return ``R = Σ_j ρ(c_j, C_j)``, with the prototypes ``c_j`` of the batch (FedProto Eq. 8).
+
+    Args:
+        features: ``(B, d)``.
+        labels: ``(B,)`` int64.
+        prototypes: Table of ``K`` classes; those that have none, or no sample in the batch, have no term.
+        kind: ``ρ``; see :func:`distance`.
+        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
+
+    Returns:
+        A scalar.
+    """
+    own = class_means(*class_sums(features, labels, len(prototypes.rows), weight))
+    apart = distance(own.rows, prototypes.rows, kind)
+    return torch.where(own.present & prototypes.present, apart, 0.0).sum()
 
 
 def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:

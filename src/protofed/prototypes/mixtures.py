@@ -193,16 +193,58 @@ def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
                 [ 2., -1.]])
     """
     weights, means, stds = mixture
-    totals = weights.detach().cpu().double().cumsum(-1)
-    if r < 0 or not weights.shape[-1] or bool((weights < 0).any()) or not bool((totals[..., -1] > 0).all()):
+    totals = weights.detach().cpu().double().sum(-1)
+    if r < 0 or not weights.shape[-1] or bool((weights < 0).any()) or not bool((totals > 0).all()):
         raise ConfigError("sample: needs r >= 0 and, in each mixture, non-negative weights that are not all 0")
     shape = (*weights.shape[:-1], r)
-    shares = (totals / totals[..., -1:]).contiguous()
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-    # First place whose cumulative share exceeds u: never one of weight 0.
-    chosen = torch.searchsorted(shares, uniform, right=True).to(means.device)
-    index = chosen.unsqueeze(-1).expand(*shape, means.shape[-1])
-    noise = torch.randn(index.shape, generator=generator, dtype=working(means).dtype).to(means)
+    chosen = choose(shares(weights), uniform).to(means.device)
+    noise = torch.randn((*shape, means.shape[-1]), generator=generator, dtype=working(means).dtype).to(means)
+    return place(means, stds, chosen, noise)
+
+
+def shares(weights: Tensor) -> Tensor:
+    """Return the cumulative shares of components in their mixture, on the CPU and in float64; the last is 1.
+
+    Args:
+        weights: ``(..., c)``, not negative, with a positive sum.
+    """
+    totals = weights.detach().cpu().double().cumsum(-1)
+    return totals / totals[..., -1:]
+
+
+def choose(shares: Tensor, uniform: Tensor) -> Tensor:
+    """Return components drawn in proportion to their weights, as a pure function of uniform numbers.
+
+    Args:
+        shares: ``(..., c)`` from :func:`shares`.
+        uniform: ``(..., r)`` numbers in [0, 1).
+
+    Returns:
+        ``(..., r)`` int64: the first component whose cumulative share exceeds the number, never one of weight 0.
+    """
+    return (uniform.unsqueeze(-1) >= shares.unsqueeze(-2)).sum(-1)
+
+
+def gaussian(uniform: Tensor) -> Tensor:
+    """Return standard normal numbers, as a pure function of uniform ones in [0, 1) with a spacing of 2⁻²⁴."""
+    result: Tensor = torch.special.ndtri(uniform.clamp(2**-25, 1 - 2**-25))
+    return result
+
+
+def place(means: Tensor, stds: Tensor, chosen: Tensor, noise: Tensor) -> Tensor:
+    """Return ``μ + σ·ε`` of the chosen components (GFPL Eq. 4).
+
+    Args:
+        means: ``(..., c, d)``.
+        stds: ``(..., c, d)``.
+        chosen: ``(..., r)`` int64 components.
+        noise: ``(..., r, d)``, ``ε``.
+
+    Returns:
+        ``(..., r, d)``.
+    """
+    index = chosen.unsqueeze(-1).expand(noise.shape)
     return means.gather(-2, index) + stds.gather(-2, index) * noise
 
 

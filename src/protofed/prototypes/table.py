@@ -64,6 +64,14 @@ class Prototypes(NamedTuple):
         classes = self.present.nonzero().squeeze(-1)
         return self.rows[classes], classes
 
+    def only(self, classes: Tensor) -> Prototypes:
+        """Return the table without the prototypes of other classes.
+
+        Args:
+            classes: ``(K,)`` bool, the classes that keep theirs.
+        """
+        return Prototypes(self.rows.where(classes.unsqueeze(-1), 0.0), self.present & classes)
+
     def scaled(self, factor: float) -> Prototypes:
         """Return the table with every row multiplied by ``factor``."""
         return self._replace(rows=factor * self.rows)
