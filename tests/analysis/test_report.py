@@ -7,6 +7,9 @@ import pytest
 from protofed.analysis import load_runs, write_report
 from protofed.analysis.report import comparison, facts, tables
 from protofed.errors import CheckpointError
+from protofed.formats import mean_std
+
+RULES_OF_FEDPROTO = ("Classifier head", "Own prototypes", "Global prototypes", "Global, own classes")
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -107,6 +110,38 @@ def test_of_one_run(page, run_at):
     assert clients[3][-4:] == ["–"] * 4
     assert ["client_00", "prototypes", "holds NaN in 2 of 7 rows", "0", "1", "3"] in parsed.rows
     assert ["client_01", "training", "no answer within 60 s", "0", "2", "2 to 4"] in parsed.rows
+
+
+def test_accuracies_over_clients_and_on_everyones_samples(page, run_at, comparison_at):
+    parsed = page(run_at("one", on="balanced", rule="local"))
+    run = load_runs([run_at("again", on="balanced", rule="local")])[0]
+    local = run.outcome.accuracy["local"]
+    for words in (
+        "Own prototypes (main rule)",
+        "On everyone’s samples, classes alike",
+        f"{100 * local.unseen.final:.1f}% on unseen classes",
+        "every class counting alike",
+        f"{100 * local.client_mean:.1f}% ± {100 * local.client_std:.1f}",
+        "stays within 1 percentage point of its best",
+        "Over all rounds",
+    ):
+        assert words in parsed.text, words
+    path = comparison_at(["local", "fedproto"], (0, 1), on="union", rule="local")
+    parsed = page(path)
+    assert "On everyone’s samples by inference rule" in parsed.text
+    runs = load_runs([path])
+    table = comparison.beyond(runs)
+    assert table.groups[1:] == [(title, 2) for title in RULES_OF_FEDPROTO]
+    unseen = [r.outcome.accuracy["global"].unseen.final for r in runs if r.method == "fedproto"]
+    assert table.rows[1][6].text == mean_std(unseen)
+    notes = {row[0].text: row[0].note for row in comparison.methods(runs).rows}
+    assert notes == {"local": "classifier head", "fedproto": "own prototypes"}
+
+
+def test_without_other_samples_nothing_is_said_of_them(page, comparison_at):
+    path = comparison_at(["local", "fedproto"], (0,))
+    assert comparison.beyond(load_runs([path])) is None
+    assert "nseen classes" not in page(path).text
 
 
 def test_methods_without_alignment_say_nothing_of_it(page, run_at):

@@ -37,7 +37,8 @@ def folder(tmp_path_factory) -> Path:
     (compared / "local-seed0" / "summary.json").unlink()
     broken = make_run(root / "broken", rounds=2)
     (broken / "federation.json").write_text("{")
-    nasty = make_run(root / NASTY, "fedtgp", rounds=3, classes=3, class_names=[NASTY, "b", "c"])
+    names = [NASTY, "b", "c"]
+    nasty = make_run(root / NASTY, "fedtgp", rounds=3, class_names=names, validation=True, on="union", rule="local")
     description = json.loads((nasty / "federation.json").read_text())
     description["clients"][0]["name"] = NASTY
     (nasty / "federation.json").write_text(json.dumps(description))
@@ -107,6 +108,11 @@ def test_all_runs(visit, shown):
     page.get_by_label("Accuracy by").select_option("global")
     wait(page, "document.querySelectorAll('.plot .legend')[0].children.length === 5")
     assert page.title() == "Runs · protofed"
+    heads = [text.rstrip(" ↑↓") for text in page.locator(".records th button").all_inner_texts()]
+    assert heads[3:11] == [
+        *("Final", "Best validated", "Best", "Mean over clients", "Mean, best round", "Converged"),
+        *("Everyone’s samples", "Unseen classes"),
+    ]
 
 
 def test_the_table_is_sorted_by_mouse_and_by_keyboard(visit, shown):
@@ -217,6 +223,9 @@ def test_names_are_text_and_nothing_else(visit, shown, folder):
         page.evaluate(f"(title) => protofed.instance({ELEMENT}).{tip}", title)
     assert page.locator("img").count() == 0
     assert page.title() == "fedtgp · protofed"
+    assert page.get_by_text("sorted by own prototypes").is_visible()
+    assert page.get_by_text("On everyone’s samples").is_visible()
+    assert page.get_by_text("% on unseen classes").is_visible()
     assert NASTY in page.locator(".crumb").inner_text()
     page.goto(shown.address + "/compare?run=" + "%3Cimg%20src%3Dx%3E")
     page.get_by_text("Choose two runs.").or_(page.get_by_text("options differ")).wait_for()
