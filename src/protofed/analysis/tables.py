@@ -40,6 +40,8 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
         "global": "global = nearest global prototype",
         "global_own": "own = the same among the client's own classes",
         "etf": "etf = the fixed classifier",
+        "beacon": "beacon = the shared tiny network with the client's prior",
+        "all_classes": "all = own classifier and the shared network, on all classes",
     }
     legend = "; ".join(explained[rule] for rule in rules if rule in explained)
     table = Table(
@@ -53,7 +55,7 @@ def results_table(runs: Mapping[str, Sequence[Run]]) -> Table:
     )
     table.add_column("method", no_wrap=True)
     table.add_column("round", no_wrap=True, min_width=5)
-    short = {"global_own": "own", "global_model": "model"}
+    short = {"global_own": "own", "global_model": "model", "all_classes": "all"}
     # On a narrow screen names may lose their ends, but numbers of one run must not.
     widths = {"up": 7, "down": 7, "time": 4}
     for heading in (*(short.get(rule, rule) for rule in rules), *widths):

@@ -111,6 +111,7 @@ class Builder:
             template=lambda: build_model(self.experiment, federated, template, "shared"),
             auxiliary=self._auxiliary,
             dtype=self.hardware.dtype,
+            input_shape=federated.input_shape,
         )
 
     def _auxiliary(self, name: str, options: Mapping[str, Any], d: int | None) -> models.SplitModel:
