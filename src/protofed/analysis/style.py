@@ -25,6 +25,8 @@ RULE_COLOURS = {
     "global": VERMILLION,
     "global_own": ORANGE,
     "etf": PURPLE,
+    "beacon": GREY,
+    "all_classes": BLACK,
 }
 RULE_TITLES = {
     "head": "Classifier head",
@@ -33,6 +35,8 @@ RULE_TITLES = {
     "global": "Global prototypes",
     "global_own": "Global, own classes",
     "etf": "ETF",
+    "beacon": "Beacon with prior",
+    "all_classes": "Expert and beacon, all classes",
 }
 
 INK, FAINT = "#24292F", "#E3E6EA"

@@ -56,6 +56,8 @@ RULES = {
     "global": "global = nearest global prototype",
     "global_own": "own = the same among the client's own classes",
     "etf": "etf = the fixed classifier",
+    "beacon": "beacon = the shared tiny network with the client's prior",
+    "all_classes": "all = own classifier and the shared network, on all classes",
 }
 
 
@@ -82,7 +84,7 @@ def results_table(groups: Groups) -> Table:
     table = _table(f"Test accuracy in %, {rounds} rounds{over}", "\n".join(f"{note}." for note in notes if note))
     table.add_column("method", no_wrap=True)
     table.add_column("round", no_wrap=True, min_width=max(len(line.title) for line in lines))
-    short = {"global_own": "own", "global_model": "model"}
+    short = {"global_own": "own", "global_model": "model", "all_classes": "all"}
     for rule in rules:
         # On a narrow screen names may lose their ends, but numbers must not.
         table.add_column(short.get(rule, rule), justify="right", no_wrap=True, min_width=8)

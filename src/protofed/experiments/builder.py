@@ -120,6 +120,7 @@ class Builder:
             template=lambda: self._model(template, "shared"),
             auxiliary=self._auxiliary,
             dtype=self.hardware.dtype,
+            input_shape=federated.input_shape,
         )
 
     def _auxiliary(self, name: str, options: Mapping[str, Any], d: int | None) -> models.SplitModel:

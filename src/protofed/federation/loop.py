@@ -95,6 +95,7 @@ class Federation:
         self.names = list(self.executor.clients)
         if not self.names:
             raise ConfigError("the federation has no clients")
+        self.method.check_clients(self.names)
         self.trainable = [n for n in self.names if len(self.executor.clients[n].train)]
         if not self.trainable:
             raise ConfigError("no client has training samples")

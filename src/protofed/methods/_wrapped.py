@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
@@ -69,6 +69,10 @@ class WrappedMethod(Method[O]):
 
     def check(self) -> None:
         """The base has checked itself."""
+
+    def check_clients(self, names: Collection[str]) -> None:
+        """As the base."""
+        self.base.check_clients(names)
 
     def notes(self) -> tuple[str, ...]:
         """As the base."""

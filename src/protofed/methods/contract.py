@@ -7,7 +7,7 @@ Everything a client does is written for *one* client; executors decide how clien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
@@ -169,6 +169,7 @@ class Task:
             models at all, as in an analysis of finished runs.
         auxiliary: Builds an auxiliary network; None if there are no models at all.
         dtype: Of models and server state.
+        input_shape: Shape of one sample; empty if there are no models at all.
     """
 
     num_classes: int
@@ -180,6 +181,7 @@ class Task:
     template: Callable[[], SplitModel] | None = None
     auxiliary: Build | None = None
     dtype: torch.dtype = torch.float32
+    input_shape: tuple[int, ...] = ()
 
 
 @dataclass
@@ -297,6 +299,13 @@ class Method(Generic[O]):
 
         Raises:
             ConfigError: If they do not.
+        """
+
+    def check_clients(self, names: Collection[str]) -> None:
+        """Check that options name only clients of the federation, before any training.
+
+        Raises:
+            ConfigError: If they name another.
         """
 
     def notes(self) -> tuple[str, ...]:

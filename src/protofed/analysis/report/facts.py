@@ -17,6 +17,8 @@ RULE_TEXTS = {
     "global": "the class whose global prototype is nearest, among all classes",
     "global_own": "the nearest global prototype among the classes the client trains on, an easier question",
     "etf": "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
+    "beacon": "the shared tiny network, weighed with the frequencies of the client's classes",
+    "all_classes": "the client's model and the shared tiny network together, among all classes alike",
 }
 
 

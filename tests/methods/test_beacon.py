@@ -1,0 +1,466 @@
+"""Beacon: against a naive reference, its limit cases, its network, and what it has to refuse."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import naive
+import naive_beacon
+from naive import build, same_nets
+from protofed.errors import ConfigError, ModelError
+from protofed.experiments.assemble import assemble
+from protofed.methods import Batch
+from protofed.methods.beacon import Beacon, all_classes, log_prior, tiny_network
+from protofed.methods.contract import Upload
+from protofed.prototypes.etf import spread_directions
+from protofed.samples import ClientData, FederatedData, Samples
+from protofed.seeding import generator
+from support import K, client, degenerate, experiment, federated, ordinary, visited
+
+EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA = 2, 0.05, 0.8, 0.5, 0.7, 3.0
+
+
+def two() -> FederatedData:
+    """Return two clients of different classes; nobody holds class 3, on which one is tested."""
+    return federated(
+        client("ann", [0, 0, 0, 0, 0, 1, 1, 2, 2], [0, 1, 2, 2, 0]),
+        client("bob", [1, 1, 1, 2, 2, 2], [1, 2, 3, 0, 1]),
+    )
+
+
+def beacon_of(federation, name):
+    return [p.detach().clone() for p in visited(federation)[name].model.extras["beacon"].parameters()]
+
+
+@pytest.mark.parametrize(
+    ("fusion", "expert", "weighting"),
+    [("average", "plain", "samples"), ("sum", "etf", "uniform")],
+)
+def test_two_rounds(fusion, expert, weighting):
+    data = two()
+    federation = build(
+        "beacon",
+        data,
+        method__hidden=3,
+        method__epochs=EPOCHS,
+        method__lr=LR,
+        method__momentum=MOMENTUM,
+        method__rho=RHO,
+        method__fusion=fusion,
+        method__expert=expert,
+        method__weighting=weighting,
+        **{"method.lambda": LAMBDA, "method.gamma": GAMMA},
+    )
+    targets = GAMMA * spread_directions(K, naive.D, naive.SEED, dtype=torch.float64)
+    own = {c.name: naive.own_net(federation, c.name) for c in data.clients}
+    theta = [t.clone() for t in federation.server.values()]
+    assert [tuple(t.shape) for t in theta] == [(3, 6), (3,), (3,), (3,), (K, 3), (K,)]
+    held = {c.name: sorted(set(c.train.y.tolist())) for c in data.clients}
+    prior = {c.name: naive_beacon.log_prior(c.train.y.tolist(), K, RHO) for c in data.clients}
+
+    for number, record in enumerate(federation.run(), start=1):
+        sent = {}
+        for c in data.clients:
+            pi, A = prior[c.name], held[c.name]
+
+            def of_beacon(w, batch, pi=pi):  # step 1, over all classes
+                return naive_beacon.mean_balanced(naive_beacon.beacon, w, batch, pi, range(K))
+
+            def of_expert(w, batch, pi=pi, A=A):  # step 2, over the client's own
+                loss = naive_beacon.mean_balanced(naive.logits, w, batch, pi, A)
+                if expert == "etf":
+                    pulls = [((naive.features(w, x) - targets[y]) ** 2).sum() / naive.D for x, y in batch]
+                    loss = loss + LAMBDA * naive.mean(pulls)
+                return loss
+
+            steps = naive_beacon.batches(c.train, c.name, number, 0, EPOCHS)
+            sent[c.name] = naive_beacon.descend(theta, steps, of_beacon, LR, MOMENTUM)
+            steps = naive_beacon.batches(c.train, c.name, number, 1, 1)
+            own[c.name] = naive_beacon.descend(own[c.name], steps, of_expert, naive.LR, 0.0)
+        shares = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
+        theta = [  # step 3
+            sum(n * sent[c.name][i] for n, c in zip(shares, data.clients, strict=True)) / sum(shares)
+            for i in range(len(theta))
+        ]
+        same_nets(list(federation.server.values()), theta)
+        for c in data.clients:
+            same_nets(naive.own_net(federation, c.name), own[c.name])
+            same_nets(beacon_of(federation, c.name), theta)
+        for place, c in enumerate(data.clients):
+            hits = dict.fromkeys(record.accuracy.clients, 0)
+            for x, y in zip(c.test.x.double(), c.test.y.tolist(), strict=True):
+                f, g = naive.logits(own[c.name], x), naive_beacon.log_softmax(naive_beacon.beacon(theta, x))
+                found = naive_beacon.answers(f, g, prior[c.name], held[c.name], summed=fusion == "sum")
+                for rule, answer in found.items():
+                    hits[rule] += answer == y
+            for rule, number_right in hits.items():
+                assert record.accuracy.clients[rule][place] == number_right / len(c.test), rule
+
+
+def images(name: str, labels: list[int], shape=(1, 8, 8), test: list[int] | None = None) -> ClientData:
+    """Return a client with bytes as pixels, in which the class shows as a bright row."""
+
+    def drawn(labels):
+        pixels = torch.randint(0, 90, (len(labels), *shape), generator=torch.Generator().manual_seed(len(labels)))
+        for i, y in enumerate(labels):
+            pixels[i, ..., y % shape[-2], :] = 255
+        return Samples(pixels.to(torch.uint8), torch.tensor(labels, dtype=torch.int64))
+
+    return ClientData(name, drawn(labels), drawn(labels if test is None else test))
+
+
+def pictures(*clients: ClientData) -> FederatedData:
+    return FederatedData(clients, K, tuple("abcd"), tuple(clients[0].train.x.shape[1:]))
+
+
+PRECISE = {"wire__codec": "float64", "execution__precision": "fp64", "seed": naive.SEED}
+
+
+def test_with_one_client_it_is_the_tiny_network_trained_alone():
+    """One client holds everything: rounds of plain steps of the network on the balanced loss, and nothing else."""
+    data = pictures(images("all", [0, 1, 2, 3] * 3 + [0, 0]))
+    federation, _ = assemble(experiment("beacon", model__options={"hidden": [4]}, **PRECISE), data)
+    samples = data.clients[0].train
+    x, y = samples.x.double() / 127.5 - 1, samples.y
+    prior = torch.tensor([6.0, 4, 4, 4], dtype=torch.float64).div(18).log()
+    net = tiny_network((1, 8, 8), K).double()
+    for parameter, first in zip(net.parameters(), federation.server.values(), strict=True):
+        parameter.data.copy_(first)
+    for number, _ in enumerate(federation.run(), start=1):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        for epoch in range(2):
+            scope = (number, "all", 0, epoch)
+            order = torch.randperm(len(y), generator=generator(naive.SEED, "shuffle", *scope))
+            for rows in order.split(naive.BATCH):
+                optimizer.zero_grad()
+                F.cross_entropy(net(x[rows]) + prior, y[rows]).backward()
+                optimizer.step()
+        for parameter, found in zip(net.parameters(), federation.server.values(), strict=True):
+            torch.testing.assert_close(found, parameter.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_a_prior_of_equal_counts_is_plain_cross_entropy(monkeypatch):
+    """Equal counts: π is the same number for all classes, and softmax does not see it."""
+    assert torch.allclose(log_prior(torch.full((K,), 5), 1.0), torch.full((K,), -math.log(K)))
+    data = federated(client("ann", [0, 1, 2, 3] * 2), client("bob", [3, 2, 1, 0]))
+    equal = build("beacon", data, method__hidden=3)
+    monkeypatch.setattr("protofed.methods.beacon.log_prior", lambda counts, rho, dtype: torch.zeros(K, dtype=dtype))
+    plain = build("beacon", data, method__hidden=3)
+    for a, b in zip(equal.run(), plain.run(), strict=True):
+        assert a.losses == pytest.approx(b.losses)
+        assert a.accuracy == b.accuracy
+    assert not visited(plain)["ann"].state["prior"].any()
+    for name, tensor in equal.server.items():
+        torch.testing.assert_close(tensor, plain.server[name])
+    member = visited(equal)["ann"]
+    batch = Batch(member.train.x.double(), member.train.y)
+    output = member.model(batch.x)
+    terms, _ = equal.method.loss(member.model, batch, {}, member.state)
+    torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(output.logits, batch.y))
+    terms, _ = equal.method.beacon_loss(member.model, batch, {}, member.state)
+    logits = member.model.extras["beacon"](batch.x).logits
+    torch.testing.assert_close(terms["beacon"], F.cross_entropy(logits, batch.y))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 12).flatmap(
+        lambda classes: st.tuples(
+            st.lists(st.floats(-40, 40), min_size=classes, max_size=classes),
+            st.lists(st.floats(-40, 40), min_size=classes, max_size=classes),
+            st.lists(st.booleans(), min_size=classes, max_size=classes),
+        )
+    )
+)
+def test_probabilities_of_all_classes(drawn):
+    """They sum to 1 for any A_i; they are ``softmax s`` where A_i is all, and the beacon's where it is empty."""
+    s, h, held = (torch.tensor(t) for t in drawn)
+    s, g = s.double()[None], h.double()[None].log_softmax(-1)
+    p = all_classes(s, g, held).exp()
+    torch.testing.assert_close(p.sum(), torch.ones((), dtype=torch.float64))
+    if held.any():
+        expected = naive_beacon.everything(s[0].tolist(), g[0], held.nonzero().flatten().tolist())
+        torch.testing.assert_close(p[0], torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=1e-12)
+    everything, nothing = torch.ones_like(held), torch.zeros_like(held)
+    torch.testing.assert_close(all_classes(s, g, everything).exp(), s.softmax(-1))
+    torch.testing.assert_close(all_classes(s, g, nothing), g)
+
+
+def test_a_client_with_all_classes_alike_answers_all_classes_as_its_own():
+    """P reduces to the personal rule, whose prior is then the same for all."""
+    federation = build("beacon", federated(client("ann", [0, 1, 2, 3] * 2), client("bob", [1, 1])), rounds=1)
+    list(federation.run())
+    ann = visited(federation)["ann"]
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = federation.method.predict(ann.model, Batch(x, torch.zeros(200, dtype=torch.int64)), {}, ann.state)
+    assert torch.equal(found["head"], found["all_classes"])
+    assert not torch.equal(found["head"], found["global_model"])
+
+
+def test_degenerate_clients():
+    """One class: the head can answer nothing else. No training samples: every rule is the beacon's."""
+    federation = build("beacon", degenerate(), method__hidden=3)
+    record = list(federation.run())[-1]
+    assert not record.refused
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch = Batch(x, torch.zeros(50, dtype=torch.int64))
+    answers = {
+        name: federation.method.predict(c.model, batch, c.received, c.state)
+        for name, c in visited(federation).items()
+    }
+    assert set(answers["one-class"]["head"].tolist()) == {2}
+    shared = answers["all"]["global_model"]
+    assert len(shared.unique()) > 1
+    for name in ("no-training", "nothing"):
+        assert all(torch.equal(classes, shared) for classes in answers[name].values())
+    assert all(torch.equal(a["global_model"], shared) for a in answers.values())
+
+
+def test_a_class_that_nobody_has_is_never_likely():
+    """Its prior pushes its output down on every client; it may be answered, and nothing is NaN."""
+    federation = build("beacon", two(), method__hidden=3, rounds=8)
+    record = list(federation.run())[-1]
+    assert all(t.isfinite().all() for t in federation.server.values())
+    assert all(math.isfinite(v) for v in record.losses.values())
+    ann = visited(federation)["ann"]
+    assert bool(ann.state["own"].equal(torch.tensor([True, True, True, False])))
+    assert ann.state["prior"].exp().tolist() == pytest.approx([6 / 13, 3 / 13, 3 / 13, 1 / 13])
+    g = ann.model.extras["beacon"](ann.train.x.double()).logits.softmax(-1)
+    assert g[:, 3].max() < 0.5
+
+
+def test_diverged_networks_answer_nothing():
+    federation = build("beacon", two(), method__hidden=3, rounds=1)
+    list(federation.run())
+    ann = visited(federation)["ann"]
+    batch = Batch(ann.train.x.double(), ann.train.y)
+    with torch.no_grad():
+        ann.model.head.weight.fill_(torch.nan)
+    found = federation.method.predict(ann.model, batch, {}, ann.state)
+    assert {rule: bool((classes == -1).all()) for rule, classes in found.items()} == {
+        "head": True,
+        "beacon": False,
+        "all_classes": True,
+        "global_model": False,
+    }
+
+
+# The network.
+
+
+def size(network) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "weights"),
+    [
+        ((1, 28, 28), 10, 6218),
+        ((3, 32, 32), 10, 6218 + 2 * 8 * 9),
+        ((1, 8, 8), 10, 6218),
+        ((1, 128), 10, 6218),
+        ((1, 28, 28), 200, 6218 + 190 * 257),
+        ((64,), 10, 81 * (64 + 3 + 10) + 10),
+        ((512,), 10, 16 * (512 + 3 + 10) + 10),
+    ],
+)
+def test_sizes(shape, classes, weights):
+    network = tiny_network(shape, classes)
+    assert size(network) == weights
+    assert network(torch.zeros(2, *shape)).shape == (2, classes)
+    assert not list(network.buffers())
+
+
+def test_maps_are_not_halved_below_what_is_pooled():
+    def strides(shape):
+        return [m.stride[0] for m in tiny_network(shape, 10) if hasattr(m, "in_channels")]
+
+    assert strides((1, 28, 28)) == strides((3, 64, 64)) == strides((2, 128)) == [2, 2, 2]
+    assert strides((1, 8, 8)) == [2, 1, 1]
+    assert strides((1, 5, 9)) == [1, 1, 1]
+
+
+def test_network_of_images_by_hand():
+    """Convolution, GroupNorm over four channels, ReLU and pooling, in loops."""
+    torch.manual_seed(0)
+    network = tiny_network((2, 9, 7), 3, channels=(8,)).double()
+    with torch.no_grad():
+        for p in network.parameters():
+            p.normal_()
+    weights = dict(network.named_parameters())
+    x = torch.randn(2, 9, 7, dtype=torch.float64)
+    padded = torch.zeros(2, 11, 9, dtype=torch.float64)
+    padded[:, 1:-1, 1:-1] = x
+    H, W = 5, 4  # stride 2: 9 and 7 are halved and rounded up
+    maps = torch.zeros(8, H, W, dtype=torch.float64)
+    for c in range(8):
+        for i in range(H):
+            for j in range(W):
+                patch = padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]
+                maps[c, i, j] = (patch * weights["conv1.weight"][c]).sum() + weights["conv1.bias"][c]
+    for group in (slice(0, 4), slice(4, 8)):
+        own = maps[group]
+        maps[group] = (own - own.mean()) / (own.var(correction=0) + 1e-5).sqrt()
+    maps = (maps * weights["norm1.weight"][:, None, None] + weights["norm1.bias"][:, None, None]).clamp(min=0)
+    rows = [(math.floor(i * H / 4), math.ceil((i + 1) * H / 4)) for i in range(4)]
+    cells = torch.stack([maps[:, a:b, j : j + 1].mean((1, 2)) for a, b in rows for j in range(4)], 1)
+    expected = weights["linear.weight"] @ cells.flatten() + weights["linear.bias"]
+    torch.testing.assert_close(network(x[None])[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 40)])
+def test_stacked_clients_train_as_alone(shape, caplog):
+    """Images and series, also where pooling repeats or overlaps cells."""
+    clients = [images("ann", [0, 0, 1, 1, 2], shape), images("bob", [1, 2, 3, 3], shape), images("cid", [2], shape)]
+    found = []
+    for executor in ("sequential", "fused"):
+        chosen = {"execution__executor": executor, "rounds": 1, "method__channels": [4, 6]}
+        federation, _ = assemble(experiment("beacon", **chosen, **PRECISE), pictures(*clients))
+        found.append(([r.losses for r in federation.run()], federation.server))
+    (losses, alone), (stacked_losses, together) = found
+    assert losses == [pytest.approx(own) for own in stacked_losses]
+    for name, tensor in alone.items():
+        torch.testing.assert_close(tensor, together[name])
+    assert not caplog.messages  # a stack that cannot be computed is reported
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (4, 32)])
+def test_series_and_images_are_learned(shape):
+    """Bright rows on either client's own classes are told apart by all rules but the head, which knows its own."""
+    ann = images("ann", [0, 0, 0, 1, 1, 1], shape, [0, 1, 2, 3])
+    bob = images("bob", [2, 3] * 3, shape, [0, 1])
+    federation, _ = assemble(experiment("beacon", rounds=12), pictures(ann, bob))
+    *_, record = federation.run()
+    assert record.accuracy.clients["global_model"] == [1, 1]
+    assert record.accuracy.clients["all_classes"] == [1, 1]
+    assert record.accuracy.clients["head"] == [0.5, 0]
+
+
+# Messages.
+
+
+def test_traffic():
+    """6,218 float32 numbers and a header, and ``n_i`` up; FedProto's prototypes are at most K·d = 5,120 numbers."""
+    data = FederatedData((images("ann", [0, 1], (1, 28, 28)),), 10, tuple("0123456789"), (1, 28, 28))
+    federation, _ = assemble(experiment("beacon", rounds=1, model__name="cnn2", model__options={}), data)
+    record = next(federation.run())
+    assert record.parameters == {"up": 6218, "down": 6218}
+    assert record.bytes == {"up": 4 * 6218 + 8, "down": 4 * 6218 + 4}
+    assert federation.method.sums_only
+
+
+def test_uniform_weights_disclose_no_numbers():
+    federation = build("beacon", ordinary(), method__weighting="uniform")
+    assert "samples" not in federation.method.upload_schema.fields
+    assert not Beacon.needs_counts(federation.method.options)
+
+
+def test_int8_round_trip():
+    """θ survives encoding twice unchanged, within half a step of each row; training with it stays close."""
+    exact, coarse = (
+        build("beacon", ordinary(), wire__codec=c, execution__precision="fp32") for c in ("float32", "int8")
+    )
+    for federation in (exact, coarse):
+        list(federation.run())
+    schema, codec = coarse.method.broadcast_schema, coarse.codec
+    message = codec.encode(coarse.method.broadcast(coarse.server, 3), schema)
+    decoded = codec.decode(message, schema)
+    assert codec.encode(decoded, schema) == message
+    for name, tensor in coarse.server.items():
+        rows = tensor.reshape(len(tensor), -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
+        step = rows.abs().amax(1, keepdim=True) / 127
+        error = (decoded[name].reshape(rows.shape) - rows).abs()
+        assert (error <= 0.51 * step + 1e-6).all(), name
+        assert (tensor - exact.server[name]).abs().max() < 0.1, name
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_client_that_only_receives(weighting):
+    """It trains its expert and answers with the beacon of the others; what it sends back says nothing of it."""
+    options = {"method__weighting": weighting, "method__hidden": 3}
+    quiet = build("beacon", ordinary(), method__receive_only=["bob"], **options)
+    messages = quiet._messages(quiet.names, 1)
+    before = {n: t.clone() for n, t in quiet.server.items()}
+    sent = {
+        r.client: quiet.codec.decode(r.message, quiet.method.upload_schema)
+        for r in quiet.executor.train(quiet.names, messages, 1)
+    }
+    assert all(torch.equal(sent["bob"][n], t) for n, t in before.items())
+    assert {n: int(p["samples"]) for n, p in sent.items()} == (
+        {"ann": 9, "bob": 0, "cid": 11} if weighting == "samples" else {"ann": 1, "bob": 0, "cid": 1}
+    )
+    without = federated(*(c for c in ordinary().clients if c.name != "bob"))
+    others = build("beacon", without, **options)
+    quiet = build("beacon", ordinary(), method__receive_only=["bob"], **options)
+    own = naive.own_net(quiet, "bob")
+    list(others.run())
+    list(quiet.run())
+    assert all(torch.equal(t, others.server[n]) for n, t in quiet.server.items())
+    same_nets(beacon_of(quiet, "bob"), list(others.server.values()))
+    assert not torch.equal(naive.own_net(quiet, "bob")[0], own[0])
+
+
+def test_a_round_of_clients_that_only_receive_keeps_the_beacon():
+    federation = build("beacon", ordinary(), method__receive_only=["ann", "bob", "cid"])
+    before = {n: t.clone() for n, t in federation.server.items()}
+    list(federation.run())
+    assert all(torch.equal(t, before[n]) for n, t in federation.server.items())
+
+
+def test_extreme_uploads():
+    federation = build("beacon", ordinary(), method__hidden=3)
+    payload = {n: torch.full_like(t, 1e9) for n, t in federation.server.items()}
+    uploads = [Upload(n, {**payload, "samples": torch.tensor(s)}) for n, s in (("a", 2**32 - 1), ("b", 0))]
+    state, _ = federation.method.aggregate(federation.server, iter(uploads), 3)
+    schema = federation.method.broadcast_schema
+    federation.codec.decode(federation.codec.encode(federation.method.broadcast(state, 4), schema), schema)
+
+
+# What is refused, and what draws a warning.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rho": 0.0}, "rho must be greater than 0"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"channels": []}, "channels must name at least one convolution"),
+        ({"channels": [8, 1]}, "channels must be at least 2"),
+        ({"fusion": "validation"}, "method.fusion must be 'average' or 'sum', not 'validation'"),
+        ({"momentum": 1.0}, "momentum must lie in"),
+        ({"receive_only": ["bab"]}, "unknown client in method.receive_only 'bab': did you mean 'bob'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        build("beacon", ordinary(), **{f"method__{n}": v for n, v in options.items()})
+    assert "\n" not in str(caught.value)
+
+
+def test_samples_without_a_network():
+    video = Samples(torch.zeros(3, 1, 4, 8, 8), torch.tensor([0, 1, 2]))
+    data = FederatedData((ClientData("ann", video, video),), K, tuple("abcd"), (1, 4, 8, 8))
+    with pytest.raises(ModelError, match="beacon has no network for samples of shape 1×4×8×8: it takes vectors"):
+        assemble(experiment("beacon"), data)
+
+
+def test_a_beacon_larger_than_the_clients_models(caplog):
+    federation = build("beacon", ordinary())
+    own = size(visited(federation)["ann"].model) - size(federation.method.network)
+    with caplog.at_level(logging.WARNING, "protofed"):
+        notes = federation.method.notes()
+    assert len(caplog.messages) == 1
+    assert f"with {size(federation.method.network):,} parameters, is larger than" in caplog.messages[0]
+    assert f"with {own:,}:" in caplog.messages[0]
+    assert caplog.messages[0] in notes
+    caplog.clear()
+    small = build("beacon", ordinary(), method__hidden=2)
+    assert len(small.method.notes()) == 1
+    assert not caplog.messages
