@@ -29,7 +29,7 @@ from protofed.methods._weights import WeightedMean, copied, first_model, load_we
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.options import Options, option
-from protofed.prototypes.inference import most_likely, squared_pull
+from protofed.prototypes.inference import most_likely, pull
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
@@ -197,8 +197,8 @@ class Beacon(Method[BeaconOptions]):
         output = model(batch.x)
         terms = {"cross_entropy": batch.cross_entropy(over(output.logits + state["prior"], state["own"]))}
         if self.options.expert == "etf":
-            pull = squared_pull(output.features, batch.y, Prototypes.of(received))
-            terms["prototype"] = self.options.lambda_ * batch.mean(pull)
+            apart = pull(output.features, batch.y, Prototypes.of(received))
+            terms["prototype"] = self.options.lambda_ * batch.mean(apart)
         return terms, output
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
