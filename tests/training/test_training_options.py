@@ -308,6 +308,30 @@ def test_a_state_of_another_model_is_told_in_one_line(kept, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "kept", "reason"),
+    [
+        ({}, {"0/0/Method.loss/head.bias/exp_avg": torch.zeros(K)}, "optimisers of ann keep none"),
+        (KEPT_ADAM, {"0/0/Method.loss/head.bias/exp_avg": torch.zeros(2**20)}, "does not fit the model of ann"),
+    ],
+)
+def test_what_a_node_returns_as_a_state_is_checked(options, kept, reason, tmp_path, monkeypatch):
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+    from network import FakeGrid, forget, nodes_of, over, wanted, write_folders
+    from protofed.errors import FederationError
+    from protofed.flower import visits
+
+    forget()
+    root = write_folders(tmp_path / "data", ordinary())
+    nodes = nodes_of(root, tmp_path / "state")
+    nodes = {number: {"partition-id": i, "num-partitions": len(nodes)} for i, number in enumerate(nodes)}
+    pack = visits.pack
+    monkeypatch.setattr(visits, "pack", lambda snapshot: pack(snapshot._replace(optimizer=kept)))
+    chosen = wanted("local", root, participation__attempts=1, **options)
+    with pytest.raises(FederationError, match=reason):
+        over(FakeGrid(nodes), chosen, tmp_path / "remote", simulated=True)
+
+
+@pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ({"transforms__cutout": 3}, "unknown option of transforms 'cutout'"),

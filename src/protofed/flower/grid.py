@@ -10,10 +10,12 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from protofed import claims
 from protofed.errors import PayloadError
 from protofed.federation import ServerState
 from protofed.flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
 from protofed.flower.nodes import EVALUATE, QUERY, RECORD, TRAIN, Nodes, message, reason_of, values_of
+from protofed.optimizers import check_kept
 from protofed.snapshots import Snapshot, pack, unpack
 from protofed.training import Evaluated, Messages, Missing, Roster, Trained
 
@@ -192,6 +194,13 @@ class GridExecutor:
         snapshot = unpack(left.state or b"")
         if snapshot.model and not _same_form(snapshot.model, self.clients.snapshot(job.client).model):
             raise PayloadError(f"state: does not fit the model of {job.client}")
+        member = self.clients[job.client]
+        if snapshot.optimizer and not member.plan.keep_state:
+            raise PayloadError(f"state: optimisers of {job.client} keep none")
+        try:
+            check_kept(snapshot.optimizer, dict(self.clients.models[member.kind].named_parameters()))
+        except (KeyError, RuntimeError) as error:
+            raise PayloadError(f"state: does not fit the model of {job.client} ({claims.clean(error)})") from None
         return left, snapshot
 
     def _keep(self, job: Job, left: VisitOutcome, snapshot: Snapshot | None) -> None:
