@@ -113,3 +113,5 @@ def test_another_model_leaves_the_recipes_shared_one_behind():
     assert resolve(apply_overrides(tree, {"model.name": "light4"})).model.shared == "resnet8"
     own = {"model": {"members": [{"name": "mlp"}, {"name": "cnn2"}], "shared": "mlp"}}
     assert resolve(apply_overrides(own, {"model.name": "cnn2"})).model.members == ()
+    group = resolve(apply_overrides(load_recipe("spiral"), {"model.members": [{"name": "cnn2"}, {"name": "cnn4"}]}))
+    assert group.model.options == {}

@@ -100,6 +100,7 @@ def test_another_partition_or_model_leaves_the_recipes_options_behind():
     tree = apply_overrides(load_recipe("spiral"), {"partition.name": "pathological", "partition.classes": 2})
     assert tree["partition"] == {"name": "pathological", "classes": 2}
     assert apply_overrides({}, {"partition.name": "iid"}) == {"partition": {"name": "iid"}}
+    assert apply_overrides({"partition": {"alpha": 1}}, {"partition.name": "iid"}) == {"partition": {"name": "iid"}}
 
 
 def test_unknown_recipes_and_files(tmp_path):

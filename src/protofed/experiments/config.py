@@ -208,12 +208,15 @@ SECTIONS: dict[str, type] = {
 }
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
-OPTIONS_OF: dict[str, tuple[str, ...] | None] = {
-    "partition.name": None,
-    "data.source": ("options",),
-    "model.name": ("options", "members", "shared"),
+PARTITION = "dirichlet"
+"""Name of the partition by default."""
+OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
+    "partition.name": (PARTITION, None),
+    "data.source": (DataOptions().source, ("options",)),
+    "model.name": (ModelOptions().name, ("options", "members", "shared")),
+    "model.members": ((), ("options", "shared")),
 }
-"""Keys that belong to a component's name; None if they are the rest of its section."""
+"""Default of each option that names a component, and the keys that belong to it; None: the rest of its section."""
 
 
 @dataclass(frozen=True)
@@ -303,8 +306,8 @@ def parse_overrides(items: Iterable[str]) -> Tree:
 def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tree:
     """Return a copy of ``tree`` with options set by dotted name.
 
-    Naming another partition, data source or model drops what ``tree`` says about its own: the options, and with a
-    model's name also ``model.members`` and ``model.shared``.
+    Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
+    model also ``model.members`` and ``model.shared``.
 
     Args:
         tree: A recipe.
@@ -314,12 +317,13 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
         ConfigError: If a name leads through something that is not a table.
     """
     result = _copy(tree)
-    for name, dropped in OPTIONS_OF.items():
+    for name, (default, dropped) in OPTIONS_OF.items():
         section, key = name.split(".")
         table = result.get(section)
         if name not in overrides or not isinstance(table, dict):
             continue
-        if table.get(key, overrides[name]) != overrides[name] or "members" in table:
+        # Members take precedence over a name, so that even the same name is another model.
+        if table.get(key, default) != overrides[name] or (key == "name" and table.get("members")):
             result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
@@ -356,7 +360,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
     method_name, method_options = _method(tree, method)
     partition = _table(tree, "partition")
-    partition_name = partition.pop("name", "dirichlet")
+    partition_name = partition.pop("name", PARTITION)
     kind = data.partitions.get(partition_name)
     return Experiment(
         **scalars,

@@ -11,7 +11,7 @@ import pickletools
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
     if backbone.adapt is not None:
         try:
             given = backbone.adapt(given)
-        except RuntimeError as error:
+        except Exception as error:  # the library's own converters raise almost anything
             raise ModelError(f"{path}: does not fit {name}: {' '.join(str(error).split())[:300]}") from None
     chosen = {}
     for tensor, value in own.items():
@@ -135,8 +135,9 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
         chosen[tensor] = other
     if extra := sorted(given.keys() - own.keys()):
         raise ModelError(f"{path}: does not fit {name}: the model has no {extra[0]}")
-    for tensor, value in chosen.items():
-        own[tensor].copy_(value)
+    with torch.no_grad():
+        for tensor, value in chosen.items():
+            own[tensor].copy_(value)
 
 
 def _within(tensor: str, parts: tuple[str, ...]) -> bool:
@@ -172,12 +173,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path}: cannot be read ({why})") from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
-    plain = isinstance(content, Mapping) and all(
-        isinstance(n, str) and isinstance(t, Tensor) and t.layout is torch.strided for n, t in content.items()
-    )
-    if not plain or not content:
+    if not isinstance(content, Mapping) or not content or not all(map(_is_plain, content, content.values())):
         raise ModelError(f"{path}: holds no weights (a table of tensors by name)")
     return dict(content)
+
+
+def _is_plain(name: object, value: object) -> bool:
+    return (
+        isinstance(name, str)
+        and isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+    )
 
 
 def _read_torch(path: Path, file: BinaryIO, zipped: bool) -> Any:
@@ -194,19 +201,24 @@ def _read_torch(path: Path, file: BinaryIO, zipped: bool) -> Any:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if any(m.compress_type != zipfile.ZIP_STORED or m.file_size > size for m in members):
-                raise ModelError(f"{path}: is compressed: save it with torch.save")
-            (description,) = (m for m in members if m.filename.endswith("/data.pkl"))
-            with archive.open(description) as pickle:
-                _check_numbers(pickle.read(), size)
+                raise ValueError("it is compressed: save it with torch.save")
+            descriptions = [m for m in members if m.filename.endswith("/data.pkl")]
+            if len(descriptions) != 1:
+                raise ValueError("not a file of torch.save")
+            with archive.open(descriptions[0]) as pickle:
+                _check_pickle(pickle, size)
         return torch.load(str(path), "cpu", weights_only=True, mmap=True)
-    for _ in range(3):  # a mark, a version, and facts about the machine that saved it
-        list(pickletools.genops(file))
-    _check_numbers(file, size)
+    for most in (None, None, None, size):  # a mark, a version, facts about the machine that saved it, the tensors
+        _check_pickle(file, most)
     file.seek(0)
     return torch.load(file, "cpu", weights_only=True)
 
 
-def _check_numbers(pickle: bytes | BinaryIO, most: int) -> None:
-    for _, argument, _ in pickletools.genops(pickle):
-        if isinstance(argument, int) and argument > most:
+def _check_pickle(file: IO[bytes], most: int | None) -> None:
+    """Raise ValueError if the pickle that begins here is too long, or has a number above ``most``."""
+    start = file.tell()
+    for _, argument, position in pickletools.genops(file):
+        if position is not None and position - start > limits.TENSOR_HEADER_BYTES:
+            raise ValueError(f"its tensors are described in more than {limits.TENSOR_HEADER_BYTES} bytes")
+        if most is not None and isinstance(argument, int) and argument > most:
             raise ValueError(f"it claims {argument} of something in {most} bytes")
