@@ -410,6 +410,18 @@ def test_what_does_not_fit_ends_a_run_before_it_begins(small):
         )
 
 
+def test_trained_models_are_restored_without_the_file_they_began_from(small):
+    options = {"channels": [3, 4], "weights": str(small), "mean": [0.4], "std": [0.3]}
+    chosen = experiment("fedavg", model__name="cnn2", model__options=options)
+    small.unlink()
+    with pytest.raises(ModelError, match=r"^ann: cnn2: weights .* are no file on this machine"):
+        assemble(chosen, images())
+    federation, _ = assemble(chosen, images(), pretrained=False)
+    with closing(federation.executor):
+        model = federation.executor.clients.model("ann")
+    assert model.extractor.preparation.normalisation.mean == (0.4,)
+
+
 def test_a_folder_of_ones_own_holds_the_files_of_a_recipe(small, tmp_path):
     """As on a node of a network, which opens no path that a recipe names."""
     elsewhere = tmp_path / "mine"
