@@ -95,7 +95,14 @@ def test_table_and_report_of_a_comparison_say_both(tmp_path):
     data = ["data.source=path", f"data.path={write_vectors(tmp_path / 'data')}"]
     arguments = ["compare", "quickstart", *TINY, *data, "--out", str(tmp_path / "out"), "--quiet"]
     small = '[{name="mlp", hidden=[256]}, {name="mlp"}]'
-    chosen = ["--methods", "fedproto,fedtgp,fedavg", f"model.members={small}", "model.shared=mlp", "model.d=8"]
+    chosen = [
+        "--methods",
+        "fedproto,fedtgp,fedavg",
+        f"model.members={small}",
+        "model.shared=mlp",
+        "model.d=8",
+        "methods.fedtgp.lambda=10",
+    ]
     result = CliRunner().invoke(cli.app, [*arguments, *chosen])
     assert result.exit_code == 0, result.output
     for text in (result.output, (tmp_path / "out" / "report.html").read_text()):

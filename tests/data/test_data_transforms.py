@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from protofed.data import TransformOptions, augmentation, scaling
+from protofed.data import TransformOptions, augmentation, normalisation
 from protofed.data.transforms import crop_and_flip, rotate
 from protofed.errors import ConfigError, OptionError
-from protofed.models import Scale
+from protofed.models import Normalisation, Preparation
 from protofed.samples import Samples
 from protofed.seeding import generator
 from protofed.training.batches import normalise
@@ -75,18 +75,21 @@ def test_right_angles_and_large_numbers_of_images(monkeypatch):
 def test_normalisation(dtype, channels):
     x = images(4, (channels, 5, 6), dtype)
     mean, std = (0.49, 0.48, 0.44)[:channels], (0.2, 0.3, 0.25)[:channels]
-    factor, offset = scaling(TransformOptions(mean=mean, std=std), dtype)
-    found = Scale(factor, offset)(normalise(x, torch.float32))
+    given = Normalisation(*normalisation(TransformOptions(mean=mean, std=std)))
+    found = Preparation(given, centred=dtype == torch.uint8)(normalise(x, torch.float32))
     scaled = tv.to_dtype(x, torch.float32, scale=dtype == torch.uint8)
     torch.testing.assert_close(found, tv.normalize(scaled, list(mean), list(std)), rtol=1e-5, atol=2e-6)
 
 
 def test_one_value_is_for_all_channels_and_a_missing_one_is_a_half():
-    assert scaling(TransformOptions(), torch.uint8) is None
-    assert scaling(TransformOptions(mean=(0.25,), std=(0.1, 0.2)), torch.float32) == ([10, 5], [-2.5, -1.25])
-    factor, offset = scaling(TransformOptions(std=(0.5,)), torch.uint8)
-    assert (factor, offset) == ([1], [0])
-    assert not Scale(factor, offset).state_dict()
+    assert normalisation(TransformOptions()) is None
+    assert normalisation(TransformOptions(mean=(0.25,), std=(0.1, 0.2))) == ((0.25, 0.25), (0.1, 0.2))
+    halves = normalisation(TransformOptions(std=(0.5,)))
+    assert halves == ((0.5,), (0.5,))
+    preparation = Preparation(Normalisation(*halves), centred=True)
+    assert not preparation.state_dict()
+    x = torch.linspace(-1, 1, 12).view(1, 1, 3, 4)
+    assert torch.equal(preparation(x), x)
 
 
 def test_parameters_are_drawn_for_each_sample_from_the_whole_range():

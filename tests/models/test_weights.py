@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as tv
 
 from protofed import models
 from protofed.errors import ConfigError, ModelError, ProtofedError
@@ -23,6 +24,7 @@ from protofed.models.preparation import HALVES, IMAGENET
 from protofed.models.weights import read_weights
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.snapshots import flatten
+from protofed.training.batches import normalise
 from support import experiment
 
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET.mean, IMAGENET.std))
@@ -484,3 +486,24 @@ def test_timms_names_reach_no_hub(timm):
         with pytest.raises(ConfigError, match="unknown model of timm") as caught:
             models.build("timm", input_shape=(3, 32, 32), num_classes=3, d=4, options={"model": name})
         assert "\n" not in str(caught.value)
+
+
+def test_images_of_eight_bits_are_normalised_as_torchvision_does_it(tmp_path):
+    """From a client's uint8 images to the backbone's input, through the experiment."""
+    file = tmp_path / "weights.safetensors"
+    save_file(
+        models.build("cnn2", input_shape=(3, 16, 16), num_classes=4, d=8).extractor.backbone.state_dict(), file
+    )
+    y = torch.arange(4).repeat(5)
+    x = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    ann = ClientData("ann", Samples(x, y), Samples(x, y))
+    options = {"weights": str(file), "mean": list(IMAGENET.mean), "std": list(IMAGENET.std)}
+    chosen = experiment("local", model__name="cnn2", model__d=8, model__options=options)
+    data = FederatedData((ann,), 4, tuple("abcd"), (3, 16, 16))
+    model = assemble(chosen, data)[0].executor.clients.model("ann")
+    shown = model.extractor.preparation(normalise(x, torch.float32))
+    expected = tv.normalize(tv.to_dtype(x, torch.float32, scale=True), IMAGENET.mean, IMAGENET.std)
+    torch.testing.assert_close(shown, expected, rtol=1e-5, atol=2e-6)
+    twice = experiment("local", model__name="cnn2", model__options=options, transforms__mean=[0.5])
+    with pytest.raises(ConfigError, match=r"ann: cnn2.* normalises its images itself.*leave out transforms\.mean"):
+        assemble(twice, data)

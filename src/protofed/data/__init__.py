@@ -6,7 +6,7 @@ from protofed.data.loading import load, load_pool
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Partition, Request, Share, partitions
 from protofed.data.pool import Dataset, Listing, Pool, datasets
-from protofed.data.transforms import TransformOptions, augmentation, scaling
+from protofed.data.transforms import TransformOptions, augmentation, normalisation
 
 __all__ = [
     "ClientRow",
@@ -23,7 +23,7 @@ __all__ = [
     "describe",
     "load",
     "load_pool",
+    "normalisation",
     "partitions",
     "resolve_options",
-    "scaling",
 ]

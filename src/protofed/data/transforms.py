@@ -84,23 +84,17 @@ def augmentation(options: TransformOptions) -> Callable[[Samples, torch.Generato
     return partial(_augmented, options) if options.augments else None
 
 
-def scaling(options: TransformOptions, dtype: torch.dtype) -> tuple[list[float], list[float]] | None:
-    """Return factor and offset per channel that complete the normalisation of a model's inputs, or None.
-
-    Inputs that were 8-bit images arrive as ``2v - 1`` for values ``v`` of ``0 … 1``, others as they are.
+def normalisation(options: TransformOptions) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return mean and standard deviation by which all samples are normalised, or None if nothing is asked for.
 
     Args:
-        options: Mean and standard deviation.
-        dtype: Type of the samples.
+        options: Mean and standard deviation; one that is missing is 0.5.
     """
     if not options.mean and not options.std:
         return None
     mean, std = options.mean or (0.5,), options.std or (0.5,)
     channels = max(len(mean), len(std))
-    mean, std = (values * channels if len(values) == 1 else values for values in (mean, std))
-    if dtype == torch.uint8:
-        mean, std = tuple(2 * m - 1 for m in mean), tuple(2 * s for s in std)
-    return [1 / s for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
+    return mean * (channels // len(mean)), std * (channels // len(std))
 
 
 def _augmented(options: TransformOptions, samples: Samples, source: torch.Generator) -> Samples:

@@ -166,6 +166,8 @@ def build_model(
         ConfigError, ModelError: If there is no such architecture, it does not accept the samples, or its weights
             cannot be read.
     """
+    samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
+    centred = samples is None or samples.dtype == torch.uint8
     model = models.build(
         architecture.name,
         input_shape=federated.input_shape,
@@ -176,9 +178,13 @@ def build_model(
         seed=derive(experiment.seed, "model", scope),
         weights_dir=experiment.execution.weights_dir,
         pretrained=pretrained,
+        centred=centred,
     )
-    samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
-    scaling = data.scaling(experiment.transforms, torch.uint8 if samples is None else samples.dtype)
-    if scaling is not None:
-        model.scale = models.Scale(*scaling)
+    if (given := data.normalisation(experiment.transforms)) is not None:
+        if model.normalises:
+            raise ConfigError(
+                f"{architecture} normalises its images itself, by its options mean and std or as its weights "
+                "require: leave out transforms.mean and transforms.std"
+            )
+        model.scale = models.Preparation(models.Normalisation(*given), centred=centred)
     return model.to(DTYPES[experiment.execution.precision])

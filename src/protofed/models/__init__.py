@@ -10,17 +10,19 @@ from protofed.models import basic, resnet, vision  # noqa: F401  (each registers
 from protofed.models.building import build
 from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
 from protofed.models.convolution import reduce_convolutions
-from protofed.models.core import Output, Scale, SplitModel, multiply_adds, parameter_bytes, parameter_count
+from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
 from protofed.models.grouping import Group, assign, groups, members
 from protofed.models.noise import key_noise
+from protofed.models.preparation import Normalisation, Preparation
 from protofed.models.splitting import split
 
 __all__ = [
     "Architecture",
     "Backbone",
     "Group",
+    "Normalisation",
     "Output",
-    "Scale",
+    "Preparation",
     "SplitModel",
     "architecture",
     "architectures",

@@ -32,6 +32,7 @@ def build(
     seed: int = 0,
     weights_dir: str = "",
     pretrained: bool = True,
+    centred: bool = False,
 ) -> SplitModel:
     """Return a model with initial weights: random ones, and those of the file that the option ``weights`` names.
 
@@ -51,6 +52,8 @@ def build(
         weights_dir: Folder in which files of weights are found by name, wherever ``options`` say they are; "" to
             open them where ``options`` say.
         pretrained: Whether to read that file; not necessary for a model whose weights will be replaced.
+        centred: Whether pixels in [0, 1] arrive as numbers in [-1, 1], as the engine hands 8-bit images to models;
+            matters to models that normalise their input.
 
     Raises:
         ConfigError: If a name, option or map is unknown, or a value has the wrong type.
@@ -81,7 +84,7 @@ def build(
     normalisation = backbone.normalisation if images.weights else None
     if images.mean:
         normalisation = Normalisation(images.mean, images.std)
-    preparation = prepare(normalisation, images.size, shape[0], name)
+    preparation = prepare(normalisation, images.size, shape[0], name, centred=centred)
     body = extractor(backbone.module, map_, preparation)
     return SplitModel(body, head, head_dropout=backbone.head_dropout)
 

@@ -29,9 +29,9 @@ class ImageOptions(Options):
     )
     mean: tuple[float, ...] = option(
         (),
-        "subtracted from each channel, in the scale of the data (none: as the weights require, 0 without weights)",
+        "mean of each channel, of 0 … 1 for 8-bit images (none: as the weights require, if there are any)",
     )
-    std: tuple[float, ...] = option((), "divides each channel after that (none: as for mean)", above=0)
+    std: tuple[float, ...] = option((), "standard deviation of each channel (none: as for mean)", above=0)
     size: int = option(0, "side in pixels to which images are scaled, bilinearly (0 = as they are)", least=0)
 
     def __post_init__(self) -> None:

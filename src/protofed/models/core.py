@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.noise import KeyedUniform, noise_keys
+from protofed.models.preparation import Preparation
 
 MAPS = ("pool", "linear")
 
@@ -27,27 +28,6 @@ class Output(NamedTuple):
     logits: Tensor
 
 
-class Scale(nn.Module):
-    """Maps each channel c of an image ``x`` to ``factor_c·x + offset_c``; not part of a ``state_dict``.
-
-    Args:
-        factor: One number per channel, or one for all.
-        offset: As many.
-    """
-
-    factor: Tensor
-    offset: Tensor
-
-    def __init__(self, factor: Sequence[float], offset: Sequence[float]) -> None:
-        super().__init__()
-        self.register_buffer("factor", torch.tensor(factor).view(-1, 1, 1), persistent=False)
-        self.register_buffer("offset", torch.tensor(offset).view(-1, 1, 1), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale a batch ``(B, C, H, W)``."""
-        return torch.addcmul(self.offset, x, self.factor)
-
-
 class SplitModel(nn.Module):
     """A classifier in two parts, ``g(f(x))`` (FedProto, Sec. 3.2).
 
@@ -61,7 +41,7 @@ class SplitModel(nn.Module):
 
     Attributes:
         extras: Additional networks of a method (projection, auxiliary model); empty at first.
-        scale: Normalisation of the inputs, beyond what the engine does for all images; None for none.
+        scale: Normalisation of the data's images, which every model of an experiment has; None for none.
         feature_dim: Feature dimension ``d``.
         num_classes: Number of classes ``K``.
         in_bfloat16: Whether convolutions and linear layers are computed in bfloat16 (autocast). Weights, features
@@ -75,10 +55,15 @@ class SplitModel(nn.Module):
         self.extractor = extractor
         self.head = head
         self.extras = nn.ModuleDict()
-        self.scale: Scale | None = None
+        self.scale: Preparation | None = None
         self.dropout = nn.Dropout(head_dropout)
         self.feature_dim = head.in_features
         self.num_classes = head.out_features
+
+    @property
+    def normalises(self) -> bool:
+        """Whether the backbone comes with a normalisation of its own, which does not count in ``scale``."""
+        return any(isinstance(m, Preparation) and m.normalisation for m in self.extractor.children())
 
     @property
     def needs_two_samples(self) -> bool:

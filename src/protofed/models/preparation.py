@@ -42,29 +42,39 @@ class Preparation(nn.Module):
     Its numbers are constants rather than buffers, so that no method exchanges or averages them.
 
     Args:
-        normalisation: Normalisation, with one number for all channels or one for each.
+        normalisation: Normalisation, with one number for all channels or one for each; None for none.
         size: Side of the scaled images in pixels; 0 to leave their size.
+        centred: Whether values ``v`` in [0, 1] arrive as ``2v - 1``, as the engine hands 8-bit images to models.
     """
 
-    def __init__(self, normalisation: Normalisation, size: int) -> None:
+    def __init__(self, normalisation: Normalisation | None, size: int = 0, *, centred: bool = False) -> None:
         super().__init__()
         self.normalisation = normalisation
         self.size = size
+        self.centred = centred
         self._constants: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scaled and normalised images."""
         if self.size and x.shape[-2:] != (self.size, self.size):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=self.size < max(x.shape[-2:]))
+        if self.normalisation is None:
+            return x
         place = x.dtype, x.device
         if place not in self._constants:
-            given = torch.tensor([self.normalisation.mean, self.normalisation.std], dtype=x.dtype, device=x.device)
-            self._constants[place] = given[0, :, None, None], given[1, :, None, None]
+            mean, std = (
+                torch.tensor(n, dtype=torch.float64) for n in (self.normalisation.mean, self.normalisation.std)
+            )
+            given = (2 * mean - 1, 2 * std) if self.centred else (mean, std)
+            mean, std = (numbers[:, None, None].to(x.device, x.dtype) for numbers in given)
+            self._constants[place] = mean, std
         mean, std = self._constants[place]
         return (x - mean) / std
 
 
-def prepare(normalisation: Normalisation | None, size: int, channels: int, name: str) -> Preparation | None:
+def prepare(
+    normalisation: Normalisation | None, size: int, channels: int, name: str, *, centred: bool = False
+) -> Preparation | None:
     """Return the preparation of a model's images; None if there is nothing to do.
 
     Args:
@@ -72,19 +82,20 @@ def prepare(normalisation: Normalisation | None, size: int, channels: int, name:
         size: Side of the scaled images in pixels; 0 to leave their size.
         channels: Number of channels of the data.
         name: Name of the architecture in error messages.
+        centred: Whether values ``v`` in [0, 1] arrive as ``2v - 1``.
 
     Raises:
         ConfigError: If the normalisation is one of another number of channels.
     """
     if normalisation is None and not size:
         return None
-    chosen = (normalisation or Normalisation((0.0,), (1.0,))).of_channels(channels)
-    if len(chosen.mean) not in (1, channels):
+    chosen = normalisation.of_channels(channels) if normalisation else None
+    if chosen and len(chosen.mean) not in (1, channels):
         raise ConfigError(
             f"{name}: mean and std have {len(chosen.mean)} numbers for images with {channels} channels: set the "
             "options mean and std"
         )
-    return Preparation(chosen, size)
+    return Preparation(chosen, size, centred=centred)
 
 
 def scaled(input_shape: tuple[int, ...], size: int) -> tuple[int, ...]:

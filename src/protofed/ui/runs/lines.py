@@ -164,7 +164,7 @@ def rule_look(rule: str, own: int = 0) -> Look:
     known = list(RULE_COLOURS)
     if rule in known:
         return Look(PALETTE.index(RULE_COLOURS[rule]), MARKERS[known.index(rule)])
-    return Look.number(len(known) + own)
+    return Look.number(known.index("beacon") + own)  # no method has both its own rules and beacon's
 
 
 def losses(run: RunData) -> Lines:
