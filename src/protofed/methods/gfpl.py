@@ -66,13 +66,13 @@ class GFPLOptions(Options):
     )
     distance: Literal["sum", "mean"] = option(
         "sum",
-        "Bhattacharyya distance as a sum over the d dimensions (Eq. 8), or their mean, which no d can outgrow",
+        "Bhattacharyya distance summed over the d dimensions (Eq. 8), or averaged, so that one S_C fits any d",
     )
     weight_by_counts: bool = option(False, "multiply mixture weights by n_ij before fusion")
     retrain: Literal["batch", "epoch"] = option(
         "batch",
-        "one step on new pseudo-features after every local step (Algorithm 2, lines 16-20), or after all local "
-        "epochs passes over pseudo-features drawn once (Sec. 4.2, in batches)",
+        "a step on new pseudo-features after every local step (Algorithm 2, lines 16-20), or, after all local "
+        "epochs, passes over pseudo-features drawn once (text of Sec. 4.2)",
     )
     retrain_parts: Literal["projection", "heads"] = option(
         "projection",

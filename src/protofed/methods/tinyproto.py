@@ -47,7 +47,8 @@ class TinyProtoOptions(Options):
         "participation (none = sum; fedtgp trains on every single prototype)",
     )
     masking: Literal["after", "before"] = option(
-        "after", "protonorm's alignment is masked when it is done, or aligns the coordinates that are sent (before)"
+        "after",
+        "on protonorm, mask the aligned prototypes, or align them within their masks, on what is sent (before)",
     )
     mu: float = option(
         0.0, "scale μ; 1.5e-4 for CIFAR-10, 1.5e-3 for CIFAR-100 in the paper (0 = from rho)", least=0
