@@ -122,7 +122,7 @@ def _drawn(
             break
     few = int((best.sum(1) < options.min_size).sum())
     log.warning(
-        "partition 'dirichlet': in none of %d draws with alpha = %g do all %d clients get %d samples: "
+        "partition 'dirichlet': in none of %d draws with alpha = %g do all %d clients reach min_size = %d: "
         "%d are filled up from the largest",
         *(_DRAWS, options.alpha, clients, options.min_size, few),
     )
