@@ -112,9 +112,9 @@ def test_its_methods_have_one_lambda(name):
     ],
 )
 def test_a_round_of_a_recipe(name, folder, tmp_path):
-    """With a tenth of the papers' data, or with four shots per class."""
+    """With a hundredth of the papers' data, or with four shots per class."""
     real_data(folder)
-    small = {"partition.k": 4} if load_recipe(name)["partition"]["name"] == "nway_kshot" else {"data.samples": 3000}
+    small = {"partition.k": 4} if load_recipe(name)["partition"]["name"] == "nway_kshot" else {"data.samples": 600}
     overrides = {"method.name": name.partition("-")[0], "rounds": 1, "data.data_dir": str(real_data(folder).parent)}
     done = run(name, {**overrides, **small}, out=tmp_path)
     assert done.summary["rounds"] == 1
