@@ -381,10 +381,15 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
     Args:
         tree: A recipe.
         name: A method or variant; None for ``method.name``.
+
+    Raises:
+        ConfigError: If the recipe has variants, and there is no such method or variant.
     """
     chosen = _table(tree, "method").get("name") if name is None else name
     variants = _table(tree, "variants")
     if not isinstance(chosen, str) or chosen not in variants:
+        if variants and isinstance(chosen, str) and ":" not in chosen and chosen not in methods.methods():
+            raise ConfigError(unknown_name("method or variant", chosen, [*methods.methods(), *variants]))
         return tree, name
     own = _as_table(variants[chosen], f"variants.{chosen}")
     return apply_overrides(tree, flat(own)), _table(own, "method")["name"]

@@ -32,7 +32,7 @@ def trimmed_mean(vectors: Tensor, trim: int) -> Tensor:
     return vectors.sort(dim=0).values[trim : len(vectors) - trim].mean(dim=0)
 
 
-def geometric_median(vectors: Tensor, *, iterations: int = 100, tolerance: float = 1e-9) -> Tensor:
+def geometric_median(vectors: Tensor, *, iterations: int = 1000, tolerance: float = 1e-9) -> Tensor:
     """Return the point ``(D,)`` with the smallest sum of distances to all vectors (smoothed Weiszfeld algorithm).
 
     Its breakdown point is one half. The iteration starts from the coordinate-wise median. Distances are clamped
@@ -40,7 +40,7 @@ def geometric_median(vectors: Tensor, *, iterations: int = 100, tolerance: float
 
     Args:
         vectors: ``(n, D)`` vectors.
-        iterations: Maximum number of iterations.
+        iterations: Maximum number of iterations; dozens suffice, but hundreds if the start lies close to a vector.
         tolerance: Step length at which to stop, as a multiple of the median distance.
     """
     point = median(vectors.double())
