@@ -165,5 +165,5 @@ def test_an_option_that_no_compared_method_has_is_refused():
 
 def test_a_misspelt_variant_is_compared_with_variants_too():
     tree = {"variants": {"local-tuned": {"method": {"name": "local"}}}}
-    with pytest.raises(ConfigError, match="unknown method or variant 'local-tunde': did you mean 'local-tuned'?"):
+    with pytest.raises(ConfigError, match="unknown method or variant 'local-tunde': did you mean 'local-tuned'"):
         resolve(tree, method="local-tunde")
