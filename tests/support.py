@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from protofed.experiments import Experiment, resolve
+from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides
 from protofed.federation import Federation
+from protofed.methods.contract import Upload
 from protofed.samples import ClientData, FederatedData, Samples
 
 K = 4
@@ -161,3 +163,18 @@ def visited(federation: Federation) -> dict[str, SimpleNamespace]:
         )
         for name, member in clients.items()
     }
+
+
+def build(method: str, data: FederatedData | None = None, **overrides: Any) -> Federation:
+    """Return the federation of a tiny experiment, of three ordinary clients unless there are other data."""
+    return assemble(experiment(method, **overrides), data or ordinary())[0]
+
+
+def uploads(federation: Federation, round: int = 1) -> list[Upload]:
+    """Train in ``round``; return every client's decoded upload."""
+    messages = federation._messages(federation.names, round)
+    schema = federation.method.upload_schema
+    return [
+        Upload(r.client, federation.codec.decode(r.message, schema))
+        for r in federation.executor.train(federation.names, messages, round)
+    ]

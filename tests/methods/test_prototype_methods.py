@@ -6,28 +6,12 @@ import pytest
 import torch
 
 from protofed.errors import ConfigError
-from protofed.experiments.assemble import assemble
-from protofed.methods.contract import Upload
 from protofed.prototypes.alignment import align
 from protofed.prototypes.contrastive import adaptive_margin
 from protofed.prototypes.etf import spread_directions
-from support import K, client, experiment, federated, ordinary, visited
+from support import K, build, client, federated, uploads, visited
 
 D = 5
-
-
-def build(method, data=None, **overrides):
-    return assemble(experiment(method, **overrides), data or ordinary())[0]
-
-
-def uploads(federation, round=1):
-    """Return every client's decoded upload of ``round``."""
-    messages = federation._messages(federation.names, round)
-    schema = federation.method.upload_schema
-    return [
-        Upload(r.client, federation.codec.decode(r.message, schema))
-        for r in federation.executor.train(federation.names, messages, round)
-    ]
 
 
 def naive_mean(received):

@@ -8,26 +8,11 @@ import pytest
 import torch
 
 from protofed.errors import ConfigError
-from protofed.experiments.assemble import assemble
 from protofed.methods._wrapped import WrappedMethod
 from protofed.methods.contract import Method, Upload
-from support import K, degenerate, experiment, ordinary, visited
+from support import K, build, degenerate, uploads, visited
 
 D = 5
-
-
-def build(method, data=None, **overrides):
-    return assemble(experiment(method, **overrides), data or ordinary())[0]
-
-
-def uploads(federation, round=1):
-    """Return every client's decoded upload of ``round``."""
-    messages = federation._messages(federation.names, round)
-    schema = federation.method.upload_schema
-    return [
-        Upload(r.client, federation.codec.decode(r.message, schema))
-        for r in federation.executor.train(federation.names, messages, round)
-    ]
 
 
 @pytest.mark.parametrize(
