@@ -82,6 +82,7 @@ def answers(f: Tensor, g: Tensor, prior: Sequence[float], own: Sequence[int], *,
     p = everything(s, g, own)
     return {
         "head": max(own, key=lambda y: s[y] + prior[y]),
+        "expert": max(own, key=lambda y: float(f[y]) + prior[y]),
         "beacon": max(range(K), key=lambda y: float(g[y]) + prior[y]),
         "all_classes": max(range(K), key=lambda y: p[y]),
         "global_model": max(range(K), key=lambda y: float(g[y])),

@@ -17,8 +17,11 @@ from naive import build, same_nets
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
-from protofed.methods.beacon import Beacon, all_classes, log_prior, tiny_network
+from protofed.methods._prior import log_prior
+from protofed.methods.beacon import Beacon, all_classes
 from protofed.methods.contract import Upload
+from protofed.models import build as build_model
+from protofed.models.tiny import tiny_width
 from protofed.prototypes.etf import spread_directions
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
@@ -33,6 +36,12 @@ def two() -> FederatedData:
         client("ann", [0, 0, 0, 0, 0, 1, 1, 2, 2], [0, 1, 2, 2, 0]),
         client("bob", [1, 1, 1, 2, 2, 2], [1, 2, 3, 0, 1]),
     )
+
+
+def tiny(shape, classes, **options):
+    """Return the beacon for samples of a shape."""
+    width = tiny_width(shape, **options)
+    return build_model("tiny", input_shape=shape, num_classes=classes, d=width, options=options)
 
 
 def beacon_of(federation, name):
@@ -130,7 +139,7 @@ def test_with_one_client_it_is_the_tiny_network_trained_alone():
     samples = data.clients[0].train
     x, y = samples.x.double() / 127.5 - 1, samples.y
     prior = torch.tensor([6.0, 4, 4, 4], dtype=torch.float64).div(18).log()
-    net = tiny_network((1, 8, 8), K).double()
+    net = tiny((1, 8, 8), K).double()
     for parameter, first in zip(net.parameters(), federation.server.values(), strict=True):
         parameter.data.copy_(first)
     for number, _ in enumerate(federation.run(), start=1):
@@ -140,7 +149,7 @@ def test_with_one_client_it_is_the_tiny_network_trained_alone():
             order = torch.randperm(len(y), generator=generator(naive.SEED, "shuffle", *scope))
             for rows in order.split(naive.BATCH):
                 optimizer.zero_grad()
-                F.cross_entropy(net(x[rows]) + prior, y[rows]).backward()
+                F.cross_entropy(net(x[rows]).logits + prior, y[rows]).backward()
                 optimizer.step()
         for parameter, found in zip(net.parameters(), federation.server.values(), strict=True):
             torch.testing.assert_close(found, parameter.detach(), rtol=1e-9, atol=1e-11)
@@ -246,6 +255,7 @@ def test_diverged_networks_answer_nothing():
     found = federation.method.predict(ann.model, batch, {}, ann.state)
     assert {rule: bool((classes == -1).all()) for rule, classes in found.items()} == {
         "head": True,
+        "expert": True,
         "beacon": False,
         "all_classes": True,
         "global_model": False,
@@ -272,15 +282,15 @@ def size(network) -> int:
     ],
 )
 def test_sizes(shape, classes, weights):
-    network = tiny_network(shape, classes)
+    network = tiny(shape, classes)
     assert size(network) == weights
-    assert network(torch.zeros(2, *shape)).shape == (2, classes)
+    assert network(torch.zeros(2, *shape)).logits.shape == (2, classes)
     assert not list(network.buffers())
 
 
 def test_maps_are_not_halved_below_what_is_pooled():
     def strides(shape):
-        return [m.stride[0] for m in tiny_network(shape, 10) if hasattr(m, "in_channels")]
+        return [m.stride[0] for m in tiny(shape, 10).modules() if hasattr(m, "in_channels")]
 
     assert strides((1, 28, 28)) == strides((3, 64, 64)) == strides((2, 128)) == [2, 2, 2]
     assert strides((1, 8, 8)) == [2, 1, 1]
@@ -290,11 +300,11 @@ def test_maps_are_not_halved_below_what_is_pooled():
 def test_network_of_images_by_hand():
     """Convolution, GroupNorm over four channels, ReLU and pooling, in loops."""
     torch.manual_seed(0)
-    network = tiny_network((2, 9, 7), 3, channels=(8,)).double()
+    network = tiny((2, 9, 7), 3, channels=(8,)).double()
     with torch.no_grad():
         for p in network.parameters():
             p.normal_()
-    weights = dict(network.named_parameters())
+    weights = {n.removeprefix("extractor.backbone."): w for n, w in network.named_parameters()}
     x = torch.randn(2, 9, 7, dtype=torch.float64)
     padded = torch.zeros(2, 11, 9, dtype=torch.float64)
     padded[:, 1:-1, 1:-1] = x
@@ -311,8 +321,8 @@ def test_network_of_images_by_hand():
     maps = (maps * weights["norm1.weight"][:, None, None] + weights["norm1.bias"][:, None, None]).clamp(min=0)
     rows = [(math.floor(i * H / 4), math.ceil((i + 1) * H / 4)) for i in range(4)]
     cells = torch.stack([maps[:, a:b, j : j + 1].mean((1, 2)) for a, b in rows for j in range(4)], 1)
-    expected = weights["linear.weight"] @ cells.flatten() + weights["linear.bias"]
-    torch.testing.assert_close(network(x[None])[0], expected)
+    expected = weights["head.weight"] @ cells.flatten() + weights["head.bias"]
+    torch.testing.assert_close(network(x[None]).logits[0], expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 40)])
@@ -433,7 +443,7 @@ def test_extreme_uploads():
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"channels": []}, "channels must name at least one convolution"),
         ({"channels": [8, 1]}, "channels must be at least 2"),
-        ({"fusion": "validation"}, "method.fusion must be 'average' or 'sum', not 'validation'"),
+        ({"fusion": "best"}, "method.fusion must be 'average', 'sum' or 'validation', not 'best'"),
         ({"momentum": 1.0}, "momentum must lie in"),
         ({"receive_only": ["bab"]}, "unknown client in method.receive_only 'bab': did you mean 'bob'"),
     ],
@@ -447,7 +457,7 @@ def test_bad_options(options, message):
 def test_samples_without_a_network():
     video = Samples(torch.zeros(3, 1, 4, 8, 8), torch.tensor([0, 1, 2]))
     data = FederatedData((ClientData("ann", video, video),), K, tuple("abcd"), (1, 4, 8, 8))
-    with pytest.raises(ModelError, match="beacon has no network for samples of shape 1×4×8×8: it takes vectors"):
+    with pytest.raises(ModelError, match="tiny has no form for samples of shape 1×4×8×8: it takes vectors"):
         assemble(experiment("beacon"), data)
 
 

@@ -40,6 +40,7 @@ LINES = (
     _Line("converged", "rounds_to_convergence"),
     _Line("union", "union", always=False),
     _Line("unseen", "unseen", always=False),
+    _Line("newcomers", "newcomers", always=False),
 )
 NOTES = {
     "final": "Weighted by test samples; best is chosen on test data, hence optimistic; clients: mean ± spread over "
@@ -48,6 +49,7 @@ NOTES = {
     "rounds_to_convergence": f"converged: first round from which on the mean over clients stays within "
     f"{100 * TOLERANCE:g} point of its best",
     "union": "union: final, on all clients' test samples; unseen: on their classes that a client has no samples of",
+    "newcomers": "newcomers: final, clients that joined after training, on their own test samples",
 }
 RULES = {
     "head": "head = own classifier",
@@ -56,6 +58,7 @@ RULES = {
     "global": "global = nearest global prototype",
     "global_own": "own = the same among the client's own classes",
     "etf": "etf = the fixed classifier",
+    "expert": "expert = own classifier, on the client's own classes",
     "beacon": "beacon = the shared tiny network with the client's prior",
     "all_classes": "all = own classifier and the shared network, on all classes",
 }

@@ -18,7 +18,7 @@ from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Listing
-from protofed.data.splits import apportion, hold_out, subset
+from protofed.data.splits import apportion, hold_out, limited, subset
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.limits import Budget
 from protofed.reading import read_toml, reason
@@ -67,7 +67,7 @@ def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: i
     samples: dict[str, dict[str, Samples]] = {f.name: {} for f in folders}
     for part, value, y, rows in zip(parts, x, labels, chosen, strict=True):
         samples[part.client][part.split] = Samples(value, y[rows])
-    clients = tuple(_client(f, samples[f.name], data.validation_fraction, seed) for f in folders)
+    clients = tuple(_client(f, samples[f.name], data, seed) for f in folders)
     return FederatedData(clients, len(class_names), class_names, tuple(x[0].shape[1:]))
 
 
@@ -98,7 +98,7 @@ def load_client(
         [(p.listing.where, checks.features(p.listing, torch.arange(len(p.listing)))) for p in parts]
     )
     samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
-    client = _client(folder, samples, data.validation_fraction, seed)
+    client = _client(folder, samples, data, seed)
     named = any(item.labels.dtype.kind in "US" for item in listings)
     return FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:])), named
 
@@ -156,11 +156,14 @@ def _choose(parts: list[_Part], labels: list[Tensor], samples: int, seed: int) -
     ]
 
 
-def _client(folder: Path, samples: dict[str, Samples], validation_fraction: float, seed: int) -> ClientData:
+def _client(folder: Path, samples: dict[str, Samples], data: DataOptions, seed: int) -> ClientData:
     train, validation = samples["train"], samples.get("validation")
-    if validation is None and validation_fraction:
-        kept, held = hold_out(train.y, validation_fraction, generator(seed, "validation", folder.name))
+    if validation is None and data.validation_fraction:
+        kept, held = hold_out(train.y, data.validation_fraction, generator(seed, "validation", folder.name))
         train, validation = Samples(train.x[kept], train.y[kept]), Samples(train.x[held], train.y[held])
+    rows = limited(train.y, data, seed, folder.name)
+    if len(rows) < len(train):
+        train = Samples(train.x[rows], train.y[rows])
     (name,) = checks.client_names([folder.name], str(folder))
     client = ClientData(name, train, samples["test"], validation, client_settings(folder))
     checks.check_validation(client, str(folder))

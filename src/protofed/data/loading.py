@@ -13,7 +13,7 @@ from protofed.data.local import data_path
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Request, Share, partitions
 from protofed.data.pool import Listing, Pool, datasets
-from protofed.data.splits import hold_out, subset
+from protofed.data.splits import hold_out, limited, subset
 from protofed.errors import ConfigError
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
@@ -113,4 +113,4 @@ def _split(share: Share, y: Tensor, data: DataOptions, seed: int) -> Share:
     if validation is None and data.validation_fraction:
         kept, held = hold_out(y[train], data.validation_fraction, generator(seed, "validation", share.name))
         train, validation = train[kept], train[held]
-    return Share(share.name, train, test, validation)
+    return Share(share.name, train[limited(y[train], data, seed, share.name)], test, validation)

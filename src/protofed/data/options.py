@@ -30,6 +30,9 @@ class DataOptions(Options):
     samples: int = option(0, "use only this many samples, chosen per class (0 = all)", least=0)
     test_fraction: float = option(0.25, "share of each client's samples held out for testing", least=0, below=1)
     validation_fraction: float = option(0.0, "share of each client's training part held out", least=0, below=1)
+    train_samples: int = option(
+        0, "most training samples per client, chosen per class; the rest is left out (0 = all)", least=0
+    )
     classes: int = option(0, "number of classes K (0 = as the data say)", least=0, most=limits.CLASSES)
     image_column: str = option("", "column with the images or features ('' = detect)")
     label_column: str = option("", "column with the labels ('' = detect)")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protofed.data.options import DataOptions
+from protofed.seeding import generator as seeded
+
 
 def apportion(quotas: Tensor, total: int, caps: Tensor, generator: torch.Generator) -> Tensor:
     """Round fractional quotas to whole numbers by the largest remainder.
@@ -88,3 +91,17 @@ def subset(y: Tensor, size: int, generator: torch.Generator) -> Tensor:
     counts = torch.bincount(y)
     take = apportion(counts.double() * size / max(1, len(y)), size, counts, generator)
     return choose(y, take, generator).nonzero().flatten()
+
+
+def limited(y: Tensor, data: DataOptions, seed: int, client: str) -> Tensor:
+    """Return the positions of the training samples that a client keeps, int64 ascending: ``data.train_samples``.
+
+    Args:
+        y: ``(n,)`` int64 labels.
+        data: Data options of the run.
+        seed: Seed of the run.
+        client: Name of the client.
+    """
+    if not 0 < data.train_samples < len(y):
+        return torch.arange(len(y))
+    return subset(y, data.train_samples, seeded(seed, "limit", client))

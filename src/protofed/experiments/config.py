@@ -6,6 +6,7 @@ import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -375,24 +376,31 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
 def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any], str | None]:
     """Return the recipe and the method that a name stands for.
 
-    ``[variants.NAME]`` is a partial recipe with a ``method.name``, such as a baseline with an optimiser of its own,
-    which comparisons list beside the methods. Its values win over all others.
+    A variant is a partial recipe with a ``method.name``, such as a baseline with an optimiser of its own, which
+    comparisons list beside the methods: one of :func:`variants`, or ``[variants.NAME]`` of the recipe. Its values
+    win over all others.
 
     Args:
         tree: A recipe.
         name: A method or variant; None for ``method.name``.
 
     Raises:
-        ConfigError: If the recipe has variants, and there is no such method or variant.
+        ConfigError: If there is no such method or variant.
     """
     chosen = _table(tree, "method").get("name") if name is None else name
-    variants = _table(tree, "variants")
-    if not isinstance(chosen, str) or chosen not in variants:
-        if variants and isinstance(chosen, str) and ":" not in chosen and chosen not in methods.methods():
-            raise ConfigError(unknown_name("method or variant", chosen, [*methods.methods(), *variants]))
+    known = {**variants(), **_table(tree, "variants")}
+    if not isinstance(chosen, str) or chosen not in known:
+        if isinstance(chosen, str) and ":" not in chosen and chosen not in methods.methods():
+            raise ConfigError(unknown_name("method or variant", chosen, [*methods.methods(), *known]))
         return tree, name
-    own = _as_table(variants[chosen], f"variants.{chosen}")
+    own = _as_table(known[chosen], f"variants.{chosen}")
     return apply_overrides(tree, flat(own)), _table(own, "method")["name"]
+
+
+@cache
+def variants() -> Tree:
+    """Return the built-in variants by name."""
+    return read_toml(Path(str(resources.files("protofed.experiments") / "variants.toml")))
 
 
 def check_names(tree: Mapping[str, Any]) -> None:
@@ -413,7 +421,8 @@ def check_names(tree: Mapping[str, Any]) -> None:
             if part not in parts:
                 raise ConfigError(unknown_name(f"option of {where}", part, parts))
         base = _table(own, "method").get("name")
-        if not isinstance(base, str) or name in methods.methods() or base in _table(tree, "variants"):
+        others = {**variants(), **_table(tree, "variants")}
+        if not isinstance(base, str) or name in methods.methods() or base in others:
             raise ConfigError(f"{where} must name its method, as {where}.method.name=…, and have a name of its own")
         methods.get(base)
 
@@ -443,7 +452,7 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
         options = replace(options, methods=tuple(every_method()))
     known: set[str] = set()
     for name in options.methods:
-        if name in _table(tree, "variants") and options.axes:
+        if name in {**variants(), **_table(tree, "variants")} and options.axes:
             raise ConfigError(
                 f"compare.axes cannot be combined with the variant {name!r}: make it a value of an axis"
             )

@@ -19,6 +19,7 @@ from protofed.runs import RULE_ORDER, Accuracy, Attack, RoundRecord, main_rule
 from protofed.seeding import generator
 from protofed.training import Evaluated, Executor, Messages, Missing, On, Trained
 from protofed.wire import Codec, cast
+from protofed.wire.schema import Schema
 from protofed.wire.validate import check_values
 
 
@@ -41,6 +42,13 @@ class ParticipationOptions(Options):
         "asked again after as many rounds",
         least=0,
     )
+    newcomers: int = option(
+        0,
+        "in a simulation: clients, the last ones, that join after training: they receive and train, and send "
+        "nothing",
+        least=0,
+    )
+    newcomer_rounds: int = option(1, "rounds, the last ones, in which only newcomers train", least=1)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class EvaluationOptions(Options):
     on: On = option(
         "own",
         "test samples: a client's own; in a simulation, also those of all clients together (union; balanced: every "
-        "class counts alike), with the accuracy on classes that the client has no training samples of",
+        "class counts alike; shifted: classes are as frequent as at the next client, which the client is told), "
+        "with the accuracy on classes that the client has no training samples of",
     )
     rule: str = option(
         "",
@@ -95,10 +104,12 @@ class Federation:
         self.names = list(self.executor.clients)
         if not self.names:
             raise ConfigError("the federation has no clients")
-        self.method.check_clients(self.names)
+        members = self.executor.clients.items()
+        self.method.check_clients(self.names, [n for n, m in members if m.validation is not None])
         self.trainable = [n for n in self.names if len(self.executor.clients[n].train)]
         if not self.trainable:
             raise ConfigError("no client has training samples")
+        self.newcomers = self._find_newcomers()
         least = self.participation.min_clients
         if least > len(self.trainable):
             raise ConfigError(
@@ -124,6 +135,34 @@ class Federation:
     def round(self) -> int:
         """Rounds completed."""
         return self.state.round
+
+    def _find_newcomers(self) -> frozenset[str]:
+        """Return the clients that join after training.
+
+        Raises:
+            ConfigError: If this is no simulation, or nobody is left to train before they join.
+        """
+        o = self.participation
+        if not o.newcomers:
+            return frozenset()
+        if self.executor.remote:
+            raise ConfigError("participation.newcomers is for simulations: use --engine local")
+        found = self.trainable[-o.newcomers :]
+        if len(found) == len(self.trainable):
+            raise ConfigError(
+                f"participation.newcomers={o.newcomers} leaves nobody to train before they join: at most "
+                f"{len(self.trainable) - 1} of {len(self.trainable)} clients can"
+            )
+        if o.newcomer_rounds >= self.rounds:
+            raise ConfigError(
+                f"participation.newcomer_rounds={o.newcomer_rounds} leaves no rounds for training: rounds is "
+                f"{self.rounds}"
+            )
+        return frozenset(found)
+
+    def joined(self, round: int) -> bool:
+        """Return whether newcomers have joined in ``round``: from then on only they train, and nobody sends."""
+        return bool(self.newcomers) and round > self.rounds - self.participation.newcomer_rounds
 
     def _check_optimizers(self) -> None:
         """Raise ConfigError if the method overrides a setting that some client's optimiser lacks."""
@@ -164,7 +203,9 @@ class Federation:
 
     def participants(self, round: int) -> list[str]:
         """Return the clients that train in ``round``, in their fixed order."""
-        able = self.state.standing.able(self.trainable, round, self.participation.max_refusals)
+        joined = self.joined(round)
+        here = [name for name in self.trainable if (name in self.newcomers) == joined]
+        able = self.state.standing.able(here, round, self.participation.max_refusals)
         number = self._number_of(able)
         if number >= len(able) or self.method.everyone(round):
             return able
@@ -268,8 +309,9 @@ class Federation:
         results = waiting.timed(self.executor.train(names, messages, round))
         if self.attackers is not None:
             results = self.attackers.act(results, messages, round)
-        uploads = self._uploads(results, trained, record)
-        if self.method.communicates(round):
+        sending = not self.joined(round)
+        uploads = self._uploads(results, trained, record, self.method.upload_schema if sending else None)
+        if sending and self.method.communicates(round):
             counter, findings = itertools.count(), Findings()
             counted = (upload for upload, _ in zip(uploads, counter, strict=False))
             screened = self.guard.screen(counted, self._opening(round), findings)
@@ -294,10 +336,13 @@ class Federation:
         return self.method.broadcast(self.server, round)
 
     def _uploads(
-        self, results: Iterator[Trained | Missing], trained: list[Trained], record: RoundRecord
+        self,
+        results: Iterator[Trained | Missing],
+        trained: list[Trained],
+        record: RoundRecord,
+        schema: Schema | None,
     ) -> Iterator[Upload]:
-        """Decode and validate uploads one by one; refused ones are recorded and left out."""
-        schema = self.method.upload_schema
+        """Decode and validate uploads one by one, none without a schema; refused ones are recorded and left out."""
         for result in results:
             if isinstance(result, Missing):
                 record.miss(result, "training")
@@ -319,13 +364,18 @@ class Federation:
     def _evaluate(self, round: int, record: RoundRecord) -> None:
         start = time.perf_counter()
         delivered = self.evaluation.at == "broadcast"
-        messages = self._messages(self.names, round + 1) if delivered else None
-        results = [self._score(r, record) for r in self.executor.evaluate(self.names, messages, round)]
+        names = [name for name in self.names if name not in self.newcomers or self.joined(round)]
+        messages = self._messages(names, round + 1) if delivered else None
+        scored = {r.client: self._score(r, record) for r in self.executor.evaluate(names, messages, round)}
+        results = [scored.get(name) or Evaluated(name, {}, 0, 0.0) for name in self.names]
         record.accuracy = Accuracy.of([(r.correct, r.samples) for r in results], self.method.rules)
         for part in ("validation", "union", "unseen"):
             scores = [getattr(r, part) for r in results]
             if any(samples for _, samples in scores):
                 setattr(record, part, Accuracy.of(scores, self.method.rules))
+        if self.joined(round):
+            own = [(r.correct, r.samples) if r.client in self.newcomers else ({}, 0) for r in results]
+            record.newcomers = Accuracy.of(own, self.method.rules)
         if self.attackers is not None:
             honest = [r for r in results if r.client not in self.attackers.names]
             record.attack = Attack(

@@ -70,9 +70,9 @@ class WrappedMethod(Method[O]):
     def check(self) -> None:
         """The base has checked itself."""
 
-    def check_clients(self, names: Collection[str]) -> None:
+    def check_clients(self, names: Collection[str], validated: Collection[str]) -> None:
         """As the base."""
-        self.base.check_clients(names)
+        self.base.check_clients(names, validated)
 
     def notes(self) -> tuple[str, ...]:
         """As the base."""
@@ -117,6 +117,10 @@ class WrappedMethod(Method[O]):
     def client_state(self, counts: Tensor) -> Tensors:
         """As the base."""
         return self.base.client_state(counts)
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """As the base."""
+        return self.base.shifted(state, counts)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """As the base."""

@@ -197,6 +197,7 @@ class Local:
         received: The result of :meth:`Method.receive` for the last broadcast.
         features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
         seed: The experiment's seed.
+        validation: Returns the batches of the client's validation samples; none if it has no such samples.
     """
 
     name: str
@@ -207,6 +208,7 @@ class Local:
     received: Tensors
     features: Callable[[], tuple[Tensor, Tensor]]
     seed: int
+    validation: Callable[[], Iterable[Batch]] = tuple
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator that belongs to this client, round and ``purpose``."""
@@ -301,11 +303,15 @@ class Method(Generic[O]):
             ConfigError: If they do not.
         """
 
-    def check_clients(self, names: Collection[str]) -> None:
-        """Check that options name only clients of the federation, before any training.
+    def check_clients(self, names: Collection[str], validated: Collection[str]) -> None:
+        """Check that the options suit the clients of the federation, before any training.
+
+        Args:
+            names: The clients.
+            validated: Those of them that hold validation samples.
 
         Raises:
-            ConfigError: If they name another.
+            ConfigError: If they name another client, or need validation samples that nobody holds.
         """
 
     def notes(self) -> tuple[str, ...]:
@@ -354,6 +360,15 @@ class Method(Generic[O]):
     def client_state(self, counts: Tensor) -> Tensors:
         """Return a new client's state, given its ``(K,)`` class counts."""
         return {}
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Return a trained client's state for predictions where its class frequencies have changed.
+
+        Args:
+            state: The state, which must not be modified.
+            counts: ``(K,)`` int64 numbers of samples per class, in proportion to the new frequencies.
+        """
+        return state
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Unpack a broadcast; may load weights into ``local.model``.

@@ -152,7 +152,7 @@ class FedProto(Method[P]):
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """The head, and the nearest prototypes; the head decides while there are none."""
-        return nearest_rules(model, batch, Prototypes.of(received), Prototypes.of(state))
+        return nearest_rules(model(batch.x), Prototypes.of(received), Prototypes.of(state))
 
     # The server.
 
@@ -254,19 +254,17 @@ def pulled(
     return {"cross_entropy": batch.cross_entropy(output.logits), "prototype": weight * apart}, output
 
 
-def nearest_rules(model: SplitModel, batch: Batch, shared: Prototypes, own: Prototypes) -> Tensors:
+def nearest_rules(output: Output, shared: Prototypes, own: Prototypes) -> Tensors:
     """Classify a batch by the head and by nearest prototypes; the head decides while a rule has no prototype.
 
     Args:
-        model: The client's model.
-        batch: The samples.
+        output: The model's ``(B, d)`` features and ``(B, K)`` logits of the batch.
         shared: Global prototypes.
         own: The client's prototypes.
 
     Returns:
         ``(B,)`` int64 classes of the rules ``head``, ``local``, ``global`` and ``global_own``.
     """
-    output = model(batch.x)
     head = most_likely(output.logits)
 
     def by(table: Prototypes) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
+from protofed.methods._prior import balanced_answers, balanced_cross_entropy, own_classes
 from protofed.methods.contract import Batch, Local, Method, Tensors, Terms
 from protofed.methods.fedproto import nearest_rules, pulled
 from protofed.options import Options, option
@@ -30,6 +31,11 @@ class FixedETFOptions(Options):
     lambda_: float = option(1.0, "weight λ of the prototype term", least=0)
     gamma: float = option(100.0, "length γ of the targets, as ProtoNorm's upscaling", least=0)
     prototypes: Literal["after", "during"] = option("after", "without effect: there are no local prototypes")
+    softmax: Literal["plain", "balanced"] = option(
+        "plain",
+        "cross-entropy of the head's f(x), or of f(x) + π_i over the client's classes: balanced, as beacon's "
+        "expert; the head then predicts over these, with π_i (head) and without (all_classes)",
+    )
 
 
 @register
@@ -41,8 +47,12 @@ class FixedETF(Method[FixedETFOptions]):
     Options = FixedETFOptions
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember the classes that the client holds."""
-        return {"own": counts > 0}
+        """Remember the classes that the client holds, and if need be how often."""
+        return own_classes(counts, self.task.dtype, balanced=self.options.softmax == "balanced")
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies of the classes that were learned."""
+        return {**self.client_state(counts), "own": state["own"]}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Derive the targets of all classes from the seed, in the dimension of the client's features."""
@@ -53,16 +63,24 @@ class FixedETF(Method[FixedETFOptions]):
         return Prototypes(directions, present).scaled(self.options.gamma).tensors()
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """FedProto's, towards the fixed targets."""
-        return pulled(model, batch, received, self.options.lambda_)
+        """FedProto's, towards the fixed targets; its cross-entropy may be balanced."""
+        terms, output = pulled(model, batch, received, self.options.lambda_)
+        if self.options.softmax == "balanced":
+            assert output is not None
+            terms = {**terms, "cross_entropy": balanced_cross_entropy(batch, output.logits, state)}
+        return terms, output
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The head; the nearest target over all classes, or over the client's own."""
-        return ("head", "global", "global_own")
+        others = ("all_classes",) if self.options.softmax == "balanced" else ()
+        return ("head", "global", "global_own", *others)
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """The head, or the nearest target."""
         own = Prototypes(torch.zeros_like(received["prototypes"]), state["own"])
-        predicted = nearest_rules(model, batch, Prototypes.of(received), own)
+        output = model(batch.x)
+        predicted = nearest_rules(output, Prototypes.of(received), own)
+        if self.options.softmax == "balanced":
+            predicted |= balanced_answers(output.logits, state)
         return {rule: predicted[rule] for rule in self.rules}

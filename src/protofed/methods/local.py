@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Method, Tensors
+from protofed.methods._prior import balanced_answers, balanced_cross_entropy, over, own_classes
+from protofed.methods.contract import Batch, Method, Tensors, Terms
 from protofed.options import Options, option
 from protofed.prototypes.inference import most_likely
 
@@ -22,6 +22,11 @@ class LocalOptions(Options):
     """Hyperparameters."""
 
     predict_over: Literal["all", "own"] = option("all", "classes the head may answer: all K, or the client's own")
+    softmax: Literal["plain", "balanced"] = option(
+        "plain",
+        "cross-entropy of f(x), or of f(x) + π_i over the client's classes: balanced, as beacon's expert; predicts "
+        "over these, with π_i (head) and without (all_classes)",
+    )
 
 
 @register
@@ -33,12 +38,30 @@ class LocalTraining(Method[LocalOptions]):
     Options = LocalOptions
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember the classes that the client holds."""
-        return {"own": counts > 0}
+        """Remember the classes that the client holds, and if need be how often."""
+        return own_classes(counts, self.task.dtype, balanced=self.options.softmax == "balanced")
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies of the classes that were learned."""
+        return {**self.client_state(counts), "own": state["own"]}
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """Cross-entropy, plain or balanced."""
+        output = model(batch.x)
+        if self.options.softmax == "plain":
+            return {"cross_entropy": batch.cross_entropy(output.logits)}, output
+        return {"cross_entropy": balanced_cross_entropy(batch, output.logits, state)}, output
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The head; if it is free of class bias, for the client's class frequencies and for equal ones."""
+        return ("head",) if self.options.softmax == "plain" else ("head", "all_classes")
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Argmax of the head, over all classes or the client's own."""
         logits = model(batch.x).logits
+        if self.options.softmax == "balanced":
+            return balanced_answers(logits, state)
         if self.options.predict_over == "own":
-            logits = logits.masked_fill(~state["own"] & state["own"].any(), torch.finfo(logits.dtype).min)
+            logits = over(logits, state["own"] | ~state["own"].any())
         return {"head": most_likely(logits)}

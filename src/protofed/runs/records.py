@@ -20,7 +20,7 @@ WAYS = ("up", "down")
 SECONDS = ("total", "training", "evaluation", "aggregation")
 """The total time of a round, and its parts."""
 
-SCORED = ("accuracy", "validation", "union", "unseen")
+SCORED = ("accuracy", "validation", "union", "unseen", "newcomers")
 """The data on which a round may have scored clients."""
 
 _PARTS = {
@@ -173,6 +173,7 @@ class RoundRecord:
         validation: On the validation data, or None.
         union: Of every client on all clients' test samples, or None.
         unseen: On those of them whose classes the client has no training samples of, or None.
+        newcomers: Of the clients that joined after training, on their own test data, or None.
         losses: Mean per training sample, per term, and their ``total``; None where not finite.
         bytes: Encoded size of all messages, ``up`` and ``down``.
         parameters: Numbers sent as the papers count them, ``up`` and ``down``.
@@ -191,6 +192,7 @@ class RoundRecord:
     validation: Accuracy | None = None
     union: Accuracy | None = None
     unseen: Accuracy | None = None
+    newcomers: Accuracy | None = None
     losses: dict[str, float | None] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     parameters: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})

@@ -12,7 +12,7 @@ from protofed.runs.description import ClientDescription, FederationDescription
 from protofed.runs.records import Accuracy, RoundRecord
 from protofed.runs.summary import Outcome, Summary
 
-RULE_ORDER = ("head", "global_model", "local", "global", "global_own", "etf", "beacon", "all_classes")
+RULE_ORDER = ("head", "global_model", "local", "global", "global_own", "etf", "expert", "beacon", "all_classes")
 """The order in which tables show inference rules."""
 
 

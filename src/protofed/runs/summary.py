@@ -80,6 +80,7 @@ class RuleOutcome:
             :data:`TOLERANCE` of its best; None if the last round is worse than that.
         union: On all clients' test samples.
         unseen: On those of them whose classes a client has no training samples of.
+        newcomers: Of the clients that joined after training, on their own test samples.
     """
 
     _: KW_ONLY
@@ -95,6 +96,7 @@ class RuleOutcome:
     rounds_to_convergence: int | None = None
     union: Beyond | None = None
     unseen: Beyond | None = None
+    newcomers: Beyond | None = None
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], rule: str) -> RuleOutcome:
@@ -125,6 +127,7 @@ class RuleOutcome:
             rounds_to_convergence=_converged({round: a.spreads[rule][0] for round, a in scored.items()}),
             union=Beyond.of(best_record.union, final.union, rule),
             unseen=Beyond.of(best_record.unseen, final.unseen, rule),
+            newcomers=Beyond.of(best_record.newcomers, final.newcomers, rule),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,7 +162,7 @@ class RuleOutcome:
 
 _REQUIRED = ("best", "best_round", "final", "client_mean", "client_std")
 _PAIRS = (("best_validated", "best_validated_round"), ("best_client_mean", "best_client_std"))
-_BEYOND = ("union", "unseen")
+_BEYOND = ("union", "unseen", "newcomers")
 _FORMER = {"selected": "best_validated", "selected_round": "best_validated_round"}
 """Names in older files."""
 

@@ -15,7 +15,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -42,7 +43,7 @@ Augment = Callable[[Samples, torch.Generator], Samples]
 Scores = tuple[Mapping[str, float], int]
 """Correct answers by rule, and the number of samples."""
 
-On = Literal["own", "union", "balanced"]
+On = Literal["own", "union", "balanced", "shifted"]
 """Whose test samples clients are scored on."""
 
 
@@ -300,12 +301,31 @@ class LocalTrainer:
         """Score clients on all clients' test samples: on all classes, and on those they do not train on."""
         if self.on == "own":
             return [(_NO_SCORES, _NO_SCORES)] * len(locals_)
-        samples = clients.union.counts(self.method.task.num_classes).cpu()
-        alike, found = self.on == "balanced", []
-        for correct, local in zip(steps.score([clients.union] * len(locals_), locals_), locals_, strict=True):
-            unseen = samples * (local.counts.cpu() == 0)
-            found.append((_pooled(correct, samples, alike=alike), _pooled(correct, unseen, alike=alike)))
+        held = clients.union.counts(self.method.task.num_classes).cpu()
+        weights = [self._weights(clients, local, held) for local in locals_]
+        if self.on == "shifted":
+            locals_ = [
+                replace(local, state=self.method.shifted(local.state, counts.to(local.counts.device)))
+                for local, counts in zip(locals_, weights, strict=True)
+            ]
+        found = []
+        scored = steps.score([clients.union] * len(locals_), locals_)
+        for correct, local, each in zip(scored, locals_, weights, strict=True):
+            unseen = each * (local.counts.cpu() == 0)
+            found.append((_pooled(correct, held, each), _pooled(correct, held, unseen)))
         return found
+
+    def _weights(self, clients: Roster, local: Local, held: Tensor) -> Tensor:
+        """Return the weight of each class in a client's score, ``(K,)`` int64.
+
+        Args:
+            clients: All clients.
+            local: The client.
+            held: ``(K,)`` test samples of all clients per class.
+        """
+        if self.on == "shifted":
+            return clients.after(local.name).train.counts(len(held)).cpu() * (held > 0)
+        return held if self.on == "union" else (held > 0).long()
 
     def open(self, clients: Roster, name: str, round: int) -> Local:
         """Load a client onto the device.
@@ -335,6 +355,8 @@ class LocalTrainer:
         )
         counts = client.train.counts(self.method.task.num_classes)
         local = Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
+        if client.validation is not None:
+            local.validation = partial(batches, client.validation, model)
         return local, snapshot.optimizer
 
     def receive(self, local: Local, message: bytes | None, *, deliver: bool = True) -> None:
@@ -467,14 +489,14 @@ def _totals(correct: Tensors) -> dict[str, int]:
     return {rule: int(numbers.sum()) for rule, numbers in correct.items()}
 
 
-def _pooled(correct: Tensors, samples: Tensor, *, alike: bool) -> Scores:
-    """Return the score over the classes that have ``samples``; if they count ``alike``, each as one sample."""
+def _pooled(correct: Tensors, samples: Tensor, weights: Tensor) -> Scores:
+    """Return the score over the classes that have ``samples``, as if there were ``weights`` samples of each."""
 
     def pool(numbers: Tensor) -> float:
-        by_class = zip(numbers.tolist(), samples.tolist(), strict=True)
-        return math.fsum(n / (held if alike else 1) for n, held in by_class if held)
+        by_class = zip(numbers.tolist(), samples.tolist(), weights.tolist(), strict=True)
+        return math.fsum(n * weight / held for n, held, weight in by_class if held)
 
-    return {rule: pool(numbers) for rule, numbers in correct.items()}, round(pool(samples))
+    return {rule: pool(numbers) for rule, numbers in correct.items()}, int(weights.sum())
 
 
 def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:

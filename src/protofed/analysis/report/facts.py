@@ -153,7 +153,8 @@ def beyond(runs: Sequence[RunData]) -> str:
     """Return what it means to be scored on everyone's samples; empty if no run was."""
     if not any(outcome.union for run in runs for outcome in run.outcome.accuracy.values()):
         return ""
-    alike = ", every class counting alike" if "alike" in everybody(runs) else ""
+    how = {"balanced": ", every class counting alike", "shifted": ", weighted as the next client’s classes"}
+    alike = next((how[on] for on in how if on in _scored_on(runs)), "")
     return (
         f"“All classes” is the accuracy of every client on the test samples of all clients together{alike}, after "
         "the last evaluated round; “unseen classes” is the part of them that the client has no training samples of."
@@ -162,8 +163,13 @@ def beyond(runs: Sequence[RunData]) -> str:
 
 def everybody(runs: Sequence[RunData]) -> str:
     """Return on whose samples clients were scored besides their own."""
-    balanced = any(run.config.get("evaluation", {}).get("on") == "balanced" for run in runs)
-    return f"everyone’s samples{', classes alike' * balanced}"
+    how = {"balanced": ", classes alike", "shifted": ", classes shifted"}
+    return "everyone’s samples" + next((how[on] for on in how if on in _scored_on(runs)), "")
+
+
+def _scored_on(runs: Sequence[RunData]) -> set[str]:
+    """Return the values of ``evaluation.on``."""
+    return {str(run.config.get("evaluation", {}).get("on")) for run in runs}
 
 
 def headline(runs: Sequence[RunData]) -> str:

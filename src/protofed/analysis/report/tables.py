@@ -101,6 +101,7 @@ def outcome_columns(runs: Sequence[RunData]) -> list[Column]:
         Column("Mean over clients", "Best round", "best_client_mean", "best_client_std"),
         Column(other, "All classes", "union"),
         Column(other, "Unseen classes", "unseen"),
+        Column("", "Newcomers", "newcomers"),
         Column("", "Converged at round", CONVERGED),
     ]
     always = ("final", "best", "client_mean", "best_client_mean", CONVERGED)

@@ -56,11 +56,17 @@ RUN_COLUMNS = [
         "kind": "number",
         "title": "The same, on classes that the client has no training samples of",
     },
+    {
+        "name": "newcomers",
+        "label": "Newcomers",
+        "kind": "number",
+        "title": "Clients that joined after training, on their own test samples, at the last evaluation",
+    },
     {"name": "sent", "label": "Sent", "kind": "number", "title": "By all parties since the start, up and down"},
     {"name": "time", "label": "Time", "kind": "number", "title": "Of all rounds so far"},
 ]
 
-SELDOM = ("validated", "union", "unseen")
+SELDOM = ("validated", "union", "unseen", "newcomers")
 """Columns that most runs cannot fill."""
 
 STATE_ORDER = (State.DAMAGED, State.RUNNING, State.QUIET, State.STARTING, State.WAITING, State.FINISHED)
@@ -157,7 +163,7 @@ def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
 def _accuracies(outcome: RuleOutcome | None) -> dict[str, list[Any]]:
     """Return the cells about one rule; those of a rule that is not scored are empty."""
     if outcome is None:
-        names = ("final", "validated", "best", "mean", "best mean", "converged", "union", "unseen")
+        names = ("final", "validated", "best", "mean", "best mean", "converged", *SELDOM[1:])
         return dict.fromkeys(names, _percent(None))
     return {
         "final": _percent(outcome.final),
@@ -168,6 +174,7 @@ def _accuracies(outcome: RuleOutcome | None) -> dict[str, list[Any]]:
         "converged": [outcome.rounds_to_convergence, number(outcome.rounds_to_convergence)],
         "union": _percent(outcome.union.final if outcome.union else None),
         "unseen": _percent(outcome.unseen.final if outcome.unseen else None),
+        "newcomers": _percent(outcome.newcomers.final if outcome.newcomers else None),
     }
 
 
