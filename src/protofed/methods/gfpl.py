@@ -79,7 +79,7 @@ class GFPLOptions(Options):
         "what is retrained: the projection (line 19), or projection and head (text); without dcs always the head",
     )
     retrain_epochs: int = option(1, "passes over the pseudo-features (retrain=epoch)", least=1)
-    momentum: float = option(0.5, "momentum of the SGD that retrains")
+    momentum: float = option(0.5, "momentum of the SGD that retrains (0 = the experiment's optimiser as it is)")
 
 
 @register
@@ -232,7 +232,7 @@ class GFPL(Method[GFPLOptions]):
         local = Update(self.loss)
         if not self.retrains(round):
             return (Phase((local,)),)
-        momentum = {"momentum": self.options.momentum}
+        momentum = {"momentum": self.options.momentum} if self.options.momentum else {}
         if self.each_batch:
             return (Phase((local, Update(self.drawn_loss, self.retrained, momentum))),)
         retrain = Update(self.retrain_loss, self.retrained, momentum)
