@@ -1,0 +1,183 @@
+"""Tables and the picture of docs/does-it-help.md: ``python tools/does_it_help.py COMPARISON… [--picture FILE]``.
+
+Each comparison is a directory of ``protofed compare``. Every arm is scored by the rule that suits the question best
+in the mean over seeds, the same favour for all: so a gain cannot come from the choice of a rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from protofed.analysis.paired import Interval, difference
+from protofed.runs import RuleOutcome, RunData, by_label, load_runs
+
+CONTROLS = ("local", "local-balanced", "fixed_etf", "fixed_etf-balanced", "unshared")
+"""Arms that send nothing, each trained as the others."""
+HEADINGS = (
+    "arm",
+    "seeds",
+    "own: final",
+    "validated",
+    "best",
+    "rule",
+    "union",
+    "unseen",
+    "rule",
+    "own, against the best control",
+    "kB a round",
+    "s a round",
+)
+
+Figure = Callable[[RuleOutcome], float | None]
+
+
+class Arm:
+    """The finished runs of one arm, by seed."""
+
+    def __init__(self, label: str, runs: Sequence[RunData]) -> None:
+        self.label = label
+        self.runs = {run.seed: run for run in sorted(runs, key=lambda run: run.seed) if run.finished}
+
+    def values(self, rule: str, figure: Figure, seeds: Sequence[int] = ()) -> list[float]:
+        """Return a figure in percent by ``rule``, one value per seed that has it."""
+        found = [figure(self.runs[seed].outcome.accuracy[rule]) for seed in seeds or self.runs]
+        return [100 * value for value in found if value is not None]
+
+    def best_rule(self, figure: Figure) -> str:
+        """Return the rule with the highest mean of a figure; ``""`` if no run has it."""
+        rules = next(iter(self.runs.values())).rules
+        means = {rule: statistics.fmean(v) for rule in rules if (v := self.values(rule, figure))}
+        return max(means, key=means.__getitem__) if means else ""
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all messages in a round, in both directions, as a mean over all rounds."""
+        return statistics.fmean(run.outcome.communication.sent / run.last_round for run in self.runs.values())
+
+    @property
+    def seconds(self) -> float:
+        """Training and aggregation of the median round: on a busy machine single ones take several times as long."""
+
+        def median(run: RunData) -> float:
+            return statistics.median(r.seconds["training"] + r.seconds["aggregation"] for r in run.rounds)
+
+        return statistics.fmean(map(median, self.runs.values()))
+
+
+def final(outcome: RuleOutcome) -> float | None:
+    return outcome.final
+
+
+def validated(outcome: RuleOutcome) -> float | None:
+    return outcome.best_validated
+
+
+def best(outcome: RuleOutcome) -> float | None:
+    return outcome.best
+
+
+def union(outcome: RuleOutcome) -> float | None:
+    return outcome.union.final if outcome.union else None
+
+
+def unseen(outcome: RuleOutcome) -> float | None:
+    return outcome.unseen.final if outcome.unseen else None
+
+
+def spread(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def shown(interval: Interval) -> str:
+    if interval.high == float("inf"):
+        return f"{interval.mean:+.1f}"
+    text = f"{interval.mean:+.1f} ({interval.low:+.1f} … {interval.high:+.1f})"
+    return f"**{text}**" if interval.sign > 0 else text
+
+
+def arms_of(directory: Path) -> list[Arm]:
+    arms = [Arm(label, runs) for label, runs in by_label(load_runs([directory])).items()]
+    return [arm for arm in arms if arm.runs]
+
+
+def best_control(arms: Sequence[Arm]) -> Arm | None:
+    """Return the arm without messages that is best on the clients' own classes after the last round."""
+    controls = [arm for arm in arms if arm.label in CONTROLS]
+
+    def own(arm: Arm) -> float:
+        return statistics.fmean(arm.values(arm.best_rule(final), final))
+
+    return max(controls, key=own) if controls else None
+
+
+def table(directory: Path) -> str:
+    """Return one comparison as a Markdown table."""
+    arms = arms_of(directory)
+    control = best_control(arms)
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+    for arm in arms:
+        own, other = arm.best_rule(final), arm.best_rule(union)
+        against = ""
+        if control is not None and arm is not control:
+            seeds = [seed for seed in arm.runs if seed in control.runs]
+            theirs = control.values(control.best_rule(final), final, seeds)
+            against = shown(difference(arm.values(own, final, seeds), theirs)) if seeds else ""
+        elif control is not None:
+            against = "the best control"
+        cells = [
+            arm.label,
+            str(len(arm.runs)),
+            *(spread(arm.values(own, figure)) for figure in (final, validated, best)),
+            own,
+            *(spread(arm.values(other, figure)) if other else "–" for figure in (union, unseen)),
+            other or "–",
+            against,
+            f"{arm.bytes / 1000:,.0f}",
+            f"{arm.seconds:.2f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def picture(directory: Path, path: Path) -> None:
+    """Draw accuracy on own and on unseen classes against bytes, one point per arm."""
+    import matplotlib.pyplot as plt
+
+    from protofed.analysis.style import method_styles
+
+    arms = arms_of(directory)
+    styles = method_styles(arm.label for arm in arms)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharex=True, layout="constrained")
+    for axis, score, title in ((axes[0], final, "own classes"), (axes[1], unseen, "unseen classes")):
+        for arm in arms:
+            rule = arm.best_rule(score)
+            if not rule:
+                continue
+            value, sent = statistics.fmean(arm.values(rule, score)), max(arm.bytes, 1000.0)
+            axis.plot(sent, value, "o", color=styles[arm.label].colour, markersize=7, label=arm.label)
+            axis.annotate(arm.label, (sent, value), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        axis.set_xscale("log")
+        axis.set_title(f"Accuracy on {title}, %")
+        axis.set_xlabel("bytes a round, all clients, both ways (left edge: nothing)")
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directories", type=Path, nargs="+")
+    parser.add_argument("--picture", type=Path, help="draw the first comparison here")
+    given = parser.parse_args()
+    for directory in given.directories:
+        print(f"\n{directory.name}\n\n{table(directory)}")
+    if given.picture:
+        picture(given.directories[0], given.picture)
+
+
+if __name__ == "__main__":
+    main()
