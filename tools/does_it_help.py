@@ -59,7 +59,7 @@ class Arm:
 
     @property
     def seconds(self) -> float:
-        """Training and aggregation of the median round: on a busy machine single ones take several times as long."""
+        """Training and aggregation of the median round: on a busy machine single ones take much longer."""
 
         def median(run: RunData) -> float:
             return statistics.median(r.seconds["training"] + r.seconds["aggregation"] for r in run.rounds)

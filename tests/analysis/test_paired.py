@@ -45,5 +45,5 @@ def test_one_value_says_nothing_about_its_spread():
 def test_bad_input():
     with pytest.raises(ValueError, match="at least one value"):
         interval([])
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match="longer"):
         difference([1.0], [1.0, 2.0])

@@ -34,6 +34,7 @@ def view(dots, **changes):
         "clients": [0.5, None],
         "bytes": 7,
         "separation": None,
+        "unseen": None,
         "dots": np.asarray(dots, float),
         "predicted": np.zeros(len(dots), int),
         "own": np.zeros((0, 0, 2)),

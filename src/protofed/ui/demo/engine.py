@@ -56,6 +56,7 @@ class View:
         bytes: Sent so far, up and down.
         separation: Distance of the two closest global prototypes, in mean distances of a test feature from its
             class's global prototype; None with fewer than two.
+        unseen: Accuracy on test images of digits that a client has no training images of; None if each has all.
         dots: ``(n, 2)`` test features in the plane, in the order of :meth:`FederationPair.dots`.
         predicted: ``(n,)`` classes, -1 where the model's output is not finite.
         own: ``(clients, K, 2)`` local prototypes, NaN where there is none.
@@ -68,6 +69,7 @@ class View:
     clients: list[float | None]
     bytes: int
     separation: float | None
+    unseen: float | None
     dots: NDArray[np.float64]
     predicted: NDArray[np.int64]
     own: NDArray[np.float64]
@@ -126,6 +128,12 @@ class LiveFederation:
         self.accuracy = Accuracy.of([(s.correct, s.samples) for s in scores], self.federation.method.rules)
 
     @property
+    def rule(self) -> str:
+        """The rule that figures are about: clients are asked about all digits, not only about their own."""
+        rules = self.federation.method.rules
+        return "all_classes" if "all_classes" in rules else main_rule(rules)
+
+    @property
     def _executor(self) -> Sequential:
         executor = self.federation.executor
         assert isinstance(executor, Sequential)
@@ -163,7 +171,7 @@ class LiveFederation:
     @torch.no_grad()
     def view(self, dots: list[tuple[int, int]]) -> View:
         """Return what there is to see; ``dots`` are those of :meth:`FederationPair.dots`."""
-        method, rule = self.federation.method, main_rule(self.accuracy.weighted)
+        method, rule = self.federation.method, self.rule
         features, predicted, own = [], [], []
         received: dict[str, Tensor] = {}
         clients = self.federation.executor.clients
@@ -178,6 +186,7 @@ class LiveFederation:
             own.append(_own_prototypes(local))
             received = received or local.received
         shared, labels = _global_prototypes(received, self.federation.server)
+        found = torch.stack(predicted)
         who, rows = torch.tensor(dots, dtype=torch.int64).T
         shown = torch.stack(features)[who, rows].double()
         self.plane.turn(shown)
@@ -187,8 +196,9 @@ class LiveFederation:
             clients=self.accuracy.clients[rule],
             bytes=self.bytes,
             separation=_separation(torch.cat(features), self.federated.clients[0].test.y, shared, labels),
+            unseen=_unseen(found, self.federated),
             dots=self.plane.of(shown),
-            predicted=torch.stack(predicted)[who, rows].numpy(),
+            predicted=found[who, rows].numpy(),
             own=self.plane.of(torch.stack(own).double()),
             shared=self.plane.of(shared.double()),
             labels=labels.numpy(),
@@ -233,7 +243,7 @@ def federated_digits(setup: Setup) -> FederatedData:
         ConfigError: If the partition cannot be made.
     """
     train, test = (_samples(split, setup.digits) for split in ("train", "test"))
-    shares = _paired(train.y, setup) if setup.skew == "paired" else _dirichlet(train.y, setup)
+    shares = _dirichlet(train.y, setup) if setup.skew == "dirichlet" else _paired(train.y, setup)
     clients = tuple(
         ClientData(name, Samples(train.x[rows], train.y[rows]), test)
         for name, rows in zip(LETTERS, shares, strict=False)
@@ -285,13 +295,17 @@ def _samples(split: str, chosen: tuple[int, ...]) -> Samples:
 
 
 def _paired(y: Tensor, setup: Setup) -> list[Tensor]:
-    """Give the first half of the clients 3/4 of the first half of the classes, and the others 3/4 of the others."""
+    """Give the first half of the clients most of the first half of the classes, and the others that of the others.
+
+    Most is three quarters, or everything if ``setup.skew`` is ``apart``.
+    """
+    most = 1.0 if setup.skew == "apart" else 0.75
     clients, K = setup.clients, len(setup.digits)
     first = -(-clients // 2)
     shares: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in range(K):
         rows = (y == label).nonzero().flatten()
-        cut = round(len(rows) * (0.75 if label < -(-K // 2) else 0.25)) if clients > 1 else len(rows)
+        cut = round(len(rows) * (most if label < -(-K // 2) else 1 - most)) if clients > 1 else len(rows)
         parts = [*rows[:cut].tensor_split(first), *rows[cut:].tensor_split(max(1, clients - first))]
         for share, part in zip(shares, parts, strict=False):
             share.append(part)
@@ -303,6 +317,16 @@ def _dirichlet(y: Tensor, setup: Setup) -> list[Tensor]:
     request = data.Request(y, len(setup.digits), None, setup.clients, setup.seed)
     options: Any = build_options(partition.Options, {"alpha": setup.alpha, "min_size": 4}, "partition")
     return [share.train for share in partition.assign(request, options)]
+
+
+def _unseen(predicted: Tensor, federated: FederatedData) -> float | None:
+    """Return the accuracy on classes that a client does not train on, given ``(clients, n)`` predictions."""
+    right = [
+        (own == client.test.y)[client.train.counts(federated.num_classes)[client.test.y] == 0]
+        for own, client in zip(predicted, federated.clients, strict=True)
+    ]
+    answers = torch.cat(right)
+    return float(answers.double().mean()) if len(answers) else None
 
 
 def _own_prototypes(local: Local) -> Tensor:

@@ -13,7 +13,7 @@ from protofed.ui import shell
 from protofed.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Setup, Side
 from protofed.ui.demo.words import DOES, KNOBS, TITLES, look_for, title
 
-SKEWS = {"paired": "by halves, 3 : 1", "dirichlet": "by Dir(α)"}
+SKEWS = {"paired": "by halves, 3 : 1", "apart": "by halves, each its own digits", "dirichlet": "by Dir(α)"}
 MODELS = {"same": "784→64→16→d for all", "mixed": "four different ones"}
 _STROKE = '<svg class="stroke" aria-hidden="true"><line x1="0" y1="5" x2="26" y2="5"/></svg>'
 DIMENSIONS = (2, 3, 4, 8, 16, 32)
@@ -150,7 +150,9 @@ class Layout:
             ui.html(
                 '<dl class="reads"><div><dt>Sent so far</dt><dd data-read="bytes">–</dd></div>'
                 '<div title="Distance of the two closest circles, in mean distances of a dot from the circle of '
-                'its digit"><dt>Separation</dt><dd data-read="separation">–</dd></div></dl>',
+                'its digit"><dt>Separation</dt><dd data-read="separation">–</dd></div>'
+                '<div title="Accuracy on test images of digits that a client has no training images of">'
+                '<dt>Unseen digits</dt><dd data-read="unseen">–</dd></div></dl>',
                 sanitize=False,
             )
             self._panel[side] = ui.element("div").classes("knobs")

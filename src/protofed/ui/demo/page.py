@@ -227,12 +227,13 @@ class Demo:
         for side in SIDES:
             view = content[side]
             point += [view["accuracy"], view["head"], view["bytes"]]
-            separation = view.pop("separation")
+            separation, unseen = view.pop("separation"), view.pop("unseen")
             view["texts"] = {
                 "accuracy": percent(view["accuracy"]),
                 "head": percent(view["head"]),
                 "bytes": size(view["bytes"]),
                 "separation": "–" if separation is None else f"{separation:.1f}",
+                "unseen": "–" if unseen is None else percent(unseen),
             }
         self._points.append(point)
         self._newest = content

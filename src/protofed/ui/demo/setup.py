@@ -41,7 +41,8 @@ class Setup:
         digits: The classes.
         clients: Number of clients.
         skew: ``paired``: half of the clients have three quarters of the one half of the classes, and the rest of
-            the other; ``dirichlet``: shares drawn from Dir(alpha).
+            the other; ``apart``: half of the clients have the one half of the classes, and the rest the other;
+            ``dirichlet``: shares drawn from Dir(alpha).
         alpha: Of the Dirichlet distribution.
         d: Dimension of features and prototypes.
         models: ``same``: every client 784→64→16→d; ``mixed``: four architectures in turn.
@@ -52,7 +53,7 @@ class Setup:
     right: Chosen = field(default_factory=lambda: usual("fedtgp"))
     digits: tuple[int, ...] = (0, 1, 2, 3)
     clients: int = 2
-    skew: Literal["paired", "dirichlet"] = "paired"
+    skew: Literal["paired", "apart", "dirichlet"] = "paired"
     alpha: float = 0.3
     d: int = 2
     models: Literal["same", "mixed"] = "same"

@@ -14,6 +14,7 @@ TITLES = {
     "fixed_etf": "Fixed ETF",
     "local": "Local",
     "fedavg": "FedAvg",
+    "beacon": "Beacon",
 }
 DOES = {
     "fedproto": "averages class prototypes",
@@ -25,6 +26,7 @@ DOES = {
     "fixed_etf": "aims at fixed directions",
     "local": "lets every client learn alone",
     "fedavg": "averages all weights",
+    "beacon": "shares a tiny network",
 }
 WATCH = {
     "fedproto": "every circle is the average of the clients' markers of that digit, wherever that is.",
@@ -41,6 +43,8 @@ WATCH = {
     "local": "there are no circles. The clients' markers of one digit drift apart, since nobody tells them of each "
     "other.",
     "fedavg": "all clients end a round with the same weights. Look at the bytes.",
+    "beacon": "there are no circles: a network of 6,000 weights travels. Divide by halves, each its own digits, "
+    "and look at the dots of one client: it answers for digits of which it never saw an image.",
 }
 DOCUMENT = (
     "<b>Watch the large circles.</b> On the left each is the average of the two clients' markers of that digit, "

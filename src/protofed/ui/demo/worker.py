@@ -233,6 +233,7 @@ def pack(view: View) -> dict[str, Any]:
         "clients": [None if a is None else round(a, 4) for a in view.clients],
         "bytes": view.bytes,
         "separation": view.separation,
+        "unseen": view.unseen,
         "scale": scale,
         "dots": dots,
         "own": own,

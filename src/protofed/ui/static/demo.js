@@ -233,7 +233,7 @@ window.protofedDemo = (() => {
     for (const side of SIDES) {
       const texts = { ...frame[side].texts };
       if (by === "head") texts.accuracy = texts.head;
-      for (const name of ["accuracy", "bytes", "separation"])
+      for (const name of ["accuracy", "bytes", "separation", "unseen"])
         root().querySelector(`.side[data-side="${side}"] [data-read="${name}"]`).textContent = texts[name];
     }
   }
