@@ -67,6 +67,7 @@ def look(window) -> Iterator[Callable[[str], Any]]:
 
     def open_page(path: str = "/") -> Any:
         window.page.goto(window.address + path)
+        wait(window.page, "window.socket?.connected && document.querySelector('.crumb:not(:empty), .records td')")
         return window.page
 
     yield open_page
@@ -136,6 +137,7 @@ def test_all_runs(look):
 
 def test_the_table_is_sorted_by_mouse_and_by_keyboard(look):
     page = look()
+    wait(page, "document.querySelectorAll('.records tbody tr').length === 8")
     page.get_by_role("button", name="Final").click()
     head = page.locator("th", has=page.get_by_role("button", name="Final"))
     assert head.get_attribute("aria-sort") == "descending"
@@ -231,8 +233,8 @@ def test_a_damaged_run_is_shown_with_its_reason(look):
     assert "federation.json: not valid JSON" in page.get_by_role("alert").filter(has_text="json").inner_text()
 
 
-def test_names_are_text_and_nothing_else(look):
-    page = look()
+def test_names_are_text_and_nothing_else(visit, shown):
+    page = visit(shown.address).page
     page.get_by_role("link", name="fedtgp").click()
     drawn(page, "Who holds what")
     drawn(page, "Accuracy of each client")
@@ -245,7 +247,7 @@ def test_names_are_text_and_nothing_else(look):
     assert page.get_by_text("On everyone’s samples").is_visible()
     assert page.get_by_text("% on unseen classes").is_visible()
     assert NASTY in page.locator(".crumb").inner_text()
-    look("/compare?run=%3Cimg%20src%3Dx%3E")
+    page.goto(shown.address + "/compare?run=%3Cimg%20src%3Dx%3E")
     page.get_by_text("Choose two runs.").or_(page.get_by_text("options differ")).wait_for()
     assert page.locator("img").count() == 0
 
@@ -342,7 +344,6 @@ def test_a_tab_whose_connection_broke_gets_everything_again(look):
     assert page.locator(".crumb").inner_text() == told
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_a_real_run_is_followed_to_its_end(visit, growing, tmp_path):
     root, address = growing
     page = visit(address).page
