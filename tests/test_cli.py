@@ -163,7 +163,7 @@ def test_a_signal_that_a_library_turned_into_its_own_error(number, ends, tmp_pat
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):
     data = write_vectors(tmp_path / "data")
     arguments = ["run", "quickstart", "data.source=path", f"data.path={data}", "method.name=fedproto"]
-    arguments += ["model.name=mlp", "model.d=8", "rounds=40", "--quiet"]
+    arguments += ["model.name=mlp", "model.d=8", "rounds=20", "--quiet"]
     assert inside(monkeypatch, capsys, tmp_path, *arguments, "--out", "whole")[0] == 0
     process = subprocess.Popen([sys.executable, "-m", "protofed.cli", *arguments, "--out", "cut"], cwd=tmp_path)
     rounds = tmp_path / "cut" / "rounds.jsonl"
