@@ -47,6 +47,11 @@ class Visitor:
         page.on("request", self._request)
         return page
 
+    def check(self) -> None:
+        """Fail if there are faults, and forget them: whoever looks next begins with none."""
+        faults, self.faults = self.faults, []
+        assert not faults, faults
+
     def _request(self, request: Any) -> None:
         here = self.address.partition("://")[2]
         if not re.match(rf"(https?|wss?)://{re.escape(here)}/|data:|blob:", request.url):

@@ -89,9 +89,10 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the pictures out of reports: they take ten times as long as the tiny runs reported."""
-    from protofed.analysis.report import page
+    if request.node.get_closest_marker("pictures") is None:
+        from protofed.analysis.report import page
 
-    monkeypatch.setattr(page.Plots, "draw", lambda *_, **__: page.Plot(None, "left out by this test"))
+        monkeypatch.setattr(page.Plots, "draw", lambda *_, **__: page.Plot(None, "left out by this test"))

@@ -118,6 +118,12 @@ def files() -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
+@cache
+def tree(path: str) -> ast.Module:
+    """Return the syntax of a module."""
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
 def room(path: str) -> str:
     """Return the package or the top-level module that a file belongs to."""
     return path.split("/")[0].removesuffix(".py")
@@ -144,7 +150,7 @@ def imports(path: str, *, lazy: bool = True) -> frozenset[tuple[str, str]]:
                 yield from statements(child)
 
     names: set[tuple[str, str]] = set()
-    for statement in statements(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for statement in statements(tree(path)):
         if isinstance(statement, ast.Import):
             names |= {(alias.name, "") for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
@@ -226,9 +232,8 @@ def test_no_circle_between_modules():
 def test_nobody_uses_private_names_of_another_package():
     offences = []
     for path in files():
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         bound = set()
-        for statement in ast.walk(tree):
+        for statement in ast.walk(tree(path)):
             if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("protofed"):
                 for alias in statement.names:
                     names = [*statement.module.split("."), alias.name]
@@ -236,7 +241,7 @@ def test_nobody_uses_private_names_of_another_package():
                         continue
                     bound.add(alias.asname or alias.name)
                     offences += [f"{path}: {'.'.join(names)}" for name in names if _is_private(name)]
-        for node in ast.walk(tree):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
                 offences += [f"{path}: {ast.unparse(node)}"] if _is_private(node.attr) else []
     assert offences == []
@@ -275,9 +280,9 @@ def test_hardly_anything_looks_at_a_clock_that_can_be_set():
     A server's starts are numbered by it, but ever higher whatever it says.
     """
     found = {
-        str(path.relative_to(ROOT))
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        path
+        for path in files()
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
     }
     assert found == {"ui/runs/following.py", "flower/server_app.py"}

@@ -61,7 +61,6 @@ def test_run_prints_one_table_and_where_the_report_is(tmp_path):
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypatch, capsys):
     small = [*SMALL, "model.d=16"]  # GFPL's ETF needs d >= K
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *small, "--quiet")
@@ -161,11 +160,10 @@ def test_a_signal_that_a_library_turned_into_its_own_error(number, ends, tmp_pat
     assert errors == "stopped; repeat the command with --resume to continue\n"
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):
     data = write_vectors(tmp_path / "data")
     arguments = ["run", "quickstart", "data.source=path", f"data.path={data}", "method.name=fedproto"]
-    arguments += ["model.name=mlp", "model.d=8", "rounds=40", "--quiet"]
+    arguments += ["model.name=mlp", "model.d=8", "rounds=20", "--quiet"]
     assert inside(monkeypatch, capsys, tmp_path, *arguments, "--out", "whole")[0] == 0
     process = subprocess.Popen([sys.executable, "-m", "protofed.cli", *arguments, "--out", "cut"], cwd=tmp_path)
     rounds = tmp_path / "cut" / "rounds.jsonl"

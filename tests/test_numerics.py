@@ -60,15 +60,15 @@ try:
     import {}
 except ModuleNotFoundError as error:
     assert "torch" in str(error)
-    print(os.environ["MKL_CBWR"])
+print(os.environ["MKL_CBWR"])
 """
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "import protofed, os; print(os.environ['MKL_CBWR'])",
-        "import protofed.cli, os; print(os.environ['MKL_CBWR'])",
+        BEFORE_TORCH.format("protofed"),
+        BEFORE_TORCH.format("protofed.cli"),
         BEFORE_TORCH.format("protofed.flower.client_app"),
         BEFORE_TORCH.format("protofed.flower.server_app"),
         BEFORE_TORCH.format("protofed.ui.demo.preload"),
@@ -105,7 +105,7 @@ def test_these_tests_ask_mkl():
 
 @pytest.mark.parametrize("chosen", ["COMPATIBLE", ""])
 def test_the_user_decides(chosen):
-    assert python("import protofed, os; print(os.environ['MKL_CBWR'])", MKL_CBWR=chosen) == chosen
+    assert python(BEFORE_TORCH.format("protofed"), MKL_CBWR=chosen) == chosen
 
 
 LOOK = "import warnings; warnings.simplefilter('error')\n{}\nprint(numerics.depends_on_addresses())"

@@ -10,8 +10,6 @@ import pytest
 import conftest
 import protofed
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 FAST = {"execution.device": "cpu", "execution.threads": 1}
 
 

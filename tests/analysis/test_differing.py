@@ -90,7 +90,6 @@ def test_models_are_told_with_their_sizes_unless_all_are_the_same(run_of):
     assert notes["local"].endswith("; 2 architectures, 99–1,234,567 parameters")
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_table_and_report_of_a_comparison_say_both(tmp_path):
     data = ["data.source=path", f"data.path={write_vectors(tmp_path / 'data')}"]
     arguments = ["compare", "quickstart", *TINY, *data, "--out", str(tmp_path / "out"), "--quiet"]

@@ -74,6 +74,7 @@ def page(tmp_path):
     return write
 
 
+@pytest.mark.pictures
 def test_of_one_run(page, run_at):
     parsed = page(run_at(method="protonorm", rounds=6, validation=True))
     for words in (
@@ -144,12 +145,14 @@ def test_without_other_samples_nothing_is_said_of_them(page, comparison_at):
     assert "nseen classes" not in page(path).text
 
 
+@pytest.mark.pictures
 def test_methods_without_alignment_say_nothing_of_it(page, run_at):
     text = page(run_at(method="fedproto", rounds=2)).text
     assert "Entry by entry" in text
     assert "regular simplex" not in text
 
 
+@pytest.mark.pictures
 def test_of_a_comparison(page, comparison_at):
     parsed = page(comparison_at(["local", "fedproto", "gfpl"], (0, 1), rounds=4))
     assert "Comparison on fake-images" in parsed.text
@@ -163,6 +166,7 @@ def test_of_a_comparison(page, comparison_at):
     assert "Entry by entry" not in parsed.text
 
 
+@pytest.mark.pictures
 def test_methods_stand_together_by_what_they_exchange(page, comparison_at):
     path = comparison_at(["fedavg", "protonorm", "local", "fedproto"], (0,), rounds=4)
     parsed = page(path)
@@ -187,12 +191,14 @@ def test_what_a_method_says_of_its_configuration(page, run_at):
     assert "Running statistics stay. Six epochs." in page(path).text
 
 
+@pytest.mark.pictures
 def test_the_report_of_equal_runs_is_equal(run_at, tmp_path):
     path = run_at()
     texts = [write_report([path], tmp_path / name).read_bytes() for name in ("a.html", "b.html")]
     assert texts[0] == texts[1]
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -209,6 +215,7 @@ def test_of_odd_runs(page, run_at, options, words):
     assert words in page(run_at(**options)).text
 
 
+@pytest.mark.pictures
 def test_of_an_unfinished_comparison(page, comparison_at):
     path = comparison_at(["fedproto", "local"], (0, 1), rounds=3)
     (path / "fedproto-seed1" / "summary.json").unlink()
@@ -226,6 +233,7 @@ def test_of_runs_of_different_recipes(page, run_at):
     assert "Comparison on" not in parsed.text
 
 
+@pytest.mark.pictures
 def test_names_are_escaped(page, run_at):
     parsed = page(run_at(class_names=["<b>bold</b>", 'a"b', "$x_1$ -->"], recipe="<i>recipe</i>"))
     assert "fedproto on <i>recipe</i>" in parsed.text

@@ -24,8 +24,6 @@ from protofed.federation import load_checkpoint, save_checkpoint
 from protofed.files import remove_partial, write_bytes
 from support import experiment, ordinary, write_vectors
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 SMALL = {
     "data.source": "path",
     "model.name": "mlp",

@@ -14,8 +14,6 @@ from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments import Progress
 from protofed.runs import load_runs
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 SMALL = {
     "data.samples": 300,
     "data.clients": 4,

@@ -16,6 +16,7 @@ from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_fol
 from protofed import claims
 from protofed.analysis.report import write_report
 from protofed.errors import PayloadError
+from protofed.experiments.running import Run
 from protofed.flower.grid import RECORD
 from protofed.flower.messages import Description, Scored, evaluated_values, read_evaluated
 from protofed.flower.summary import described_federation, scored
@@ -23,7 +24,7 @@ from protofed.methods.contract import Upload
 from protofed.robust.vectors import cap_counts
 from protofed.training import Evaluated
 from protofed.wire.schema import Field, Schema
-from support import client, federated
+from support import client, federated, ordinary
 
 
 @given(st.integers(0, 2**30), st.sampled_from(claims.COUNTS))
@@ -38,9 +39,16 @@ def test_what_is_withheld_is_said_again_in_the_same_way(count, kind):
         assert told in (0, 1)
 
 
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory) -> Run:
+    """A local run of clients that withhold nothing."""
+    base = tmp_path_factory.mktemp("exact")
+    return locally(wanted("protonorm", write_folders(base / "data", ordinary())), base / "run")
+
+
 @pytest.mark.parametrize("kind", ["coarse", "none"])
 @pytest.mark.parametrize("where", ["node", "file"])
-def test_a_client_that_withholds_its_counts_takes_part(kind, where, root, tmp_path):
+def test_a_client_that_withholds_its_counts_takes_part(kind, where, exact, root, tmp_path):
     nodes = nodes_of(root, tmp_path / "state")
     if where == "node":
         nodes[102]["counts"] = kind
@@ -55,15 +63,14 @@ def test_a_client_that_withholds_its_counts_takes_part(kind, where, root, tmp_pa
 
     chosen = wanted("protonorm", root)
     run = over(FakeGrid(nodes, listen), chosen, tmp_path / "run")
-    local = locally(chosen, tmp_path / "local")
     assert [r["participants"] for r in run.rounds] == [["ann", "bob", "cid"]] * 3
-    assert [r["bytes"] for r in run.rounds] == [r["bytes"] for r in local.rounds], "the same is learned"
-    assert [r["diagnostics"] for r in run.rounds] == [r["diagnostics"] for r in local.rounds]
+    assert [r["bytes"] for r in run.rounds] == [r["bytes"] for r in exact.rounds], "the same is learned"
+    assert [r["diagnostics"] for r in run.rounds] == [r["diagnostics"] for r in exact.rounds]
     (described,) = json.loads(heard[0]["clients"])
     assert described["train"] == {"coarse": [0, 2, 4, 2], "none": [0, 1, 1, 1]}[kind]
     assert described["counts"] == kind
-    for record, exact in zip(run.rounds, local.rounds, strict=True):
-        for rule, accuracy in exact["accuracy"].items():
+    for record, expected in zip(run.rounds, exact.rounds, strict=True):
+        for rule, accuracy in expected["accuracy"].items():
             found = record["accuracy"][rule]["clients"]
             assert found[0::2] == accuracy["clients"][0::2]
             assert found[1] == pytest.approx(accuracy["clients"][1], abs=0.0051)

@@ -164,9 +164,9 @@ DESCRIPTIONS = {
 def test_a_hostile_description_is_named_and_left_out(attack, root, honest, tmp_path):
     tamper, reason = DESCRIPTIONS[attack]
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), tamper)
-    chosen = wanted("fedproto", root, rounds=2, data__classes=4)
+    chosen = wanted("fedproto", root, rounds=1, data__classes=4)
     run = over(grid, chosen, tmp_path / "run")
-    assert numbers(run) == honest["fedproto"]
+    assert numbers(run) == honest["fedproto"][:1]
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left["client"] in ("node 104", "zoe")
     check_reason(left["reason"], reason)
@@ -215,7 +215,6 @@ SIZES = {
 }
 
 
-@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("attack", SIZES)
 def test_sizes_that_cannot_be_are_left_out(attack, root, honest, tmp_path):
     def tamper(node, message, reply):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.mixture import GaussianMixture
 
 from protofed.errors import ConfigError
 from protofed.prototypes import mixtures
@@ -48,6 +48,13 @@ def mixture(c: int = 3, d: int = 2, seed: int = 0) -> Mixture:
     return Mixture(weights / weights.sum(), means, 0.5 + torch.rand(c, d, generator=g, dtype=torch.float64))
 
 
+def sklearns(*arguments: Any, **options: Any) -> Any:
+    """Return sklearn's mixture, which every process that collects tests would else take seconds to import."""
+    from sklearn.mixture import GaussianMixture
+
+    return GaussianMixture(*arguments, **options)
+
+
 # --- fitting ------------------------------------------------------------------------------------------------
 
 
@@ -55,7 +62,7 @@ def mixture(c: int = 3, d: int = 2, seed: int = 0) -> Mixture:
 def test_fit_is_as_good_as_sklearns(seed):
     x = clusters(seed=seed)
     fitted = fit_mixture(x, 4, generator=generator(seed), tolerance=1e-6)
-    peer = GaussianMixture(4, covariance_type="diag", n_init=3, random_state=seed, tol=1e-6).fit(x.numpy())
+    peer = sklearns(4, covariance_type="diag", n_init=3, random_state=seed, tol=1e-6).fit(x.numpy())
     assert float(log_likelihood(fitted, x).mean()) >= peer.score(x.numpy()) - 1e-3
     assert float(fitted.weights.sum()) == pytest.approx(1)
 
@@ -65,7 +72,7 @@ def test_em_steps_equal_sklearns_from_the_same_start():
     x = clusters(120, 3)
     x[::7] += 2.0  # overlap, so that responsibilities are soft
     fitted = fit_mixture(x, 4, generator=generator(1), iterations=500, tolerance=1e-12)
-    peer = GaussianMixture(
+    peer = sklearns(
         len(fitted.weights),
         covariance_type="diag",
         weights_init=fitted.weights.numpy(),
@@ -89,7 +96,7 @@ def test_one_component_is_the_sample_moments():
 
 def test_log_likelihood_equals_sklearns_and_the_formula():
     made, x = mixture(), clusters(20, 2)
-    peer = GaussianMixture(3, covariance_type="diag")
+    peer = sklearns(3, covariance_type="diag")
     peer.weights_, peer.means_ = made.weights.numpy(), made.means.numpy()
     peer.covariances_ = made.stds.numpy() ** 2
     peer.precisions_cholesky_ = 1 / made.stds.numpy()

@@ -120,7 +120,7 @@ def test_a_change_that_does_not_fit(options, message):
 
 def test_trained_prototypes_end_at_least_as_accurate():
     pair = FederationPair(Setup())
-    for _ in range(100):
+    for _ in range(80):
         pair.step()
     left, right = (pair.sides[side].accuracy.weighted["global"] for side in ("left", "right"))
     assert right >= left > 0.8

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from browsing import WAIT_MS, Served
+from browsing import WAIT_MS, Served, Visitor
 from protofed.cli import app, main
 
 
@@ -22,10 +22,32 @@ def served(tmp_path_factory):
     command.stop()
 
 
+@pytest.fixture(scope="module")
+def window(served, browser):
+    """One window for most tests: another would load and compile everything again."""
+    visitor = Visitor(browser, served.address)
+    visitor.page.goto(served.address)
+    begun(visitor.page)
+    yield visitor
+    visitor.context.close()
+
+
 @pytest.fixture
-def page(served, visit):
-    """A page of it, ready to run."""
-    return opened(visit, served).page
+def page(window):
+    """Its page, before the first round, for tests that leave the setup as it is."""
+    press(window.page, "Reset")
+    window.page.evaluate("document.activeElement.blur()")
+    at(window.page, 0)
+    yield window.page
+    window.check()
+
+
+@pytest.fixture
+def changed(page):
+    """The page for tests that change the setup: it is loaded anew after them."""
+    yield page
+    page.reload()
+    begun(page)
 
 
 def opened(visit, served, **options):
@@ -101,7 +123,7 @@ def until(condition):
     deadline = time.monotonic() + WAIT_MS / 1000
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.25)
 
 
 def test_run_pause_step_and_reset(page):
@@ -114,9 +136,9 @@ def test_run_pause_step_and_reset(page):
     reached(page, 6)
     press(page, "Pause")
     page.get_by_role("button", name="Run", exact=True).wait_for()
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(300)
     paused = reads(page, "round")
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(300)
     assert reads(page, "round") == paused
     assert both(page) != [["25.0%", "0 B", "–"]] * 2
     press(page, "Reset")
@@ -126,7 +148,8 @@ def test_run_pause_step_and_reset(page):
     at(page, 1)
 
 
-def test_the_margin_acts_on_the_running_system(page):
+def test_the_margin_acts_on_the_running_system(changed):
+    page = changed
     turn(page, "Margin", "Home", 1)
     press(page, "Run")
     reached(page, 4)
@@ -146,14 +169,15 @@ def test_the_margin_acts_on_the_running_system(page):
 
 
 def test_the_trained_side_ends_at_least_as_accurate(page):
-    for _ in range(60):
+    for _ in range(40):
         page.keyboard.press("s")
-    at(page, 60, patience=4)
+    at(page, 40, patience=4)
     averaged, trained = (float(side[0].rstrip("%")) for side in both(page))
     assert trained >= averaged > 70
 
 
-def test_two_other_methods(page):
+def test_two_other_methods(changed):
+    page = changed
     press(page, "Step")
     at(page, 1)
     choose(page, "Method on the left", "Local")
@@ -169,7 +193,8 @@ def test_two_other_methods(page):
     assert page.get_by_role("slider", name="γ").count() == 1  # Local has none
 
 
-def test_one_method_twice(page):
+def test_one_method_twice(changed):
+    page = changed
     choose(page, "Method on the left", "FedTGP")
     page.get_by_text("One method on both sides").wait_for()
     page.get_by_role("slider", name="Margin").nth(1).wait_for()
@@ -181,7 +206,8 @@ def test_one_method_twice(page):
     assert left[2] != right[2]
 
 
-def test_other_clients(page):
+def test_other_clients(changed):
+    page = changed
     table = page.locator("table.counts tbody tr")
     assert [table.nth(i).inner_text().split() for i in (0, 1)] == [
         ["A", "48", "48", "16", "16"],
@@ -213,7 +239,8 @@ def test_other_clients(page):
     at(page, 1)
 
 
-def test_what_does_not_fit_is_said(page):
+def test_what_does_not_fit_is_said(changed):
+    page = changed
     choose(page, "Models", "four different ones")
     choose(page, "Method on the left", "FedAvg")
     page.get_by_role("alert").filter(has_text="one architecture").wait_for()
@@ -259,11 +286,12 @@ def test_pictures_are_described_and_told_apart_by_shape(page):
     assert labels == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_widths_and_themes(served, visit, width, scheme):
-    page = opened(visit, served, viewport={"width": width, "height": 844}, color_scheme=scheme).page
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_widths_and_themes(served, visit, scheme):
+    page = opened(visit, served, viewport={"width": 390, "height": 844}, color_scheme=scheme).page
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
     ground = "getComputedStyle(document.body).backgroundColor"
     first = page.evaluate(ground)
     assert (first == "rgb(17, 20, 24)") is (scheme == "dark")
@@ -274,7 +302,7 @@ def test_widths_and_themes(served, visit, width, scheme):
     assert page.evaluate(ground) != first  # the choice is kept
 
 
-def test_tabs_learn_on_their_own_and_end_with_their_page(serve, visit):
+def test_tabs_learn_on_their_own_and_end_with_their_page_and_all_with_ctrl_c(serve, visit):
     served = serve("demo")
     visitor = opened(visit, served)
     press(visitor.page, "Run")
@@ -286,16 +314,11 @@ def test_tabs_learn_on_their_own_and_end_with_their_page(serve, visit):
     assert len(learning(served)) == 2
     press(other, "Run")
     reached(other, 2)
+    press(visitor.page, "Pause")  # a page's end is noticed after ten seconds, in which there is nothing to see
     other.close()
     until(lambda: len(learning(served)) == 1)
-    reached(visitor.page, int(reads(visitor.page, "round")) + 2)
-
-
-def test_ctrl_c_leaves_nothing(serve, visit):
-    served = serve("demo")
-    visitor = opened(visit, served)
     press(visitor.page, "Run")
-    reached(visitor.page, 2)
+    reached(visitor.page, int(reads(visitor.page, "round")) + 2)
     children = psutil.Process(served.process.pid).children(recursive=True)
     assert children
     said = served.stop()
@@ -307,13 +330,15 @@ def test_ctrl_c_leaves_nothing(serve, visit):
     leave(visitor)
 
 
-def test_a_server_that_was_killed_leaves_nothing(serve, visit):
-    served = serve("demo")
+def test_a_server_for_others_warns_and_leaves_nothing_when_it_is_killed(serve, visit):
+    served = serve("demo", "--host", "0.0.0.0")
+    assert served.address.startswith("http://127.0.0.1:")
     visitor = opened(visit, served)
     children = psutil.Process(served.process.pid).children(recursive=True)
     served.process.kill()
     psutil.wait_procs(children, timeout=30)
     assert not [p for p in children if p.is_running()]
+    assert "anybody who can reach this machine" in served.stop()
     leave(visitor)
 
 
@@ -322,13 +347,6 @@ def test_other_hosts_names_are_refused(served):
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(request, timeout=60)
     assert urllib.request.urlopen(served.address, timeout=60).status == 200
-
-
-def test_a_warning_when_others_can_reach_it(serve):
-    served = serve("demo", "--host", "0.0.0.0")
-    assert served.address.startswith("http://127.0.0.1:")
-    assert urllib.request.urlopen(served.address, timeout=60).status == 200
-    assert "anybody who can reach this machine" in served.stop()
 
 
 def test_a_port_in_use(capsys, monkeypatch):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from browsing import WAIT_MS, Served
+import protofed
+from browsing import WAIT_MS, Served, Visitor
+from protofed.cli import main
 from rundirs import make_comparison, make_run
 from support import write_vectors
 
@@ -54,6 +53,27 @@ def shown(folder) -> Iterator[Served]:
     served.stop()
 
 
+@pytest.fixture(scope="module")
+def window(shown, browser) -> Iterator[Visitor]:
+    """One window for most tests: another would load and compile everything again."""
+    visitor = Visitor(browser, shown.address)
+    yield visitor
+    visitor.context.close()
+
+
+@pytest.fixture
+def look(window) -> Iterator[Callable[[str], Any]]:
+    """Open a page in it; what a page asks for and logs is checked."""
+
+    def open_page(path: str = "/") -> Any:
+        window.page.goto(window.address + path)
+        wait(window.page, "window.socket?.connected && document.querySelector('.crumb:not(:empty), .records td')")
+        return window.page
+
+    yield open_page
+    window.check()
+
+
 def wait(page: Any, expression: str) -> None:
     page.wait_for_function(expression, timeout=WAIT_MS)
 
@@ -85,8 +105,8 @@ def changed(page: Any, expression: str, before: str) -> None:
     page.wait_for_function(f"(before) => {expression} !== before", arg=before, timeout=WAIT_MS)
 
 
-def test_all_runs(visit, shown):
-    page = visit(shown.address).page
+def test_all_runs(look):
+    page = look()
     drawn(page, "Test accuracy against rounds")
     drawn(page, "Test accuracy against bytes sent")
     assert page.evaluate(NOTES) == [
@@ -115,8 +135,9 @@ def test_all_runs(visit, shown):
     ]
 
 
-def test_the_table_is_sorted_by_mouse_and_by_keyboard(visit, shown):
-    page = visit(shown.address).page
+def test_the_table_is_sorted_by_mouse_and_by_keyboard(look):
+    page = look()
+    wait(page, "document.querySelectorAll('.records tbody tr').length === 8")
     page.get_by_role("button", name="Final").click()
     head = page.locator("th", has=page.get_by_role("button", name="Final"))
     assert head.get_attribute("aria-sort") == "descending"
@@ -142,8 +163,8 @@ def test_the_table_is_sorted_by_mouse_and_by_keyboard(visit, shown):
     assert page.get_by_text("No row fits the filter.").is_visible()
 
 
-def test_two_runs_are_compared(visit, shown):
-    page = visit(shown.address).page
+def test_two_runs_are_compared(look):
+    page = look()
     page.get_by_label("Choose fedproto").first.check()
     page.get_by_label("Choose protonorm").first.check()
     wait(page, "document.querySelectorAll('.plot .legend')[0].children.length === 2")
@@ -165,8 +186,8 @@ def test_two_runs_are_compared(visit, shown):
     assert list(series(page, "Test accuracy against rounds")) == ["fedproto, seed 0", "fedproto, seed 1"]
 
 
-def test_one_run(visit, shown):
-    page = visit(shown.address, "/run/methods/protonorm-seed0").page
+def test_one_run(look):
+    page = look("/run/methods/protonorm-seed0")
     for title in ("Test accuracy against rounds", "Who holds what", "Accuracy of each client", "Training loss"):
         drawn(page, title)
     assert list(series(page, "Test accuracy against rounds")) == [
@@ -189,8 +210,8 @@ def test_one_run(visit, shown):
     page.wait_for_url("**/compare?run=methods%2Fprotonorm-seed0&run=methods%2Ffedproto-seed1")
 
 
-def test_a_line_is_hidden_and_shown_from_the_legend(visit, shown):
-    page = visit(shown.address, "/run/methods/fedproto-seed0").page
+def test_a_line_is_hidden_and_shown_from_the_legend(look):
+    page = look("/run/methods/fedproto-seed0")
     drawn(page, "Test accuracy against rounds")
     button = page.locator(".plot .legend").first.get_by_role("button", name="Classifier head")
     button.focus()
@@ -202,8 +223,8 @@ def test_a_line_is_hidden_and_shown_from_the_legend(visit, shown):
     assert "Classifier head" in series(page, "Test accuracy against rounds")
 
 
-def test_a_damaged_run_is_shown_with_its_reason(visit, shown):
-    page = visit(shown.address).page
+def test_a_damaged_run_is_shown_with_its_reason(look):
+    page = look()
     row = page.locator(".records tbody tr", has_text="damaged").first
     assert "federation.json: not valid JSON" in row.inner_text()
     assert row.get_by_role("checkbox").count() == 0
@@ -212,9 +233,8 @@ def test_a_damaged_run_is_shown_with_its_reason(visit, shown):
     assert "federation.json: not valid JSON" in page.get_by_role("alert").filter(has_text="json").inner_text()
 
 
-def test_names_are_text_and_nothing_else(visit, shown, folder):
-    visitor = visit(shown.address)
-    page = visitor.page
+def test_names_are_text_and_nothing_else(visit, shown):
+    page = visit(shown.address).page
     page.get_by_role("link", name="fedtgp").click()
     drawn(page, "Who holds what")
     drawn(page, "Accuracy of each client")
@@ -227,22 +247,24 @@ def test_names_are_text_and_nothing_else(visit, shown, folder):
     assert page.get_by_text("On everyone’s samples").is_visible()
     assert page.get_by_text("% on unseen classes").is_visible()
     assert NASTY in page.locator(".crumb").inner_text()
-    page.goto(shown.address + "/compare?run=" + "%3Cimg%20src%3Dx%3E")
+    page.goto(shown.address + "/compare?run=%3Cimg%20src%3Dx%3E")
     page.get_by_text("Choose two runs.").or_(page.get_by_text("options differ")).wait_for()
     assert page.locator("img").count() == 0
 
 
 @pytest.mark.parametrize(
-    ("path", "scheme"),
-    [("/", "light"), ("/run/methods/protonorm-seed0", "dark"), ("/compare", "light"), ("/run/broken", "dark")],
+    ("scheme", "paths"),
+    [("light", ("/", "/compare")), ("dark", ("/run/methods/protonorm-seed0", "/run/broken"))],
 )
-def test_pages_fit_a_telephone(visit, shown, path, scheme):
-    page = visit(shown.address, path, viewport={"width": 390, "height": 844}, color_scheme=scheme).page
-    page.wait_for_selector(".crumb:not(:empty), .records tbody tr")
-    if path != "/run/broken":
-        drawn(page, "Test accuracy against rounds")
-    assert page.evaluate("document.documentElement.dataset.theme") == scheme
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+def test_pages_fit_a_telephone(visit, shown, scheme, paths):
+    page = visit(shown.address, paths[0], viewport={"width": 390, "height": 844}, color_scheme=scheme).page
+    for path in paths:
+        page.goto(shown.address + path)
+        page.wait_for_selector(".crumb:not(:empty), .records tbody tr")
+        if path != "/run/broken":
+            drawn(page, "Test accuracy against rounds")
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_charts_follow_the_theme(visit, shown):
@@ -262,12 +284,19 @@ def test_charts_follow_the_theme(visit, shown):
 # Runs that go on.
 
 
-def test_a_run_is_watched_from_its_first_round(visit, serve, tmp_path):
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory) -> Iterator[tuple[Path, str]]:
+    """An empty folder, which tests leave as empty, and the address of the command that shows it."""
+    root = tmp_path_factory.mktemp("growing")
+    served = Served(["ui", str(root)], root.parent)
+    yield root, served.address
+    served.stop()
+
+
+def test_a_run_is_watched_from_its_first_round(visit, growing, tmp_path):
     made = make_run(tmp_path / "made", "fedproto", rounds=3, planned=3)
-    root = tmp_path / "runs"
-    root.mkdir()
-    served = serve("ui", str(root))
-    first, page = visit(served.address), visit(served.address).page
+    root, address = growing
+    first, page = visit(address), visit(address).page
     page.get_by_text("No run here yet.").wait_for()
     run = root / "new"
     run.mkdir()
@@ -299,8 +328,8 @@ def test_a_run_is_watched_from_its_first_round(visit, serve, tmp_path):
     page.get_by_text("This run is gone").wait_for()
 
 
-def test_a_tab_whose_connection_broke_gets_everything_again(visit, shown):
-    page = visit(shown.address).page
+def test_a_tab_whose_connection_broke_gets_everything_again(look):
+    page = look()
     drawn(page, "Test accuracy against rounds")
     count = "document.querySelectorAll('.records tbody tr').length"
     wait(page, f"{count} === 8")
@@ -315,35 +344,35 @@ def test_a_tab_whose_connection_broke_gets_everything_again(visit, shown):
     assert page.locator(".crumb").inner_text() == told
 
 
-def test_a_real_run_is_followed_to_its_end(visit, serve, tmp_path):
-    root = tmp_path / "runs"
-    root.mkdir()
-    served = serve("ui", str(root))
-    page = visit(served.address).page
+def test_a_real_run_is_followed_to_its_end(visit, growing, tmp_path):
+    root, address = growing
+    page = visit(address).page
     page.get_by_text("No run here yet.").wait_for()
-    command = [sys.executable, "-m", "protofed.cli", "run", "quickstart", "method.name=fedproto", "rounds=20"]
-    command += ["data.source=path", f"data.path={write_vectors(tmp_path / 'data')}", "model.name=mlp", "model.d=8"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*command, "--out", "new", "--quiet"], cwd=root, env=environment, stdout=subprocess.DEVNULL
-    ) as run:
-        # It is held after its first round, so that the page sees it run however slow the browser is.
-        records = root / "new" / "rounds.jsonl"
-        deadline = time.monotonic() + 120
-        while not (records.is_file() and records.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        run.send_signal(signal.SIGSTOP)
-        page.get_by_role("link", name="fedproto").click(timeout=2 * WAIT_MS)
-        page.locator(".pill", has_text=re.compile("starting|running")).first.wait_for()
-        run.send_signal(signal.SIGCONT)
-        page.get_by_text("finished, 20 rounds").first.wait_for(timeout=2 * WAIT_MS)
-        assert run.wait(120) == 0
+    seen = threading.Event()
+
+    class Held(protofed.Progress):
+        """Holds the run after its first round, so that the page sees it run however slow the browser is."""
+
+        def round(self, label: str, record: dict[str, Any]) -> None:
+            assert seen.wait(2 * WAIT_MS / 1000)
+
+    chosen = {"data.source": "path", "data.path": str(write_vectors(tmp_path / "data")), "model.name": "mlp"}
+    chosen |= {"model.d": 8, "method.name": "fedproto", "rounds": 8, "execution.threads": 1}
+    with ThreadPoolExecutor(1) as runs:
+        run = runs.submit(protofed.run, "quickstart", chosen, out=root / "new", progress=Held())
+        try:
+            page.get_by_role("link", name="fedproto").click(timeout=2 * WAIT_MS)
+            page.locator(".pill", has_text=re.compile("starting|running")).first.wait_for()
+        finally:
+            seen.set()
+        page.get_by_text("finished, 8 rounds").first.wait_for(timeout=2 * WAIT_MS)
+        run.result(WAIT_MS / 1000)
     lines = [json.loads(line) for line in (root / "new" / "rounds.jsonl").read_text().splitlines()]
     shown = series(page, "Test accuracy against rounds")["Global prototypes"]
     assert shown == [[r["round"], round(100 * r["accuracy"]["global"]["weighted"], 2)] for r in lines]
     drawn(page, "Distances between classes")
     drawn(page, "Distances over the rounds")
+    shutil.rmtree(root / "new")
 
 
 # What must not happen.
@@ -426,22 +455,25 @@ def test_ctrl_c_leaves_nothing_running(visit, serve, tmp_path):
     visitor.faults[:] = [fault for fault in visitor.faults if "ERR_CONNECTION" not in fault]
 
 
-def refused(tmp_path: Path, *arguments: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-m", "protofed.cli", "ui", *arguments, "--no-browser"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 2, result
-    assert result.stdout == ""
-    return result.stderr
-
-
-def test_a_port_in_use(tmp_path):
+@pytest.fixture
+def refused(monkeypatch, capsys) -> Callable[..., str]:
+    """Start the command in vain; return what it says."""
     pytest.importorskip("nicegui")
+
+    def start(cwd: Path, *arguments: str) -> str:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr("sys.argv", ["protofed", "ui", *arguments, "--no-browser"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert ended.value.code == 2
+        assert printed.out == ""
+        return printed.err
+
+    return start
+
+
+def test_a_port_in_use(tmp_path, refused):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -453,7 +485,6 @@ def test_a_port_in_use(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "message"), [("nothing", "no such folder"), ("file", "is a file")])
-def test_no_folder(tmp_path, name, message):
-    pytest.importorskip("nicegui")
+def test_no_folder(tmp_path, refused, name, message):
     (tmp_path / "file").touch()
     assert message in refused(tmp_path, name)

@@ -16,6 +16,7 @@ SETTING: dict[str, Any] = {
     "data.clients": 5,
     "model.name": "mlp",
     "rounds": ROUNDS,
+    "training.batch_size": 512,  # the traffic is the same, and few steps are taken
     "execution.device": "cpu",
     "execution.executor": "sequential",
 }

@@ -82,7 +82,8 @@ window.runs = (() => {
     later(id);
   }
 
-  // Drawing waits for the next frame, and for the chart to be there; many messages make one drawing.
+  // Drawing waits for the next frame, and for the chart to be there, whose code may still be on its way while the page
+  // has its element already; many messages make one drawing.
   function later(id) {
     if (!waiting.size) requestAnimationFrame(flush);
     waiting.add(id);
@@ -93,10 +94,11 @@ window.runs = (() => {
     for (const id of [...waiting]) {
       const element = document.getElementById(`c${id}`);
       const chart = element && protofed.instance(element);
-      if (element && !chart) continue;
+      const gone = !element && !(id in mounted_app.elements);
+      if (!chart && !gone) continue;
       waiting.delete(id);
-      if (element) draw(plots.get(id), chart, element);
-      else plots.delete(id);
+      if (gone) plots.delete(id);
+      else draw(plots.get(id), chart, element);
     }
     if (waiting.size) setTimeout(() => requestAnimationFrame(flush), 20);
   }
