@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from rich.markup import escape
 
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.flower.cli import deploy
+from protofed.imports import uncollected
 from protofed.ui import cli as ui
 
 app = typer.Typer(
@@ -61,7 +61,7 @@ def run(
     engine: Annotated[str, typer.Option(help="local, or flower for Flower's simulation engine.")] = "local",
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
-    with _loading():
+    with uncollected():
         from protofed import api
         from protofed.progress import progress_bar
 
@@ -89,7 +89,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run several methods on the same federation and compare them in one table and one report."""
-    with _loading():
+    with uncollected():
         from protofed import api
         from protofed.progress import progress_bar
 
@@ -116,7 +116,7 @@ def list_(
     ] = False,
 ) -> None:
     """List the names that can be used in a recipe, with options and their defaults."""
-    with _loading():
+    with uncollected():
         from protofed.catalogue import entries
 
     if markdown:
@@ -142,7 +142,7 @@ def inspect(
     data_dir: DataDir = None,
 ) -> None:
     """Print and draw how a recipe divides its data (client × class), without training."""
-    with _loading():
+    with uncollected():
         from protofed.analysis.split import inspect_split
 
     table, drawn = inspect_split(recipe, _overrides(overrides or [], "auto", data_dir), out)
@@ -158,7 +158,7 @@ def report(
     ] = None,
 ) -> None:
     """Rebuild the report of one run, or compare several runs side by side."""
-    with _loading():
+    with uncollected():
         from protofed.analysis.report import write_report
 
     left_out: list[CheckpointError] = []
@@ -178,7 +178,7 @@ def figure(
     out: Annotated[Path | None, typer.Option(help="Output path without suffix (default: the name).")] = None,
 ) -> None:
     """Draw one figure of one or more runs as PNG and SVG."""
-    with _loading():
+    with uncollected():
         from protofed.analysis.figures import draw_figure, figures, save_figure
         from protofed.experiments.config import parse_overrides
         from protofed.runs import load_runs
@@ -218,7 +218,7 @@ def bench(
     scaling: time and memory for growing numbers of clients; all (the default): each of them, and peer if --peer
     is given.
     """
-    with _loading():
+    with uncollected():
         from protofed import benchmark
 
     name, items = _split_recipe(arguments or [], default="all")
@@ -330,17 +330,6 @@ def main() -> None:
     except SystemExit as end:
         # Typer exits with 130 on a KeyboardInterrupt.
         sys.exit(143 if signal.SIGTERM in _signals and end.code == 130 else end.code)
-
-
-@contextmanager
-def _loading() -> Iterator[None]:
-    """Import without looking for garbage: imports leave hardly any, and the search takes a third of their time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()  # modules stay to the end, so later searches, and the last one, leave them out
-        gc.enable()
 
 
 @contextmanager
