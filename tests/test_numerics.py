@@ -72,9 +72,10 @@ print(os.environ["MKL_CBWR"])
         BEFORE_TORCH.format("protofed.flower.client_app"),
         BEFORE_TORCH.format("protofed.flower.server_app"),
         BEFORE_TORCH.format("protofed.ui.demo.preload"),
+        BEFORE_TORCH.format("protofed.experiments.preload"),
         WORKER.replace("os.environ.get", "os.getenv"),
     ],
-    ids=["package", "command line", "client app", "server app", "demonstration", "worker"],
+    ids=["package", "command line", "client app", "server app", "demonstration", "experiment", "worker"],
 )
 def test_every_way_in_asks_mkl(code):
     assert python(code) == "AUTO"

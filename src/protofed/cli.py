@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.flower.cli import deploy
+from protofed.imports import uncollected
 from protofed.ui import cli as ui
 
 app = typer.Typer(
@@ -60,8 +61,9 @@ def run(
     engine: Annotated[str, typer.Option(help="local, or flower for Flower's simulation engine.")] = "local",
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
-    from protofed import api
-    from protofed.progress import progress_bar
+    with uncollected():
+        from protofed import api
+        from protofed.progress import progress_bar
 
     recipe, items = _split_recipe(arguments or [])
     with _resumable(), progress_bar(console, quiet=quiet) as progress:
@@ -87,8 +89,9 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run several methods on the same federation and compare them in one table and one report."""
-    from protofed import api
-    from protofed.progress import progress_bar
+    with uncollected():
+        from protofed import api
+        from protofed.progress import progress_bar
 
     with _resumable(), progress_bar(console, quiet=quiet) as progress:
         result = api.compare(
@@ -113,7 +116,8 @@ def list_(
     ] = False,
 ) -> None:
     """List the names that can be used in a recipe, with options and their defaults."""
-    from protofed.catalogue import entries
+    with uncollected():
+        from protofed.catalogue import entries
 
     if markdown:
         if kind != "methods":
@@ -138,7 +142,8 @@ def inspect(
     data_dir: DataDir = None,
 ) -> None:
     """Print and draw how a recipe divides its data (client × class), without training."""
-    from protofed.analysis.split import inspect_split
+    with uncollected():
+        from protofed.analysis.split import inspect_split
 
     table, drawn = inspect_split(recipe, _overrides(overrides or [], "auto", data_dir), out)
     console.print(table)
@@ -153,7 +158,8 @@ def report(
     ] = None,
 ) -> None:
     """Rebuild the report of one run, or compare several runs side by side."""
-    from protofed.analysis.report import write_report
+    with uncollected():
+        from protofed.analysis.report import write_report
 
     left_out: list[CheckpointError] = []
     path = write_report(directories, out or directories[0] / "report.html", left_out)
@@ -172,9 +178,10 @@ def figure(
     out: Annotated[Path | None, typer.Option(help="Output path without suffix (default: the name).")] = None,
 ) -> None:
     """Draw one figure of one or more runs as PNG and SVG."""
-    from protofed.analysis.figures import draw_figure, figures, save_figure
-    from protofed.experiments.config import parse_overrides
-    from protofed.runs import load_runs
+    with uncollected():
+        from protofed.analysis.figures import draw_figure, figures, save_figure
+        from protofed.experiments.config import parse_overrides
+        from protofed.runs import load_runs
 
     figures.get(name)
     drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
@@ -211,7 +218,8 @@ def bench(
     scaling: time and memory for growing numbers of clients; all (the default): each of them, and peer if --peer
     is given.
     """
-    from protofed import benchmark
+    with uncollected():
+        from protofed import benchmark
 
     name, items = _split_recipe(arguments or [], default="all")
     request = benchmark.Request(

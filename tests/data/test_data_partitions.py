@@ -1,5 +1,6 @@
 import json
 import re
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from protofed.data import DataOptions, Request, load, partitions, resolve_options
 from protofed.data.deck import Deck
+from protofed.data.flower import run_partitioner
 from protofed.errors import ConfigError, DataError
 from protofed.seeding import derive, generator
 
@@ -80,6 +82,34 @@ def test_dirichlet_starts_again_when_the_partitioner_gives_up():
     # With 1797 samples, 20 clients and alpha 0.1 about one run in ten needs more draws than it allows itself.
     y = torch.arange(10).repeat(180)
     assert all(len(assign("dirichlet", y, 20, seed)) == 20 for seed in range(12))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    y=st.lists(st.integers(0, 6), min_size=12, max_size=300).map(torch.tensor),
+    clients=st.integers(1, 12),
+    alpha=st.sampled_from([1e-9, 1e-4, 0.05, 0.1, 1, 10.0, 1e6]),
+    least=st.integers(0, 5),
+    seed=st.integers(0, 2**40),
+)
+def test_splits_are_those_of_flwr_datasets(y, clients, alpha, least, seed):
+    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
+
+    request = Request(y, 7, None, clients, seed)
+
+    def drawn(seed):
+        return DirichletPartitioner(
+            clients, partition_by="label", alpha=float(alpha), min_partition_size=least, seed=seed
+        )
+
+    def same(name, build, **options):
+        expected = run_partitioner(request, build)
+        found = assign(name, y, clients, seed, **options)
+        assert [s.train.tolist() for s in found] == [s.train.tolist() for s in expected]
+
+    same("iid", lambda seed: IidPartitioner(clients))
+    with suppress(ValueError):  # flwr-datasets gives up before we do
+        same("dirichlet", drawn, alpha=alpha, min_size=least)
 
 
 @pytest.mark.parametrize("assignment", ["balanced", "random", "first-deterministic", "deterministic"])

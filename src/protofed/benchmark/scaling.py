@@ -17,6 +17,7 @@ from protofed.benchmark.request import Note, Request, Result
 from protofed.data.loading import load_pool
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree, apply_overrides, resolve
+from protofed.experiments.executors import PRELOAD
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.memory import PeakMemory
 from protofed.formats import size as in_bytes
@@ -55,7 +56,7 @@ def scaling(request: Request, note: Note) -> Result:
     for clients in request.clients:
         note(f"{clients} clients")
         # A process that ran a smaller federation would retain some of its memory.
-        with ProcessPoolExecutor(1, process_context(), stay_with_parent) as pool:
+        with ProcessPoolExecutor(1, process_context(PRELOAD), stay_with_parent) as pool:
             figures.append(pool.submit(measure_size, tree, clients, request.per_client).result())
     return Result(_table(figures, request), figures)
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from protofed.data.flower import run_partitioner
 from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
 from protofed.errors import ConfigError
 from protofed.options import Options, option
@@ -18,7 +17,8 @@ from protofed.seeding import derive, generator
 
 log = logging.getLogger("protofed")
 
-_RESTARTS = 5  # the partitioner of flwr-datasets gives up after eleven draws; small data sets may need a few more
+# Draws as flwr-datasets makes them, which gives up after eleven; small data sets may need a few more.
+_RESTARTS, _ATTEMPTS = 5, 11
 _DRAWS = 2000  # of balanced shares; ten classes among 20 clients at alpha = 0.01 need about 50
 _AT_ONCE = 64
 
@@ -53,25 +53,18 @@ def dirichlet(request: Request, options: DirichletOptions) -> list[Share]:
         f"partition.min_size = {least} for {M} clients needs {M * least} samples, but there are "
         f"{len(request.y)}: lower partition.min_size or data.clients",
     )
+    require_clients(request)
     if options.self_balancing:
         return _balanced(request, options)
-
-    def build(seed: int) -> Any:
-        from flwr_datasets.partitioner import DirichletPartitioner
-
-        return DirichletPartitioner(
-            num_partitions=M,
-            partition_by="label",
-            alpha=float(options.alpha),
-            min_partition_size=least,
-            seed=seed,
-        )
-
     for restart in range(_RESTARTS):
-        try:
-            return run_partitioner(request, build, restart)
-        except ValueError:
-            continue
+        scope = ("partition", restart) if restart else ("partition",)
+        rng = np.random.default_rng(derive(request.seed, *scope) % 2**32)
+        for _ in range(_ATTEMPTS):
+            counts = _independent(request, options.alpha, rng)
+            if counts.sum(1).min() >= least:
+                # Each class is divided in this order, so it must be random.
+                order = torch.randperm(len(request.y), generator=generator(request.seed, *scope, "order"))
+                return _shares(counts, [order[request.y[order] == c] for c in request.y.unique()])
     raise ConfigError(
         f"partition 'dirichlet': with alpha = {options.alpha:g}, not all {M} clients get {least} "
         "samples: set partition.self_balancing=true (the papers' split, with partition.min_size=1), raise "
@@ -79,19 +72,36 @@ def dirichlet(request: Request, options: DirichletOptions) -> list[Share]:
     )
 
 
+def _shares(counts: np.ndarray[Any, Any], members: list[torch.Tensor]) -> list[Share]:
+    """Return shares of ``counts`` ``(M, K)`` samples per client and class, cut from each class's ``members``."""
+    pieces = [own.split(sizes) for own, sizes in zip(members, counts.T.tolist(), strict=True)]
+    return [
+        Share(name, torch.cat(part).sort().values)
+        for name, part in zip(names(len(counts)), zip(*pieces, strict=True), strict=True)
+    ]
+
+
+def _independent(request: Request, alpha: float, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return ``(M, K)`` samples per client and class: one draw, with the arithmetic of flwr-datasets."""
+    sizes = request.y.unique(return_counts=True)[1].numpy()
+    shares = rng.dirichlet(np.full(request.clients, float(alpha)), len(sizes))
+    ends = (shares.cumsum(1) * sizes[:, None]).astype(np.int64)
+    ends[:, -1] = sizes
+    counts: np.ndarray[Any, Any] = np.diff(ends, axis=1, prepend=0).T
+    return counts
+
+
 def _balanced(request: Request, options: DirichletOptions) -> list[Share]:
     """Return shares of which none grows beyond ``N/M`` by a further class."""
-    require_clients(request)
     classes, sizes = request.y.unique(return_counts=True)
     rng = np.random.default_rng(derive(request.seed, "partition"))
     counts = _drawn(sizes.numpy(), request.clients, options, rng)
-    parts: list[list[torch.Tensor]] = [[] for _ in range(request.clients)]
-    for c, own in zip(classes.tolist(), torch.from_numpy(counts).T.tolist(), strict=True):
-        members = (request.y == c).nonzero().flatten()
-        order = torch.randperm(len(members), generator=generator(request.seed, "partition", c))
-        for part, piece in zip(parts, members[order].split(own), strict=True):
-            part.append(piece)
-    return [Share(n, torch.cat(p).sort().values) for n, p in zip(names(request.clients), parts, strict=True)]
+    members = [(request.y == c).nonzero().flatten() for c in classes]
+    orders = [
+        torch.randperm(len(own), generator=generator(request.seed, "partition", c))
+        for c, own in zip(classes.tolist(), members, strict=True)
+    ]
+    return _shares(counts, [own[order] for own, order in zip(members, orders, strict=True)])
 
 
 def _drawn(

@@ -1,4 +1,4 @@
-"""The partitioners of ``flwr-datasets``, and the partition that is theirs alone: iid."""
+"""The partitioners of ``flwr-datasets``."""
 
 from __future__ import annotations
 
@@ -7,35 +7,17 @@ from typing import Any
 
 import torch
 
-from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
+from protofed.data.partition import Request, Share, names, require_clients
 from protofed.data.quiet import quiet
-from protofed.options import NoOptions
 from protofed.seeding import derive, generator
 
 
-def iid(request: Request, options: NoOptions) -> list[Share]:
-    """Return random shares of equal size (sizes differ by at most one).
-
-    Args:
-        request: Labels to divide and number of clients.
-        options: No options.
-    """
-
-    def build(seed: int) -> Any:
-        from flwr_datasets.partitioner import IidPartitioner
-
-        return IidPartitioner(request.clients)
-
-    return run_partitioner(request, build)
-
-
-def run_partitioner(request: Request, build: Callable[[int], Any], restart: int = 0) -> list[Share]:
+def run_partitioner(request: Request, build: Callable[[int], Any]) -> list[Share]:
     """Run a partitioner of ``flwr-datasets`` on a table that holds only labels and positions.
 
     Args:
         request: Labels to divide and number of clients.
         build: Function from a 32-bit seed to a partitioner of the column ``label``.
-        restart: Number of the attempt; each gives different random shares.
 
     Raises:
         ConfigError: If there are fewer samples than clients.
@@ -44,17 +26,13 @@ def run_partitioner(request: Request, build: Callable[[int], Any], restart: int 
     import datasets as hf
 
     require_clients(request)
-    scope = ("partition", restart) if restart else ("partition",)
     # The partitioners split each class in the order given, so the order must be random.
-    order = torch.randperm(len(request.y), generator=generator(request.seed, *scope, "order"))
+    order = torch.randperm(len(request.y), generator=generator(request.seed, "partition", "order"))
     with quiet():
-        partitioner = build(derive(request.seed, *scope) % 2**32)
+        partitioner = build(derive(request.seed, "partition") % 2**32)
         partitioner.dataset = hf.Dataset.from_dict({"label": request.y[order].tolist(), "index": order.tolist()})
         parts = [partitioner.load_partition(i).with_format("numpy")[:]["index"] for i in range(request.clients)]
     return [
         Share(name, torch.as_tensor(part).long().sort().values)
         for name, part in zip(names(request.clients), parts, strict=True)
     ]
-
-
-partitions.register("iid")(Partition("equally large random shares", iid))

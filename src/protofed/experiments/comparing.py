@@ -16,6 +16,7 @@ import torch
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import CompareOptions, Experiment, Tree, apply_overrides, comparison, resolve
+from protofed.experiments.executors import PRELOAD
 from protofed.experiments.running import Progress, Report, Run, run_experiment
 from protofed.files import write_json
 from protofed.runs import ComparisonFile, ListedRun
@@ -183,7 +184,7 @@ class _Task:
 def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list[Run]:
     """Run tasks, ``jobs`` at a time; after a failure, no further ones are started."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, process_context(), _begin, (threads,)) as pool:
+    with ProcessPoolExecutor(jobs, process_context(PRELOAD), _begin, (threads,)) as pool:
         waiting = {pool.submit(task.run): task for task in tasks}
         try:
             for future in as_completed(waiting):

@@ -18,6 +18,8 @@ from protofed.samples import FederatedData
 from protofed.training import Executor, Files, Fused, LocalTrainer, Memory, Roster, Sequential, Store, Workers
 from protofed.training.workers import shared_folder
 
+PRELOAD = "protofed.experiments.preload"
+"""The module that imports what a process of an experiment needs."""
 LARGE = 2**30
 """Bytes of clients' models above which they are stored on disk."""
 LONG = 1e12
@@ -76,6 +78,7 @@ def build_executor(
                 processes=processes,
                 threads=execution.threads or max(1, hardware.cores // processes),
                 together=executor == "fused",
+                preload=PRELOAD,
             )
         if executor == "fused":
             return _fused(experiment, hardware, builder.trainer, roster)

@@ -10,10 +10,20 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from protofed.errors import ConfigError, PayloadError, ProtofedError
-from protofed.flower.grid import RECORD
-from protofed.flower.messages import Job, Values, description_values, evaluated_values, sizes_values, trained_values
-from protofed.flower.node import Node
-from protofed.flower.sources import source_of
+from protofed.imports import uncollected
+
+with uncollected():  # each message is answered by a new process
+    from protofed.flower.grid import RECORD
+    from protofed.flower.messages import (
+        Job,
+        Values,
+        description_values,
+        evaluated_values,
+        sizes_values,
+        trained_values,
+    )
+    from protofed.flower.node import Node
+    from protofed.flower.sources import source_of
 
 app = ClientApp()
 """The ClientApp for any method, in simulations and deployments."""

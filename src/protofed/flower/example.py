@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protofed.data.toys import read_digits
 from protofed.flower.folder import check_new, write_folder
 
 HOSPITALS = {
@@ -29,18 +30,16 @@ def create_example(directory: Path) -> list[str]:
     Raises:
         ConfigError: If the directory is not empty or cannot be created.
     """
-    from sklearn.datasets import load_digits
-
     check_new(directory, "data are never overwritten")
-    digits = load_digits()
-    images = (digits.images * 255 / 16).astype(np.uint8)[:, None]  # (n, 1, 8, 8)
+    images, labels = read_digits()
+    images = (images * 255 / 16).astype(np.uint8)[:, None]  # (n, 1, 8, 8)
     order = np.random.default_rng(0).permutation(len(images))
     files, lines = {}, []
     for number, (name, (classes, settings)) in enumerate(HOSPITALS.items()):
-        rows = order[np.isin(digits.target[order], classes) & (order % len(HOSPITALS) == number)]
+        rows = order[np.isin(labels[order], classes) & (order % len(HOSPITALS) == number)]
         cut = len(rows) * 3 // 4
         for part, chosen in (("train", rows[:cut]), ("test", rows[cut:])):
-            files[f"{name}/{part}.npz"] = _npz(images[chosen], digits.target[chosen]), 0o644
+            files[f"{name}/{part}.npz"] = _npz(images[chosen], labels[chosen]), 0o644
         files[f"{name}/client.toml"] = settings.encode(), 0o644
         counted = f"{cut} training and {len(rows) - cut} test samples"
         lines.append(f"{directory / name}: {counted} of classes {classes[0]} to {classes[-1]}")

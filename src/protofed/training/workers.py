@@ -56,6 +56,7 @@ class Workers(Executor):
         processes: Number of processes.
         threads: Number of threads per process.
         together: Whether each process takes its share of the clients at once rather than one client at a time.
+        preload: Name of a module that imports what ``build`` needs, once for all processes.
     """
 
     remote = False
@@ -69,6 +70,7 @@ class Workers(Executor):
         processes: int,
         threads: int,
         together: bool = False,
+        preload: str = __name__,
     ) -> None:
         assert isinstance(clients.store, Files)
         self.clients = clients
@@ -76,6 +78,7 @@ class Workers(Executor):
         self.processes = processes
         self.threads = threads
         self.together = together
+        self.preload = preload
         self._start = (build, PackedData.of(federated), self.store.folder, threads)
         self._pool: ProcessPoolExecutor | None = None
         self._seconds: dict[tuple[str, bool], float] = {}
@@ -187,7 +190,7 @@ class Workers(Executor):
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            context = process_context()
+            context = process_context(self.preload)
             numbers = context.Queue()  # each process takes one number
             for number in range(self.processes):
                 numbers.put(number)
@@ -195,17 +198,21 @@ class Workers(Executor):
         return self._pool
 
 
-def process_context() -> BaseContext:
+def process_context(preload: str = __name__) -> BaseContext:
     """Return the multiprocessing context in which processes are started.
 
     Torch's threads do not survive a fork of this process. Where the system permits, processes are forked from a
-    server process that has only imported torch, which takes milliseconds instead of seconds.
+    server process that has only imported what they need, which takes milliseconds instead of seconds.
+
+    Args:
+        preload: Name of the module that the server imports; the first one given, since there is one server. It must
+            not compute with torch, or threads would begin in the server.
     """
     scratch.hold_multiprocessing()
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["protofed.training.workers"])
+    context.set_forkserver_preload([preload])
     return context
 
 

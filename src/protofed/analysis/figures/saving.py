@@ -56,9 +56,16 @@ def inline_svg(fig: Figure, prefix: str, description: str) -> str:
 
 
 def _rendered(fig: Figure, kind: str) -> bytes:
+    from matplotlib import rcParams
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     buffer = io.BytesIO()
     # Without a date, and without the version of the program, equal figures are equal files.
-    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     with theme():
-        fig.savefig(buffer, format=kind, metadata=metadata)
+        if kind == "svg":
+            # As savefig does, but without drawing everything an additional time before, for the layout alone.
+            fig.set_dpi(rcParams["savefig.dpi"])
+            FigureCanvasSVG(fig).print_svg(buffer, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
+        else:
+            fig.savefig(buffer, format=kind, metadata={"Software": None})
     return buffer.getvalue()

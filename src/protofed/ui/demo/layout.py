@@ -199,8 +199,6 @@ class Layout:
                     .props("dense outlined options-dense")
                     .classes("wide")
                 )
-                # Code that divides by Dir(alpha) takes seconds to load: that begins when the choice is opened.
-                skew.on("popup-show", lambda: self.demo.send("warm"), args=[])
                 models = (
                     ui.select(
                         MODELS, label="Models", value="same", on_change=lambda e: self.demo.begin(models=e.value)

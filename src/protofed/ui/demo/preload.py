@@ -1,8 +1,11 @@
 """Imported once, in the process from which all others are forked: what every demonstration needs."""
 
-import protofed.ui.demo.engine
-from protofed import methods
+from protofed.imports import uncollected
 
-methods.methods()
+with uncollected():
+    import protofed.ui.demo.engine
+    from protofed import methods
+
+    methods.methods()
 
 __all__ = ["protofed"]

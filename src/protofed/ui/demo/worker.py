@@ -187,10 +187,6 @@ class Session:
             self._describe()
             self._show()
 
-    def warm(self) -> None:
-        """Load what dividing the data by Dir(alpha) needs; it takes some seconds."""
-        threading.Thread(target=_load_partitioner, daemon=True).start()
-
     # What is told.
 
     def _describe(self) -> None:
@@ -252,10 +248,3 @@ def _on_grid(points: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
 
 def _packed(values: NDArray[Any], kind: str) -> str:
     return base64.b64encode(values.astype(kind).tobytes()).decode()
-
-
-def _load_partitioner() -> None:
-    from protofed.data.quiet import quiet
-
-    with quiet():
-        import flwr_datasets.partitioner  # noqa: F401

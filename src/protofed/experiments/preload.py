@@ -1,0 +1,11 @@
+"""Imported once, in the process from which all others are forked: what every worker of an experiment needs."""
+
+from protofed.imports import uncollected
+
+with uncollected():
+    import protofed.experiments.comparing
+    from protofed import methods
+
+    methods.methods()
+
+__all__ = ["protofed"]
