@@ -15,6 +15,7 @@ from protofed.benchmark.bare import BareLoop
 from protofed.benchmark.ours import Rounds
 from protofed.benchmark.scaling import alike
 from protofed.benchmark.timing import Timings, Variant, take_turns
+from protofed.benchmark.until import Course
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.training.batches import normalise
@@ -167,6 +168,8 @@ np.savez(seen, x=first["x"], y=first["y"], args=json.dumps(vars(args)))
 if args.lr == "0.5":
     raise RuntimeError("no such rate")
 for i in range(int(args.gr) + 1):
+    if args.lr != "0.25":
+        print(f"Averaged Test Accuracy: {0.3 * i:.4f}")
     print("-" * 50, 100.0 if i == 0 else 0.5)
 Server().save_results()
 print("not reached")
@@ -195,12 +198,7 @@ def htfllib(tmp_path) -> Path:
 
 
 def test_peer(htfllib, tmp_path, monkeypatch, capsys):
-    images = Path(tmp_path / "clients")
-    for client in ("ann", "bob"):
-        for part, n in (("train", 40), ("test", 5)):
-            images.joinpath(client).mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng(n).integers(0, 256, (n, 1, 16, 16), dtype=np.uint8)
-            np.savez(images / client / part, x=pixels, y=np.arange(n) % 4)
+    clients_of_images(tmp_path / "clients")
     arguments = ["bench", "peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", "--rounds", "2"]
     arguments += ["--threads", "1", "--processes", "1", "data.path=.", "--json", "found.json"]
     status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments)
@@ -232,6 +230,59 @@ def test_peer(htfllib, tmp_path, monkeypatch, capsys):
     )
 
 
+def clients_of_images(folder: Path) -> None:
+    """Write two clients with images of four classes."""
+    for client in ("ann", "bob"):
+        for part, n in (("train", 40), ("test", 5)):
+            folder.joinpath(client).mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(n).integers(0, 256, (n, 1, 16, 16), dtype=np.uint8)
+            np.savez(folder / client / part, x=pixels, y=np.arange(n) % 4)
+
+
+def test_until(htfllib, tmp_path, monkeypatch, capsys):
+    clients_of_images(tmp_path / "clients")
+    arguments = ["bench", "until", "--peer", "htfllib", "--cases", "fedproto-cnn2", "--seeds", "3,4"]
+    arguments += ["--threads", "1", "data.path=.", "--json", "found.json", "--limit", "4", "--target"]
+    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, "0.5")
+    assert (status, error) == (0, "")
+    assert "Until 50 % of all test samples" in output
+    (figures,) = json.loads(Path("found.json").read_text())["until"]
+    ours, theirs = figures["runs"]["protofed"], figures["runs"]["HtFLlib"]
+    assert [run["seed"] for run in ours] == [3, 4]
+    for run in theirs:  # 0.3, 0.6, 0.9 after rounds 1, 2, 3; their mean is 0.6
+        assert run["accuracy"] == [0.3, 0.6, 0.9, 1.2]
+        assert (run["rounds_until"], run["steps_until"], run["bytes_until"]) == (3, 6, None)
+        assert run["seconds_until"] == 101.0  # those of the rounds before the score
+    for run in ours:
+        assert len(run["accuracy"]) == len(run["seconds"]) == len(run["bytes"]) <= 4
+        assert run["seconds"] == sorted(run["seconds"])
+        if round := run["rounds_until"]:
+            assert (len(run["accuracy"]), run["steps_until"]) == (round, 4 * round)
+            assert run["bytes_until"] == run["bytes"][-1]
+
+    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, "1.0")
+    assert (status, error) == (0, "")
+    assert "not reached" in output
+    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments, "0.5", "training.lr=0.25")
+    assert status == 2
+    assert error.endswith("htfllib: 0 accuracies in 5 rounds: another version of HtFLlib?\n")
+
+
+def test_a_lucky_round_is_not_enough():
+    course = Course([0.2, 0.95, 0.5, 0.93, 0.94, 0.95], [1, 2, 3, 4, 5, 6], [], 7)
+    assert course.reached(0.93) == 6
+    assert course.figures(0.93)["steps_until"] == 42
+    assert course.figures(0.96) == {
+        "accuracy": [0.2, 0.95, 0.5, 0.93, 0.94, 0.95],
+        "seconds": [1, 2, 3, 4, 5, 6],
+        "bytes": [],
+        "rounds_until": None,
+        "seconds_until": None,
+        "steps_until": None,
+        "bytes_until": None,
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -249,6 +300,11 @@ def test_peer(htfllib, tmp_path, monkeypatch, capsys):
         (["scaling", "data.clients=3"], "use --clients"),
         (["scaling", "--json", "nowhere/found.json"], "no such folder"),
         (["peer"], "needs --peer DIR"),
+        (["until", "--target", "93"], "--target must be a fraction of the test samples, e.g. 0.93, not 93"),
+        (["until", "--limit", "0"], "--limit must be at least 1"),
+        (["until", "--seeds", ","], "--seeds is empty"),
+        (["until", "--peer", "."], "not a checkout of HtFLlib"),
+        (["until", "--cases", "fedtgp-cnn"], "did you mean 'fedtgp-cnn2'?"),
         (["peer", "--peer", "."], "not a checkout of HtFLlib (system/main.py is missing)"),
         (["all", "--cases", "fedproto-small4", "--peer", "nowhere"], "not a checkout of HtFLlib"),
         (

@@ -1,7 +1,8 @@
 """Benchmarks of this package against alternatives, always reported as ratios: ``protofed bench``.
 
 Each benchmark has its own module: :mod:`overhead` (against a bare PyTorch loop, and of worker processes),
-:mod:`peer` (against the public library HtFLlib) and :mod:`scaling` (with the number of clients).
+:mod:`peer` (against the public library HtFLlib), :mod:`scaling` (with the number of clients) and :mod:`until` (what
+it takes until an accuracy is reached).
 """
 
 from protofed.benchmark.report import Report

@@ -38,6 +38,8 @@ CASES = {
     "fedproto-light4": Case("cifar10-dirichlet", {"method.name": "fedproto", "data.samples": 6000}),
     "fedproto-cnn2": Case("fed-mnist7k", {"method.name": "fedproto"}),
     "fedtgp-cnn2": Case("fed-mnist7k", {"method.name": "fedtgp"}),
+    "lg_fedavg-cnn2": Case("fed-mnist7k", {"method.name": "lg_fedavg"}),
+    "fml-cnn2": Case("fed-mnist7k", {"method.name": "fml"}),
 }
 
 

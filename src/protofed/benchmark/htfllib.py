@@ -25,17 +25,28 @@ from protofed.samples import FederatedData, Samples
 from protofed.training.batches import normalise
 
 NEEDED = ("system/main.py", "system/flcore/servers/serverproto.py", "system/flcore/trainmodel/models.py")
-ALGORITHMS = {"fedproto": "FedProto", "fedtgp": "FedTGP"}
+PEER = "HtFLlib"
+ALGORITHMS = {"fedproto": "FedProto", "fedtgp": "FedTGP", "lg_fedavg": "LG-FedAvg", "fml": "FML"}
 OPTIONS = {
     "fedproto": {"lambda_": "-lam"},
     "fedtgp": {"lambda_": "-lam", "server_epochs": "-se", "margin_cap": "-mart"},
+    "lg_fedavg": {},
+    "fml": {"alpha": "-al", "beta": "-bt"},
 }
+AS_PEER: dict[str, dict[str, Any]] = {
+    "fedproto": {"method.prototypes": "during"},
+    "fml": {"method.preset": "htfl"},
+    "lg_fedavg": {"method.weighting": "uniform"},
+}
+"""Options with which our methods do what the peer's do. Its FedProto collects prototypes during training; its
+FedTGP in a pass afterwards, as ours does."""
 DATASET = "federation"
 FAMILY = "HtFE-img-2"
 """A model family that its main.py knows; the models it stands for are replaced."""
 SCRIPT = Path(__file__).with_name("htfllib_main.py")
 
-_ROUND = re.compile(r"^-{50} ([\d.eE+-]+)$", re.MULTILINE)
+_ROUND = re.compile(r"^-{25}(?:-{25}| time cost -{25}) ([\d.eE+-]+)$", re.MULTILINE)
+_ACCURACY = re.compile(r"^Averaged Test Accuracy: ([\d.]+)$", re.MULTILINE)
 
 
 def _light4(shape: tuple[int, ...]) -> list[str]:
@@ -81,17 +92,19 @@ class Peer:
             self.folder / "system"
         ).mkdir()  # the working directory of main.py, which reads ../dataset and writes to sibling folders
 
-    def run(self, experiment: Experiment, federated: FederatedData, *, rounds: int, threads: int) -> list[float]:
-        """Run one warm-up round and the measured rounds.
+    def run(
+        self, experiment: Experiment, federated: FederatedData, *, rounds: int, threads: int
+    ) -> tuple[list[float], list[float]]:
+        """Run one round more than ``rounds``; the first one also warms up.
 
         Args:
             experiment: Experiment to run.
             federated: Data of its clients.
-            rounds: Number of measured rounds.
+            rounds: Number of rounds after the first.
             threads: Number of torch threads.
 
         Returns:
-            Seconds of each measured round.
+            Seconds of each round, and the fraction of correct test samples at the start of each.
 
         Raises:
             ConfigError: If the process fails.
@@ -113,7 +126,21 @@ class Peer:
                 f"--peer {self.checkout}: main.py ended with status {result.returncode} after {len(seconds)} of "
                 f"{rounds + 1} rounds: {last}"
             )
-        return seconds[1:]
+        return seconds, [float(number) for number in _ACCURACY.findall(result.stdout)]
+
+
+def steps_per_round(experiment: Experiment, federated: FederatedData) -> dict[str, int]:
+    """Return the number of optimiser steps per round; the peer drops the last partial batch of each epoch.
+
+    Args:
+        experiment: The experiment.
+        federated: Data of its clients.
+    """
+    plans = [(len(c.train), experiment.training.plan(c.settings)) for c in federated.clients]
+    return {
+        PEER: sum(n // plan.batch_size * plan.epochs for n, plan in plans),
+        "protofed": sum(-(-n // plan.batch_size) * plan.epochs for n, plan in plans),
+    }
 
 
 def check_checkout(path: Path) -> None:

@@ -12,7 +12,15 @@ from rich import box
 from rich.table import Table
 
 from protofed.benchmark.cases import case_experiment
-from protofed.benchmark.htfllib import Peer, check_checkout, check_data, check_experiment
+from protofed.benchmark.htfllib import (
+    AS_PEER,
+    PEER,
+    Peer,
+    check_checkout,
+    check_data,
+    check_experiment,
+    steps_per_round,
+)
 from protofed.benchmark.ours import our_variants
 from protofed.benchmark.request import Note, Request, Result
 from protofed.benchmark.timing import Timings, take_turns, thread_counts
@@ -20,17 +28,13 @@ from protofed.errors import ConfigError
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
-from protofed.samples import FederatedData
 
 CASES = ("fedproto-light4", "fedproto-cnn2", "fedtgp-cnn2")
-PEER = "HtFLlib"
-AS_PEER = {"method.prototypes": "during"}
-"""The peer's FedProto collects prototypes during training; its FedTGP in a pass afterwards, as ours does."""
 
 
 def check_peer(request: Request) -> None:
     """Raise ProtofedError unless there is a checkout of HtFLlib and it supports every case."""
-    _checkout(request)
+    checkout(request)
     experiments = _experiments(request).values()
     for experiment in experiments:
         check_experiment(experiment)
@@ -52,7 +56,12 @@ def peer(request: Request, note: Note) -> Result:
     return Result(_table(figures, request.rounds), figures)
 
 
-def _checkout(request: Request) -> Path:
+def checkout(request: Request) -> Path:
+    """Return the folder of the peer.
+
+    Raises:
+        ConfigError: If there is none, or it is no checkout of HtFLlib.
+    """
     if request.peer is None:
         raise ConfigError("bench peer needs --peer DIR, the folder of a clone of github.com/TsingZ0/HtFLlib")
     check_checkout(request.peer)
@@ -64,7 +73,7 @@ def _experiments(request: Request) -> dict[str, Experiment]:
     experiments = {}
     for name in request.cases or CASES:
         plain = case_experiment(name, request.overrides, rounds=1)
-        also = AS_PEER if plain.method == "fedproto" else {}
+        also = AS_PEER.get(plain.method)
         experiments[name] = case_experiment(name, request.overrides, rounds=1, also=also)
     return experiments
 
@@ -77,11 +86,12 @@ def _measure(name: str, experiment: Experiment, request: Request, note: Note) ->
     experiment = replace(experiment, rounds=(request.rounds + 1) * len(counts))
     seconds: dict[tuple[str, int], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="protofed-peer-") as folder:
-        htfllib = Peer(_checkout(request), Path(folder))
+        htfllib = Peer(checkout(request), Path(folder))
         htfllib.write(federated)
         for threads in counts:
             note(f"{name}, {PEER}, {threads} thread{'s' * (threads > 1)}")
-            seconds[PEER, threads] = htfllib.run(experiment, federated, rounds=request.rounds, threads=threads)
+            spent, _ = htfllib.run(experiment, federated, rounds=request.rounds, threads=threads)
+            seconds[PEER, threads] = spent[1:]
     with ExitStack() as stack:
         _, variants = our_variants(experiment, hardware, counts, request.processes, stack)
         ours = take_turns(variants, request.rounds, lambda text: note(f"{name}, {text}"))
@@ -89,20 +99,11 @@ def _measure(name: str, experiment: Experiment, request: Request, note: Note) ->
     medians = {n: timings.median(n, timings.best(n)) for n in timings.names}
     return {
         "case": name,
-        "steps": _steps(experiment, federated),
+        "steps": steps_per_round(experiment, federated),
         "seconds": timings.figures(),
         "threads": {n: timings.best(n) for n in timings.names},
         "medians": medians,
         "ratios": {n: medians[PEER] / median for n, median in medians.items() if n != PEER},
-    }
-
-
-def _steps(experiment: Experiment, federated: FederatedData) -> dict[str, int]:
-    """Return the number of optimiser steps per round; the peer drops the last partial batch of each epoch."""
-    plans = [(len(c.train), experiment.training.plan(c.settings)) for c in federated.clients]
-    return {
-        PEER: sum(n // plan.batch_size * plan.epochs for n, plan in plans),
-        "protofed": sum(-(-n // plan.batch_size) * plan.epochs for n, plan in plans),
     }
 
 

@@ -28,6 +28,9 @@ class Request:
         peer: A checkout of HtFLlib, or None.
         clients: Numbers of clients of the federations of ``scaling``.
         per_client: Number of samples of each client of ``scaling``, training and test samples together.
+        target: Accuracy of ``until``, a fraction of all test samples.
+        limit: Number of rounds after which ``until`` gives up.
+        seeds: Seeds of ``until``.
     """
 
     rounds: int = 3
@@ -38,9 +41,12 @@ class Request:
     peer: Path | None = None
     clients: Sequence[int] = (20, 100, 500, 1000)
     per_client: int = 60
+    target: float = 0.93
+    limit: int = 60
+    seeds: Sequence[int] = (0, 1, 2)
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("processes", 0), ("per_client", 2)):
+        for name, least in (("rounds", 1), ("processes", 0), ("per_client", 2), ("limit", 1)):
             if getattr(self, name) < least:
                 option = name.replace("_", "-")
                 raise ConfigError(f"--{option} must be at least {least}, not {getattr(self, name)}")
@@ -49,8 +55,11 @@ class Request:
                 raise ConfigError(
                     f"--{name} must be positive numbers, not {','.join(map(str, getattr(self, name)))}"
                 )
-        if not self.clients:
-            raise ConfigError("--clients is empty: give numbers separated by commas, e.g. 20,100")
+        for name, example in (("clients", "20,100"), ("seeds", "0,1,2")):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name} is empty: give numbers separated by commas, e.g. {example}")
+        if not 0 < self.target <= 1:
+            raise ConfigError(f"--target must be a fraction of the test samples, e.g. 0.93, not {self.target:g}")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from protofed.benchmark.overhead import check_overhead, overhead
 from protofed.benchmark.peer import check_peer, peer
 from protofed.benchmark.request import Note, Request, Result
 from protofed.benchmark.scaling import check_scaling, scaling
+from protofed.benchmark.until import check_until, until
 from protofed.errors import ConfigError, unknown_name
 
 
@@ -29,12 +30,13 @@ BENCHMARKS = {
     "overhead": Benchmark(check_overhead, overhead),
     "peer": Benchmark(check_peer, peer),
     "scaling": Benchmark(check_scaling, scaling),
+    "until": Benchmark(check_until, until),
 }
 ALL = "all"
 
 
 def measure(name: str, request: Request, note: Note) -> Iterator[tuple[str, Result]]:
-    """Run one benchmark, or all of them (``peer`` only if a checkout is given).
+    """Run one benchmark, or ``all``: those that take minutes, ``peer`` only if a checkout is given.
 
     Args:
         name: Name of a benchmark, or ``all``.
@@ -49,7 +51,8 @@ def measure(name: str, request: Request, note: Note) -> Iterator[tuple[str, Resu
     """
     if name not in (*BENCHMARKS, ALL):
         raise ConfigError(unknown_name("benchmark", name, [*BENCHMARKS, ALL]))
-    chosen = [name] if name != ALL else [n for n in BENCHMARKS if n != "peer" or request.peer is not None]
+    peers = ["peer"] if request.peer is not None else []
+    chosen = [name] if name != ALL else ["overhead", *peers, "scaling"]
     for benchmark in chosen:
         BENCHMARKS[benchmark].check(request)
     for benchmark in chosen:

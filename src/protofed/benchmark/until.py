@@ -1,0 +1,192 @@
+"""Benchmark of what counts: seconds, rounds, gradient steps and bytes until an accuracy is reached."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from protofed.benchmark.cases import case_experiment
+from protofed.benchmark.htfllib import AS_PEER, PEER, Peer, check_data, check_experiment, steps_per_round
+from protofed.benchmark.ours import Rounds
+from protofed.benchmark.peer import checkout
+from protofed.benchmark.request import Note, Request, Result
+from protofed.benchmark.timing import cores
+from protofed.errors import ConfigError
+from protofed.experiments.config import Experiment
+from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
+from protofed.formats import size
+from protofed.runs import main_rule
+from protofed.samples import FederatedData
+
+CASES = ("fedproto-cnn2", "fedtgp-cnn2", "lg_fedavg-cnn2", "fml-cnn2")
+OURS = "protofed"
+SMOOTHED = 3
+"""Rounds over whose mean the accuracy is taken, so that one lucky round does not end a run."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course of one run.
+
+    Attributes:
+        accuracy: Fraction of all test samples after each round.
+        seconds: Since the start of the first round, at the end of each.
+        bytes: Sent so far by all parties; empty if unknown.
+        steps: Gradient steps in a round.
+    """
+
+    accuracy: Sequence[float]
+    seconds: Sequence[float]
+    bytes: Sequence[int]
+    steps: int
+
+    def reached(self, target: float) -> int | None:
+        """Return the first round from 1 whose smoothed accuracy is at least ``target``; None if there is none."""
+        for round in range(1, len(self.accuracy) + 1):
+            if statistics.fmean(self.accuracy[max(0, round - SMOOTHED) : round]) >= target:
+                return round
+        return None
+
+    def figures(self, target: float) -> dict[str, Any]:
+        """Return the course and where it reached ``target``, as plain values."""
+        round = self.reached(target)
+        at = None if round is None else round - 1
+        return {
+            "accuracy": list(self.accuracy),
+            "seconds": list(self.seconds),
+            "bytes": list(self.bytes),
+            "rounds_until": round,
+            "seconds_until": None if at is None else self.seconds[at],
+            "steps_until": None if round is None else round * self.steps,
+            "bytes_until": self.bytes[at] if at is not None and self.bytes else None,
+        }
+
+
+def check_until(request: Request) -> None:
+    """Raise ProtofedError unless there are such cases, and the peer, if one is given, supports them."""
+    for name in request.cases or CASES:
+        experiment = _experiment(name, request, request.seeds[0])
+        if request.peer is not None:
+            checkout(request)
+            check_experiment(experiment)
+            check_data(experiment, load_data(experiment))
+
+
+def until(request: Request, note: Note) -> Result:
+    """Run every case with every seed until the target is reached, or for ``limit`` rounds.
+
+    Args:
+        request: Settings of the benchmark.
+        note: Callback for progress messages.
+
+    Raises:
+        ConfigError: If HtFLlib fails.
+    """
+    figures = []
+    for name in request.cases or CASES:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for seed in request.seeds:
+            experiment = _experiment(name, request, seed)
+            federated = load_data(experiment)
+            note(f"{name}, seed {seed}, {OURS}")
+            courses = {OURS: _ours(experiment, federated, request.target)}
+            if request.peer is not None:
+                note(f"{name}, seed {seed}, {PEER}")
+                courses[PEER] = _peers(experiment, federated, request)
+            for library, course in courses.items():
+                found.setdefault(library, []).append({"seed": seed, **course.figures(request.target)})
+        figures.append({"case": name, "target": request.target, "limit": request.limit, "runs": found})
+    return Result(_table(figures, request), figures)
+
+
+def _experiment(name: str, request: Request, seed: int) -> Experiment:
+    plain = case_experiment(name, request.overrides, rounds=request.limit)
+    also = AS_PEER.get(plain.method)
+    chosen = replace(case_experiment(name, request.overrides, rounds=request.limit, also=also), seed=seed)
+    return replace(chosen, execution=replace(chosen.execution, executor="auto"))
+
+
+def _ours(experiment: Experiment, federated: FederatedData, target: float) -> Course:
+    accuracy: list[float] = []
+    seconds: list[float] = []
+    sent: list[int] = []
+    steps = steps_per_round(experiment, federated)[OURS]
+    with closing(Rounds(experiment, Hardware.of(experiment.execution))) as rounds:
+        start = time.perf_counter()
+        for _ in range(experiment.rounds):
+            record = rounds.run()
+            assert record.accuracy is not None
+            accuracy.append(record.accuracy.weighted[main_rule(record.accuracy.weighted)])
+            seconds.append(time.perf_counter() - start)
+            sent.append(record.sent + (sent[-1] if sent else 0))
+            course = Course(accuracy, seconds, sent, steps)
+            if course.reached(target):
+                break
+    return course
+
+
+def _peers(experiment: Experiment, federated: FederatedData, request: Request) -> Course:
+    """Run the peer for as many rounds as planned: it cannot be told to stop.
+
+    Raises:
+        ConfigError: If it fails, or does not tell its accuracies.
+    """
+    with tempfile.TemporaryDirectory(prefix="protofed-peer-") as folder:
+        htfllib = Peer(checkout(request), Path(folder))
+        htfllib.write(federated)
+        threads = request.threads[0] if request.threads else cores()
+        seconds, accuracy = htfllib.run(experiment, federated, rounds=experiment.rounds, threads=threads)
+    if len(accuracy) != len(seconds):
+        raise ConfigError(
+            f"--peer {request.peer}: {len(accuracy)} accuracies in {len(seconds)} rounds: another version of "
+            f"{PEER}?"
+        )
+    spent = [sum(seconds[: i + 1]) for i in range(len(seconds))]
+    # It scores at the start of a round what the rounds before have trained.
+    return Course(accuracy[1:], spent[:-1], [], steps_per_round(experiment, federated)[PEER])
+
+
+def _table(figures: Sequence[dict[str, Any]], request: Request) -> Table:
+    table = Table(
+        title=f"Until {100 * request.target:g} % of all test samples (mean of up to {SMOOTHED} rounds), median of "
+        f"{len(request.seeds)} seeds",
+        caption=f"not reached: not within {request.limit} rounds. {PEER} does not count its bytes.",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("", no_wrap=True)
+    for heading in ("seconds", "rounds", "steps", "bytes", "best"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in figures:
+        table.add_row(f"[bold]{row['case']}[/]")
+        for library, runs in row["runs"].items():
+            best = statistics.median(max(run["accuracy"]) for run in runs)
+            cells = (
+                _median(runs, "seconds_until", "{:.1f}".format),
+                _median(runs, "rounds_until", "{:.0f}".format),
+                _median(runs, "steps_until", "{:,.0f}".format),
+                _median(runs, "bytes_until", size) if library == OURS else "–",
+                f"{100 * best:.1f} %",
+            )
+            table.add_row(library, *cells)
+        table.add_section()
+    return table
+
+
+def _median(runs: Sequence[dict[str, Any]], name: str, write: Any) -> str:
+    """Return the median over seeds, in which a run that did not reach the target counts as longer than all."""
+    values = sorted(float("inf") if run[name] is None else run[name] for run in runs)
+    median = values[len(values) // 2]
+    return "not reached" if median == float("inf") else str(write(median))
