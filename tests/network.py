@@ -85,7 +85,7 @@ def write_folders(root: Path, federated: FederatedData) -> Path:
         folder = root / "clients" / client.name
         folder.mkdir(parents=True)
         for split in ("train", "test", "validation"):
-            if samples := getattr(client, split):
+            if (samples := getattr(client, split)) is not None:
                 np.savez(folder / f"{split}.npz", x=samples.x.numpy(), y=samples.y.numpy())
         settings = "".join(f"{k} = {v!r}\n".replace("'", '"') for k, v in client.settings.items())
         if settings:

@@ -154,4 +154,5 @@ def test_two_rounds_of_a_setting(arm, tmp_path):
     done = run("scarce", {**small, "data.data_dir": str(real_data("mnist").parent)}, out=tmp_path)
     rule = next(iter(done.summary["accuracy"].values()))
     assert {"union", "newcomers"} <= rule.keys()
+    assert "Newcomers" in done.report.read_text(encoding="utf-8")
     assert done.summary["method"] == resolve(load_recipe("scarce"), method=arm).method
