@@ -67,7 +67,9 @@ def mean_balanced(outputs: Callable[[Net, Tensor], Tensor], w: Net, batch, prior
     return naive.mean([balanced(outputs(w, x), y, prior, classes) for x, y in batch])
 
 
-def answers(f: Tensor, g: Tensor, prior: Sequence[float], own: Sequence[int], *, summed: bool) -> dict[str, int]:
+def answers(
+    f: Tensor, g: Tensor, prior: Sequence[float], own: Sequence[int], fusion: tuple[float, float]
+) -> dict[str, int]:
     """Return the class of one sample by every rule.
 
     Args:
@@ -75,10 +77,10 @@ def answers(f: Tensor, g: Tensor, prior: Sequence[float], own: Sequence[int], *,
         g: ``(K,)`` log-probabilities of the beacon.
         prior: ``π``.
         own: Classes held.
-        summed: Whether scores are sums rather than means.
+        fusion: ``a`` and ``b``.
     """
-    K = len(g)
-    s = [float(f[y] + g[y]) / (1 if summed else 2) for y in range(K)]
+    K, (a, b) = len(g), fusion
+    s = [a * float(f[y]) + b * float(g[y]) for y in range(K)]
     p = everything(s, g, own)
     return {
         "head": max(own, key=lambda y: s[y] + prior[y]),
@@ -94,3 +96,38 @@ def everything(s: Sequence[float], g: Tensor, own: Sequence[int]) -> list[float]
     held = sum(math.exp(g[y]) for y in own)
     total = sum(math.exp(s[y]) for y in own)
     return [held * math.exp(s[y]) / total if y in own else math.exp(g[y]) for y in range(len(g))]
+
+
+Scored = tuple[Sequence[float], Sequence[float], int]
+"""Outputs ``f`` and ``g`` of a sample for the classes of A, and the place of its own class among them."""
+
+
+def fusion_loss(a: float, b: float, samples: Sequence[Scored], prior: Sequence[float], caution: float) -> float:
+    """``Σ −log softmax(a·f + b·g + π)_y + κ·((a − ½)² + (b − ½)²)``."""
+    loss = caution * ((a - 0.5) ** 2 + (b - 0.5) ** 2)
+    for f, g, y in samples:
+        z = [a * f[c] + b * g[c] + prior[c] for c in range(len(prior))]
+        highest = max(z)
+        loss += highest + math.log(sum(math.exp(v - highest) for v in z)) - z[y]
+    return loss
+
+
+def lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a convex function is least, by thirds."""
+    while high - low > 1e-7:
+        third = (high - low) / 3
+        if function(low + third) <= function(high - third):
+            high -= third
+        else:
+            low += third
+    return (low + high) / 2
+
+
+def fit(samples: Sequence[Scored], prior: Sequence[float], caution: float, reach: float = 8) -> tuple[float, float]:
+    """Return ``a`` and ``b`` in ``[-reach, reach]`` of the least loss: of the best b for each a, the best."""
+
+    def best_b(a: float) -> float:
+        return lowest(lambda b: fusion_loss(a, b, samples, prior, caution), -reach, reach)
+
+    a = lowest(lambda a: fusion_loss(a, best_b(a), samples, prior, caution), -reach, reach)
+    return a, best_b(a)

@@ -84,8 +84,9 @@ def write_folders(root: Path, federated: FederatedData) -> Path:
     for client in federated.clients:
         folder = root / "clients" / client.name
         folder.mkdir(parents=True)
-        for split, samples in (("train", client.train), ("test", client.test)):
-            np.savez(folder / f"{split}.npz", x=samples.x.numpy(), y=samples.y.numpy())
+        for split in ("train", "test", "validation"):
+            if (samples := getattr(client, split)) is not None:
+                np.savez(folder / f"{split}.npz", x=samples.x.numpy(), y=samples.y.numpy())
         settings = "".join(f"{k} = {v!r}\n".replace("'", '"') for k, v in client.settings.items())
         if settings:
             (folder / "client.toml").write_text(settings)

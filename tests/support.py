@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,11 @@ def client(name: str, train: list[int], test: list[int] | None = None, **setting
     return ClientData(
         name, samples(train, seed), samples(train if test is None else test, seed + 1), None, settings
     )
+
+
+def held_out(owner: ClientData, labels: list[int]) -> ClientData:
+    """Return a client with validation samples of the given labels."""
+    return replace(owner, validation=samples(labels, sum(map(ord, owner.name)) + 2))
 
 
 def federated(*clients: ClientData) -> FederatedData:

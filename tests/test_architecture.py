@@ -28,7 +28,7 @@ MODULES = {
     "__init__": {"numerics"},
     "__main__": {"cli"},
     "api": {"analysis", "errors", "experiments", "flower"},
-    "catalogue": {"analysis", "data", "errors", "experiments", "methods", "models", "options"},
+    "catalogue": {"analysis", "data", "errors", "experiments", "methods", "models", "options", "runs"},
     "claims": {"errors", "limits"},
     "cli": {
         "analysis",
@@ -84,7 +84,7 @@ PACKAGES = {
     "models": set(),
     "wire": set(),
     "data": set(),
-    "methods": {"prototypes", "wire"},
+    "methods": {"prototypes", "models", "wire"},
     "training": {"methods", "wire"},
     "robust": {"runs", "methods", "wire", "training"},
     "federation": {"runs", "methods", "wire", "training", "robust"},

@@ -83,7 +83,7 @@ def test_compare_several_seeds(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "again.html").read_text() == (tmp_path / "c" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "recipes", "figures"])
+@pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "recipes", "variants", "figures"])
 def test_list(kind, tmp_path, monkeypatch, capsys):
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "list", kind)
     assert status == 0

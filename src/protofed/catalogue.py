@@ -54,6 +54,13 @@ def _recipes() -> list[Entry]:
     return [Entry(name, load_recipe(name).get("summary", ""), []) for name in recipes()]
 
 
+def _variants() -> list[Entry]:
+    from protofed.experiments.config import variants
+    from protofed.runs import flat
+
+    return [Entry(n, ", ".join(f"{k}={value}" for k, value in flat(v).items()), []) for n, v in variants().items()]
+
+
 def _figures() -> list[Entry]:
     from protofed.analysis.figures import figure_rows, figures
 
@@ -66,15 +73,19 @@ KINDS = {
     "datasets": _datasets,
     "partitions": _partitions,
     "recipes": _recipes,
+    "variants": _variants,
     "figures": _figures,
 }
 
 
 def entries(kind: str) -> list[Entry]:
-    """Return the entries of ``methods``, ``models``, ``datasets``, ``partitions``, ``recipes`` or ``figures``.
+    """Return the entries of a list.
+
+    Args:
+        kind: A key of :data:`KINDS`.
 
     Raises:
-        ConfigError: If ``kind`` is not one of these.
+        ConfigError: If there is no such list.
     """
     if kind not in KINDS:
         raise ConfigError(unknown_name("list", kind, KINDS))

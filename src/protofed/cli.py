@@ -109,7 +109,9 @@ def compare(
 
 @app.command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, models, datasets, partitions, recipes or figures.")],
+    kind: Annotated[
+        str, typer.Argument(help="methods, models, datasets, partitions, recipes, variants or figures.")
+    ],
     markdown: Annotated[
         bool,
         typer.Option("--markdown", help="For methods: print a table of their requirements and measured traffic."),

@@ -101,6 +101,36 @@ def test_validation_is_taken_from_training(federation):
     assert torch.equal(south.validation.x[:, 0, 0, 0], (10 * south.validation.y).to(torch.uint8))
 
 
+def test_training_samples_are_limited_per_client_and_class(federation):
+    """The labels keep their shares, to within one sample; tests and clients with fewer samples are as they were."""
+    write_parquet(federation / "clients" / "south" / "train.parquet", [0] * 24 + [1] * 12 + [2] * 4)
+    whole, (north, south) = fed(federation), fed(federation, train_samples=10).clients
+    assert len(south.train) == 10
+    for found, share in zip(torch.bincount(south.train.y).tolist(), (6, 3, 1), strict=True):
+        assert abs(found - share) <= 1
+    assert torch.equal(south.train.x[:, 0, 0, 0], (10 * south.train.y).to(torch.uint8))
+    assert torch.equal(south.test.x, whole.clients[1].test.x)
+    assert torch.equal(north.train.x, whole.clients[0].train.x)
+    for value in (0, 40, 41):
+        for a, b in zip(fed(federation, train_samples=value).clients, whole.clients, strict=True):
+            assert torch.equal(a.train.x, b.train.x)
+            assert torch.equal(a.train.y, b.train.y)
+    again, other = (fed(federation, seed, train_samples=10).clients[1].train.y for seed in (0, 1))
+    assert torch.equal(again, south.train.y)
+    assert len(other) == 10
+    options = DataOptions(source="path", path=str(federation), train_samples=10)
+    alone, _ = load_client(federation / "clients" / "south", options, 0, whole.class_names)
+    assert torch.equal(alone.clients[0].train.x, south.train.x)  # a node keeps the samples that the simulation does
+
+
+def test_validation_samples_are_held_out_of_all_training_samples(federation):
+    """The limit is for training alone: the same validation samples with and without."""
+    write_parquet(federation / "clients" / "south" / "train.parquet", [0] * 8 + [1] * 8)
+    whole, limited = (fed(federation, validation_fraction=0.25, train_samples=n).clients[1] for n in (0, 6))
+    assert torch.bincount(limited.train.y).tolist() == [3, 3]
+    assert torch.equal(limited.validation.x, whole.validation.x)
+
+
 def test_samples_are_shared_out_over_clients_and_splits(federation):
     for split, each in (("train", 30), ("test", 10)):
         for client in ("north", "south"):

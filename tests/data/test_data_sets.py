@@ -10,6 +10,7 @@ from data.files import png, write_images, write_npz, write_parquet
 from protofed.data import DataOptions, Pool, datasets, describe, load, load_pool, partitions
 from protofed.data.toys import SpiralOptions
 from protofed.errors import ConfigError, DataError
+from protofed.experiments import resolve
 
 
 def options(source, **more):
@@ -21,6 +22,25 @@ def test_importing_the_package_is_light():
     code = f"import protofed.data, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_limit_of_training_samples_leaves_out_these_alone():
+    """Every client keeps some of its training samples; those for tests and validation do not change."""
+    chosen = {"clients": 5, "validation_fraction": 0.2}
+    whole, few, none = (
+        load(options("digits", **chosen, train_samples=n), "dirichlet", {"alpha": 1.0}, 0) for n in (0, 30, 10**6)
+    )
+    for a, b, c in zip(whole.clients, few.clients, none.clients, strict=True):
+        assert len(b.train) == min(30, len(a.train))
+        shares = a.train.counts(10).double() * 30 / len(a.train)
+        assert len(a.train) <= 30 or float((b.train.counts(10) - shares).abs().max()) <= 1
+        pixels = {x.tobytes() for x in a.train.x.numpy()}
+        assert all(x.tobytes() in pixels for x in b.train.x.numpy())
+        for split in ("test", "validation"):
+            assert torch.equal(getattr(a, split).x, getattr(b, split).x)
+        assert torch.equal(a.train.x, c.train.x)
+    with pytest.raises(ConfigError, match=r"data.train_samples must be at least 0"):
+        resolve({"method": {"name": "local"}, "data": {"train_samples": -1}})
 
 
 @pytest.mark.parametrize("registry", [datasets, partitions])

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofed.data.splits import apportion, choose, hold_out, subset
+from protofed.data import DataOptions
+from protofed.data.splits import apportion, choose, hold_out, limited, subset
 from protofed.seeding import generator
 
 labels = st.lists(st.integers(0, 5), max_size=80).map(lambda v: torch.tensor(v, dtype=torch.int64))
@@ -55,6 +56,28 @@ def test_subset_has_the_size_asked_for_and_the_shares_of_the_whole(y, data):
     assert len(rows.unique()) == len(rows) == size
     for c in y.unique().tolist():
         assert abs(int((y[rows] == c).sum()) - size * float((y == c).double().mean())) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(labels, st.integers(0, 40), st.integers(0, 3))
+def test_a_limit_of_training_samples(y, limit, seed):
+    """None is left out below it; above it, exactly as many remain, with each class's share to within one sample."""
+    options = DataOptions(train_samples=limit)
+    rows = limited(y, options, seed, "ann")
+    if limit in range(1, len(y)):
+        assert len(rows) == limit
+        for c in y.unique().tolist():
+            assert abs(int((y[rows] == c).sum()) - limit * float((y == c).double().mean())) <= 1
+    else:
+        assert torch.equal(rows, torch.arange(len(y)))
+    assert bool((rows.diff() > 0).all())
+    assert torch.equal(rows, limited(y, options, seed, "ann"))
+
+
+def test_the_rest_differs_between_seeds_and_clients():
+    y, options = torch.zeros(50, dtype=torch.int64), DataOptions(train_samples=25)
+    chosen = [limited(y, options, seed, name).tolist() for seed in (0, 1) for name in ("ann", "bob")]
+    assert len({tuple(rows) for rows in chosen}) == 4
 
 
 def test_apportion_gives_what_caps_allow():

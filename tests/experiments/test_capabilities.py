@@ -35,7 +35,7 @@ def test_every_method_is_there_the_least_exchange_first():
 
 def test_all_stands_for_every_method():
     assert list(comparison({"compare": {"methods": ["all"]}}).methods) == every_method()
-    with pytest.raises(ConfigError, match="unknown method 'all'"):
+    with pytest.raises(ConfigError, match="unknown method or variant 'all'"):
         comparison({"compare": {"methods": ["all", "local"]}})
 
 

@@ -15,7 +15,9 @@ from protofed.experiments.config import (
     parse_overrides,
     recipes,
     resolve,
+    variants,
 )
+from protofed.methods import methods
 
 
 def test_overrides_are_toml_or_text():
@@ -54,7 +56,7 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
         ({"rounds": 0}, "rounds must be an integer of at least 1"),
         ({"rounds": "many"}, "rounds must be an integer"),
         ({"seed": 1.5}, "seed must be an integer"),
-        ({"method.name": "fedprot"}, "unknown method 'fedprot': did you mean 'fedproto'?"),
+        ({"method.name": "fedprot"}, "unknown method or variant 'fedprot': did you mean 'fedproto'?"),
         ({"method.lamda": 1}, "'lamda': did you mean 'lambda'?"),
         ({"method.lambda": "big"}, "method.lambda must be a number, not 'big'"),
         ({"method.lambda": -1}, "method.lambda must be at least 0, not -1"),
@@ -153,6 +155,41 @@ def test_a_wrong_variant_is_told_in_one_line(variants, message):
         resolve({"variants": variants}, method="a")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_built_in_variants_are_known_in_every_recipe():
+    """Those with images, at least; with vectors, tiny has another width than 256."""
+    for name in recipes():
+        tree = load_recipe(name)
+        for variant, own in variants().items():
+            tried = resolve(tree, method=variant)
+            assert tried.method == own["method"]["name"]
+            assert resolve(tomllib.loads(tomli_w.dumps(tried.to_tree()))) == tried
+    assert not set(variants()) & set(methods())
+    tree = {"training": {"optimizer": "SGD", "lr": 0.5}, "methods": {"local": {"predict_over": "own"}}}
+    chosen = resolve(tree, method="local-balanced")
+    assert (chosen.training.optimizer, chosen.training.lr) == ("Adam", 0.001)
+    assert (chosen.method_options.softmax, chosen.method_options.predict_over) == ("balanced", "own")
+    assert comparison({"compare": {"methods": ["local", "unshared"]}}).methods == ("local", "unshared")
+    with pytest.raises(ConfigError, match="cannot be combined with the variant 'unshared'"):
+        comparison({"compare": {"methods": ["unshared"], "axes": {"lr": {"low": {"training.lr": 0.1}}}}})
+
+
+def test_a_recipes_own_variant_replaces_the_built_in_one():
+    own = {"method": {"name": "fedproto"}, "training": {"lr": 0.2}}
+    tree = {"variants": {"local-balanced": own}, "training": {"optimizer": "SGD"}}
+    chosen = resolve(tree, method="local-balanced")
+    assert (chosen.method, chosen.training.lr, chosen.training.optimizer) == ("fedproto", 0.2, "SGD")
+    assert variants()["local-balanced"]["method"]["name"] == "local"
+
+
+def test_a_misspelt_built_in_variant_gets_a_suggestion():
+    for place in ({}, {"variants": {"local-tuned": {"method": {"name": "local"}}}}):
+        with pytest.raises(ConfigError, match="'beacon-int4': did you mean 'beacon-int8'") as caught:
+            resolve(place, method="beacon-int4")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="must name its method"):
+        resolve({"variants": {"a": {"method": {"name": "unshared"}}}}, method="local")
 
 
 def test_an_option_that_no_compared_method_has_is_refused():

@@ -7,6 +7,7 @@ import pytest
 from conftest import real_data
 from protofed import run
 from protofed.experiments import load_recipe, recipes, resolve
+from protofed.experiments.config import comparison
 
 KSHOT = {
     "data.clients": 20,
@@ -119,3 +120,39 @@ def test_a_round_of_a_recipe(name, folder, tmp_path):
     done = run(name, {**overrides, **small}, out=tmp_path)
     assert done.summary["rounds"] == 1
     assert 0 <= done.summary["accuracy"][next(iter(done.summary["accuracy"]))]["best"] <= 1
+
+
+SETTINGS = ("scarce", "cifar10-scarce", "many-clients", "unseen", "newcomer", "shift", "many-classes")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_in_which_exchange_should_matter(name):
+    """Clients are scored beyond their own samples, and every arm is there: methods, controls and beacon."""
+    recipe = load_recipe(name)
+    chosen = comparison(recipe).methods
+    assert {"local", "local-balanced", "fixed_etf-balanced", "unshared", "beacon"} <= set(chosen)
+    for arm in chosen:
+        experiment = resolve(recipe, method=arm)
+        assert experiment.evaluation.on in ("union", "shifted")
+        optimizer = "SGD" if arm == "fedavg-tiny" else "Adam"  # which is trained as beacon trains the same network
+        assert experiment.training.optimizer == optimizer, arm
+
+
+@pytest.mark.parametrize("arm", ["beacon-int8", "unshared", "fml-tiny", "fedavg-tiny", "fixed_etf-balanced"])
+def test_two_rounds_of_a_setting(arm, tmp_path):
+    """Few clients with five samples each; the last one joins after the first round."""
+    small = {
+        "data.samples": 120,
+        "data.clients": 4,
+        "data.train_samples": 5,
+        "rounds": 2,
+        "evaluation.every": 1,
+        "participation.newcomers": 1,
+        "partition.alpha": 5.0,
+        "method.name": arm,
+    }
+    done = run("scarce", {**small, "data.data_dir": str(real_data("mnist").parent)}, out=tmp_path)
+    rule = next(iter(done.summary["accuracy"].values()))
+    assert {"union", "newcomers"} <= rule.keys()
+    assert "Newcomers" in done.report.read_text(encoding="utf-8")
+    assert done.summary["method"] == resolve(load_recipe("scarce"), method=arm).method

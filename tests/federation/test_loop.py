@@ -52,7 +52,8 @@ def test_a_class_nobody_reports_keeps_its_prototype_and_a_new_one_has_none():
     before = federation.server["prototypes"].clone()
     messages = federation._messages(["bob"], 2)
     record = type("Record", (), {"add_traffic": lambda *_: None, "refuse": None})()
-    uploads = federation._uploads(federation.executor.train(["bob"], messages, 2), [], record)
+    trained = federation.executor.train(["bob"], messages, 2)
+    uploads = federation._uploads(trained, [], record, federation.method.upload_schema)
     after = federation.method.aggregate(federation.server, uploads, 2).state["prototypes"]
     assert torch.equal(before[:2], after[:2])
     assert not torch.equal(before[2], after[2])

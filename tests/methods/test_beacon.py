@@ -25,15 +25,18 @@ from protofed.models.tiny import tiny_width
 from protofed.prototypes.etf import spread_directions
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
-from support import K, client, degenerate, experiment, federated, ordinary, visited
+from support import K, client, degenerate, experiment, federated, held_out, ordinary, visited
 
-EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA = 2, 0.05, 0.8, 0.5, 0.7, 3.0
+EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA, CAUTION = 2, 0.05, 0.8, 0.5, 0.7, 3.0, 0.3
 
 
 def two() -> FederatedData:
-    """Return two clients of different classes; nobody holds class 3, on which one is tested."""
+    """Return two clients of different classes; nobody holds class 3, on which one is tested.
+
+    One has validation samples, also of class 3.
+    """
     return federated(
-        client("ann", [0, 0, 0, 0, 0, 1, 1, 2, 2], [0, 1, 2, 2, 0]),
+        held_out(client("ann", [0, 0, 0, 0, 0, 1, 1, 2, 2], [0, 1, 2, 2, 0]), [0, 2, 3, 1, 1, 2]),
         client("bob", [1, 1, 1, 2, 2, 2], [1, 2, 3, 0, 1]),
     )
 
@@ -50,7 +53,7 @@ def beacon_of(federation, name):
 
 @pytest.mark.parametrize(
     ("fusion", "expert", "weighting"),
-    [("average", "plain", "samples"), ("sum", "etf", "uniform")],
+    [("average", "plain", "samples"), ("sum", "etf", "uniform"), ("validation", "plain", "samples")],
 )
 def test_two_rounds(fusion, expert, weighting):
     data = two()
@@ -63,6 +66,7 @@ def test_two_rounds(fusion, expert, weighting):
         method__momentum=MOMENTUM,
         method__rho=RHO,
         method__fusion=fusion,
+        method__caution=CAUTION,
         method__expert=expert,
         method__weighting=weighting,
         **{"method.lambda": LAMBDA, "method.gamma": GAMMA},
@@ -104,9 +108,23 @@ def test_two_rounds(fusion, expert, weighting):
             same_nets(beacon_of(federation, c.name), theta)
         for place, c in enumerate(data.clients):
             hits = dict.fromkeys(record.accuracy.clients, 0)
+
+            def outputs(x, w=own[c.name], shared=theta):
+                return naive.logits(w, x), naive_beacon.log_softmax(naive_beacon.beacon(shared, x))
+
+            A, pi = held[c.name], prior[c.name]
+            weights = (1.0, 1.0) if fusion == "sum" else (0.5, 0.5)
+            if fusion == "validation" and c.validation is not None:
+                scored = []
+                for x, y in zip(c.validation.x.double(), c.validation.y.tolist(), strict=True):
+                    f, g = ([float(v[k]) for k in A] for v in outputs(x))
+                    scored += [(f, g, A.index(y))] if y in A else []
+                weights = naive_beacon.fit(scored, [pi[k] for k in A], CAUTION)
+                learned = visited(federation)[c.name].received["fusion"]
+                assert learned.tolist() == pytest.approx(weights, abs=1e-5)
+                assert abs(weights[0] - 0.5) > 0.01
             for x, y in zip(c.test.x.double(), c.test.y.tolist(), strict=True):
-                f, g = naive.logits(own[c.name], x), naive_beacon.log_softmax(naive_beacon.beacon(theta, x))
-                found = naive_beacon.answers(f, g, prior[c.name], held[c.name], summed=fusion == "sum")
+                found = naive_beacon.answers(*outputs(x), pi, A, weights)
                 for rule, answer in found.items():
                     hits[rule] += answer == y
             for rule, number_right in hits.items():
@@ -443,7 +461,7 @@ def test_extreme_uploads():
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"channels": []}, "channels must name at least one convolution"),
         ({"channels": [8, 1]}, "channels must be at least 2"),
-        ({"fusion": "best"}, "method.fusion must be 'average', 'sum' or 'validation', not 'best'"),
+        ({"fusion": "best"}, "method.fusion must be 'average' or 'sum' or 'validation', not 'best'"),
         ({"momentum": 1.0}, "momentum must lie in"),
         ({"receive_only": ["bab"]}, "unknown client in method.receive_only 'bab': did you mean 'bob'"),
     ],

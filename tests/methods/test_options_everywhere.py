@@ -11,7 +11,7 @@ import torch
 from protofed.experiments.assemble import assemble
 from protofed.snapshots import flatten
 from protofed.training import Fused
-from support import degenerate, experiment, ordinary
+from support import degenerate, experiment, federated, held_out, ordinary
 
 GFPL = {"start": 2, "interval": 1}
 OWN = {"participation__fraction": 0.67}  # of three clients, two take part in a round
@@ -29,7 +29,17 @@ VARIANTS = {
     "protonorm own": ("protonorm", {"classes": "own", "regulariser": "prototypes"}),
     "tinyproto compensated": ("tinyproto", {"reduction": "compensated", "base_options": {"classes": "own"}}),
     "tinyproto masking": ("tinyproto", {"base": "protonorm", "masking": "before", "s": 3}),
+    "beacon validation": ("beacon", {"fusion": "validation", "hidden": 3}),
+    "beacon alone": ("beacon", {"exchange": False, "expert": "etf"}),
+    "local balanced": ("local", {"softmax": "balanced"}),
+    "fixed_etf balanced": ("fixed_etf", {"softmax": "balanced", "gamma": 3.0}),
 }
+
+
+def validated(data):
+    """Return the federation with validation samples at its first client."""
+    first, *others = data.clients
+    return federated(held_out(first, [0, 1, 2, 1]), *others)
 
 
 def chosen(variant, **overrides):
@@ -41,7 +51,9 @@ def chosen(variant, **overrides):
 
 def outcome(variant, executor, data=None, **overrides):
     method, options = chosen(variant, **overrides)
-    federation = assemble(experiment(method, execution__executor=executor, **options), data or ordinary())[0]
+    federation = assemble(
+        experiment(method, execution__executor=executor, **options), data or validated(ordinary())
+    )[0]
     with closing(federation.executor):
         records = [{k: v for k, v in r.to_dict().items() if k != "seconds"} for r in federation.run()]
         tensors = {}
@@ -66,7 +78,9 @@ def test_fused(variant):
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("variant", ["gfpl batch", "fedproto Eq. 8", "tinyproto compensated", "tinyproto masking"])
+@pytest.mark.parametrize(
+    "variant", ["gfpl batch", "fedproto Eq. 8", "tinyproto compensated", "tinyproto masking", "beacon validation"]
+)
 def test_workers(variant):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -84,14 +98,18 @@ def test_workers(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_degenerate_clients(variant):
     """One class, one sample, no training data, no test data."""
-    federation, records, tensors = outcome(variant, "sequential", degenerate(), participation__fraction=1.0)
+    federation, records, tensors = outcome(
+        variant, "sequential", validated(degenerate()), participation__fraction=1.0
+    )
     assert not any(record["refused"] for record in records)
     assert all(
         t.isfinite().all() for t in [*tensors.values(), *federation.server.values()] if t.is_floating_point()
     )
 
 
-@pytest.mark.parametrize("variant", ["gfpl batch heads", "protonorm own", "tinyproto compensated"])
+@pytest.mark.parametrize(
+    "variant", ["gfpl batch heads", "protonorm own", "tinyproto compensated", "beacon validation", "beacon alone"]
+)
 def test_nodes(variant, tmp_path: Path):
     pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
     from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
@@ -100,7 +118,7 @@ def test_nodes(variant, tmp_path: Path):
     torch.set_num_threads(1)
     forget()
     try:
-        root = write_folders(tmp_path / "data", ordinary())
+        root = write_folders(tmp_path / "data", validated(ordinary()))
         method, options = chosen(variant)
         experiment = wanted(method, root, execution__executor="sequential", **options)
         local = locally(experiment, tmp_path / "local")
@@ -109,5 +127,6 @@ def test_nodes(variant, tmp_path: Path):
         torch.set_num_threads(threads)
     told = ("accuracy", "losses", "bytes", "participants")
     assert [{k: r[k] for k in told} for r in remote.rounds] == [{k: r[k] for k in told} for r in local.rounds]
-    server = "server.safetensors"
-    assert (tmp_path / "remote" / server).read_bytes() == (tmp_path / "local" / server).read_bytes()
+    states = [tmp_path / side / "server.safetensors" for side in ("local", "remote")]
+    assert [path.exists() for path in states] == [bool(local.rounds[0]["bytes"]["up"])] * 2
+    assert len({path.read_bytes() for path in states if path.exists()}) <= 1

@@ -23,6 +23,7 @@ from protofed.runs import (
     read_rounds,
     read_summary,
 )
+from protofed.runs.records import SCORED
 
 
 def through_json(values):
@@ -40,6 +41,7 @@ def full_record() -> RoundRecord:
         Accuracy.of(scores[:2], ("head", "global")),
         Accuracy.of([({"head": 2.0, "global": 6.0}, 6)] * 3, ("head", "global")),
         Accuracy.of(unseen, ("head", "global")),
+        Accuracy.of([({}, 0), ({}, 0), ({"head": 1.0, "global": 2.0}, 4)], ("head", "global")),
         losses={"prototype": None, "total": 0.5},
         attempts=2,
         robust=Findings(
@@ -79,6 +81,7 @@ def test_the_keys_of_a_record_and_their_order():
         "validation",
         "union",
         "unseen",
+        "newcomers",
         "robust",
         "attack",
         "losses",
@@ -91,7 +94,7 @@ def test_the_keys_of_a_record_and_their_order():
         "diagnostics",
     ]
     plain = RoundRecord(1, ["ann"]).to_dict()
-    assert not {"accuracy", "validation", "union", "unseen", "robust", "attack"} & set(plain)
+    assert not {*SCORED, "robust", "attack"} & set(plain)
 
 
 def test_a_record_of_the_first_version():
@@ -117,6 +120,7 @@ def test_a_record_of_the_first_version():
         ("validation", [], "validation should have weighted"),
         ("union", {"head": 1.0}, "union should have weighted"),
         ("unseen", {"head": {"weighted": 0.0}}, "unseen should have weighted"),
+        ("newcomers", {"weighted": {"head": "x"}}, "newcomers should have weighted"),
         ("losses", {"total": "x"}, "losses should be numbers"),
         ("seconds", {"total": 1.0}, "seconds should have training"),
     ],
@@ -181,7 +185,9 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
         "rounds_to_convergence",
         "union",
         "unseen",
+        "newcomers",
     ]
+    assert written["accuracy"]["head"]["newcomers"]["final"] == 0.25
     assert written["accuracy"]["global"]["unseen"] == {
         "best": 0.7,
         "final": 0.7,
@@ -217,6 +223,7 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
             "accuracy.head.unseen should have best",
         ),
         ("accuracy", {"head": OLD_RULE | {"union": 0.5}}, "accuracy.head.union should have best"),
+        ("accuracy", {"head": OLD_RULE | {"newcomers": []}}, "accuracy.head.newcomers should have best"),
         (
             "communication",
             OLD_TRAFFIC | {"parameters_up_over_all_rounds": 1},
@@ -266,6 +273,19 @@ def test_the_best_and_the_best_validated_round():
     assert (head.best, head.best_round) == (0.9, 1)
     assert (head.best_validated, head.best_validated_round) == (0.9, 2)
     assert head.final == 0.4
+
+
+def test_scores_of_the_last_rounds_alone():
+    """Newcomers have no scores in the best round: theirs are from the best round that they took part in."""
+
+    def record(number: int, test: float, newcomers: float | None) -> RoundRecord:
+        parts = [v if v is None else Accuracy.of([({"head": v}, 1)], ("head",)) for v in (test, newcomers)]
+        return RoundRecord(number, ["ann"], parts[0], newcomers=parts[1])
+
+    rounds = [record(1, 0.9, None), record(2, 0.6, 0.2), record(3, 0.7, 0.3), record(4, 0.5, 0.4)]
+    head = Outcome.of(rounds).accuracy["head"]
+    assert (head.best_round, head.newcomers.best, head.newcomers.final) == (1, 0.3, 0.4)
+    assert Outcome.of(rounds[:1]).accuracy["head"].newcomers is None
 
 
 def scored(number: int, *clients: tuple[float, int]) -> RoundRecord:

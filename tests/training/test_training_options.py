@@ -153,9 +153,9 @@ def test_kept_states_are_those_of_one_optimiser_for_all_rounds(executor, keep):
         kept = federation.executor.clients.snapshot(name).optimizer
         assert bool(kept) is keep
         if keep:
-            assert float(kept["0/0/Method.loss/head.bias/step"]) == 6
+            assert float(kept["0/0/LocalTraining.loss/head.bias/step"]) == 6
             torch.testing.assert_close(
-                kept["0/0/Method.loss/head.weight/exp_avg"], optimizer.state[model.head.weight]["exp_avg"]
+                kept["0/0/LocalTraining.loss/head.weight/exp_avg"], optimizer.state[model.head.weight]["exp_avg"]
             )
 
 
@@ -289,9 +289,9 @@ def test_a_run_resumes_bit_for_bit(options, tmp_path):
 @pytest.mark.parametrize(
     "kept",
     [
-        {"0/0/Method.loss/nobody.weight/exp_avg": torch.zeros(2)},
-        {"0/0/Method.loss/head.bias/exp_avg": torch.zeros(K + 1)},
-        {"0/0/Method.loss/head.bias/exp_avg": torch.zeros(1, K)},
+        {"0/0/LocalTraining.loss/nobody.weight/exp_avg": torch.zeros(2)},
+        {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(K + 1)},
+        {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(1, K)},
         {"0/0/head.bias/exp_avg": torch.zeros(K)},
         {"": torch.zeros(K)},
     ],
@@ -310,8 +310,12 @@ def test_a_state_of_another_model_is_told_in_one_line(kept, tmp_path):
 @pytest.mark.parametrize(
     ("options", "kept", "reason"),
     [
-        ({}, {"0/0/Method.loss/head.bias/exp_avg": torch.zeros(K)}, "optimisers of ann keep none"),
-        (KEPT_ADAM, {"0/0/Method.loss/head.bias/exp_avg": torch.zeros(2**20)}, "does not fit the model of ann"),
+        ({}, {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(K)}, "optimisers of ann keep none"),
+        (
+            KEPT_ADAM,
+            {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(2**20)},
+            "does not fit the model of ann",
+        ),
     ],
 )
 def test_what_a_node_returns_as_a_state_is_checked(options, kept, reason, tmp_path, monkeypatch):

@@ -54,5 +54,5 @@ def test_means_over_clients_with_their_spread_by_the_main_rule(listed):
 def test_a_rule_that_a_run_lacks(listed):
     _, (row,) = listed("etf", one={})
     assert {name for name, (value, _) in row["cells"].items() if value is None} == {
-        *("final", "validated", "best", "mean", "best mean", "converged", "union", "unseen")
+        *("final", "validated", "best", "mean", "best mean", "converged", "union", "unseen", "newcomers")
     }

@@ -27,6 +27,7 @@ RULE_COLOURS = {
     "etf": PURPLE,
     "beacon": GREY,
     "all_classes": BLACK,
+    "expert": PURPLE,  # no method has both it and etf
 }
 RULE_TITLES = {
     "head": "Classifier head",
@@ -36,7 +37,8 @@ RULE_TITLES = {
     "global_own": "Global, own classes",
     "etf": "ETF",
     "beacon": "Beacon with prior",
-    "all_classes": "Expert and beacon, all classes",
+    "all_classes": "Classes alike",
+    "expert": "Expert",
 }
 
 INK, FAINT = "#24292F", "#E3E6EA"

@@ -60,7 +60,7 @@ RULES = {
     "etf": "etf = the fixed classifier",
     "expert": "expert = own classifier, on the client's own classes",
     "beacon": "beacon = the shared tiny network with the client's prior",
-    "all_classes": "all = own classifier and the shared network, on all classes",
+    "all_classes": "all = as head, without the client's class frequencies; beacon: on all classes",
 }
 
 

@@ -105,7 +105,7 @@ class Federation:
         if not self.names:
             raise ConfigError("the federation has no clients")
         members = self.executor.clients.items()
-        self.method.check_clients(self.names, [n for n, m in members if m.validation is not None])
+        self.method.check_clients(self.names, [n for n, m in members if m.validation])
         self.trainable = [n for n in self.names if len(self.executor.clients[n].train)]
         if not self.trainable:
             raise ConfigError("no client has training samples")
@@ -122,7 +122,7 @@ class Federation:
         counts = {n: samples.most(K).cpu() for n, samples in training.items()}
         withheld = {n for n, samples in training.items() if not samples.exact}
         self.guard = Guard(self.robust, self.method, counts, withheld)
-        self.guard.check(self._number_of(self.trainable))
+        self.guard.check(self._number_of([n for n in self.trainable if n not in self.newcomers]))
         if not self.state.round:
             self.state.tensors = self.method.server_state()
 
@@ -307,9 +307,9 @@ class Federation:
         waiting = _Clock()
         trained: list[Trained] = []
         results = waiting.timed(self.executor.train(names, messages, round))
-        if self.attackers is not None:
-            results = self.attackers.act(results, messages, round)
         sending = not self.joined(round)
+        if sending and self.attackers is not None:
+            results = self.attackers.act(results, messages, round)
         uploads = self._uploads(results, trained, record, self.method.upload_schema if sending else None)
         if sending and self.method.communicates(round):
             counter, findings = itertools.count(), Findings()
@@ -381,7 +381,7 @@ class Federation:
             record.attack = Attack(
                 clients=self.attackers.names,
                 honest=Accuracy.of([(r.correct, r.samples) for r in honest], self.method.rules).weighted,
-                success=self.attackers.success(),
+                success=self.attackers.success(names),
             )
         record.seconds["evaluation"] = time.perf_counter() - start
 

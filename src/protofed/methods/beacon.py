@@ -362,15 +362,15 @@ def fitted(f: Tensor, g: Tensor, prior: Tensor, y: Tensor, caution: float) -> Te
     w = middle
     if not bool(x.isfinite().all()):
         return w
-    for _ in range(30):
+    for _ in range(100):
         p = (x @ w + prior).softmax(-1).unsqueeze(-1)
         apart = x - (p * x).sum(1, keepdim=True)
         slope = -apart[torch.arange(len(y)), y].sum(0) + 2 * caution * (w - middle)
         curvature = torch.einsum("nac,nad->cd", p * apart, apart) + 2 * caution * torch.eye(2).to(x)
-        step, size = torch.linalg.solve(curvature, slope), 1.0
-        while size > 1e-6 and not bool(objective(w - size * step) <= objective(w)):
+        step, size = torch.linalg.solve_ex(curvature, slope).result, 1.0
+        while size > 1e-15 and not bool(objective(w - size * step) <= objective(w)):
             size /= 2
-        if size <= 1e-6 or float(step.abs().max()) < 1e-9:
+        if size <= 1e-15 or float(step.abs().max()) < 1e-9:
             break
         w = w - size * step
     return w

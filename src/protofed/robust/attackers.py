@@ -127,11 +127,14 @@ class Attackers:
         self.trainer.receive(local, opening, deliver=False)
         return local
 
-    def success(self) -> dict[str, float]:
+    def success(self, names: Sequence[str]) -> dict[str, float]:
         """Return the success rate of the backdoor for each prediction rule.
 
         The rate is the share of the honest clients' test samples with the trigger that are classified as the
         target. The result is empty for attacks without a trigger.
+
+        Args:
+            names: Clients that are scored.
         """
         if self.options.kind != "backdoor":
             return {}
@@ -139,7 +142,7 @@ class Attackers:
         local = self._local(first, None, 0)
         trigger = backdoor.optimise_trigger(self.clients[first], local, backdoor.goal_of(local, target))
         hits, total = dict.fromkeys(method.rules, 0), 0
-        for name in self.clients:
+        for name in names:
             if name not in self.names:
                 local = self._local(name, None, 0)
                 found, samples = backdoor.success(method, self.clients[name].test, local, trigger, target)

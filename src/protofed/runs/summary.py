@@ -20,7 +20,8 @@ class Beyond:
     """Accuracy by one inference rule on other samples than the clients' own, in fractions.
 
     Attributes:
-        best: In the round that is best on the clients' own test samples, over all clients' answers.
+        best: Over all clients' answers, in that of the rounds with such scores which is best on the clients' own
+            test samples.
         final: The same of the last evaluated round.
         client_mean: Unweighted mean over clients in that round.
         client_std: Standard deviation over clients in that round.
@@ -32,16 +33,21 @@ class Beyond:
     client_std: float
 
     @classmethod
-    def of(cls, best: Accuracy | None, final: Accuracy | None, rule: str) -> Beyond | None:
-        """Return the outcome of one inference rule; None if clients were not scored on such samples.
+    def of(cls, evaluated: Sequence[RoundRecord], part: str, rule: str) -> Beyond | None:
+        """Return the outcome of one inference rule; None if clients were not scored on such samples at last.
 
         Args:
-            best: Accuracies in the best round.
-            final: Accuracies in the last evaluated round.
+            evaluated: Records of the rounds that were evaluated, ascending.
+            part: Name of their accuracy on such samples.
             rule: The rule.
         """
-        if best is None or final is None or rule not in best.weighted or rule not in final.weighted:
+        found = {r.round: getattr(r, part) for r in evaluated}
+        parts: dict[int, Accuracy] = {t: a for t, a in found.items() if a and rule in a.weighted}
+        if evaluated[-1].round not in parts:
             return None
+        final = parts[evaluated[-1].round]
+        own = {r.round: r.accuracy.weighted[rule] for r in evaluated if r.accuracy and r.round in parts}
+        best = parts[max(own, key=own.__getitem__)]
         return cls(best.weighted[rule], final.weighted[rule], *final.spreads[rule])
 
     @classmethod
@@ -109,7 +115,6 @@ class RuleOutcome:
         scored = {r.round: r.accuracy for r in evaluated if r.accuracy}
         weighted = {round: accuracy.weighted[rule] for round, accuracy in scored.items()}
         best, final = max(weighted, key=weighted.__getitem__), evaluated[-1]
-        best_record = next(r for r in evaluated if r.round == best)
         validated = {r.round: r.validation.weighted[rule] for r in evaluated if r.validation}
         chosen = max(validated, key=validated.__getitem__) if validated else None
         best_mean, best_std = scored[best].spreads[rule]
@@ -125,9 +130,7 @@ class RuleOutcome:
             client_mean=mean,
             client_std=std,
             rounds_to_convergence=_converged({round: a.spreads[rule][0] for round, a in scored.items()}),
-            union=Beyond.of(best_record.union, final.union, rule),
-            unseen=Beyond.of(best_record.unseen, final.unseen, rule),
-            newcomers=Beyond.of(best_record.newcomers, final.newcomers, rule),
+            **{part: Beyond.of(evaluated, part, rule) for part in _BEYOND},
         )
 
     def to_dict(self) -> dict[str, Any]:

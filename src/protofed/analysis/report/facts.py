@@ -18,7 +18,8 @@ RULE_TEXTS = {
     "global_own": "the nearest global prototype among the classes the client trains on, an easier question",
     "etf": "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
     "beacon": "the shared tiny network, weighed with the frequencies of the client's classes",
-    "all_classes": "the client's model and the shared tiny network together, among all classes alike",
+    "expert": "the client's own model, among the classes it trains on, weighed with their frequencies",
+    "all_classes": "as the head, without the frequencies of the client's classes; beacon: among all classes",
 }
 
 

@@ -1,0 +1,148 @@
+"""Balanced softmax in the controls that send nothing, against a naive reference in double precision."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import naive
+import naive_beacon
+from naive import build, same_nets
+from protofed.methods import Batch
+from protofed.methods._prior import log_prior
+from protofed.prototypes.etf import spread_directions
+from support import K, client, degenerate, experiment, federated, visited
+
+LAMBDA, GAMMA = 0.7, 3.0
+
+
+def two():
+    """Return two clients of different classes; nobody holds class 3, on which one is tested."""
+    return federated(
+        client("ann", [0, 0, 0, 0, 0, 1, 1, 2, 2], [0, 1, 2, 2, 0]),
+        client("bob", [1, 1, 1, 2, 2, 2], [1, 2, 3, 0, 1]),
+    )
+
+
+def balanced(method: str, data=None, **options):
+    """Return a federation of networks in double precision; fixed_etf's pull as the tests have it."""
+    pull = {"method.lambda": LAMBDA, "method.gamma": GAMMA} if method == "fixed_etf" else {}
+    return build(method, data or two(), method__softmax="balanced", **pull, **options)
+
+
+@pytest.mark.parametrize("method", ["local", "fixed_etf"])
+def test_two_rounds(method):
+    """``−log softmax over A_i of f(x) + π_i, π_i(y) = log((n_iy + 1)/(n_i + K))``; head: argmax of f + π_i."""
+    data = two()
+    federation = balanced(method, data)
+    targets = GAMMA * spread_directions(K, naive.D, naive.SEED, dtype=torch.float64)
+    own = {c.name: naive.own_net(federation, c.name) for c in data.clients}
+    for number, record in enumerate(federation.run(), start=1):
+        assert record.bytes == {"up": 0, "down": 0}
+        for place, c in enumerate(data.clients):
+            labels = c.train.y.tolist()
+            A, pi = sorted(set(labels)), naive_beacon.log_prior(labels, K, 1.0)
+
+            def loss(w, batch, pi=pi, A=A):
+                found = naive_beacon.mean_balanced(naive.logits, w, batch, pi, A)
+                if method == "fixed_etf":
+                    pulls = [((naive.features(w, x) - targets[y]) ** 2).sum() / naive.D for x, y in batch]
+                    found = found + LAMBDA * naive.mean(pulls)
+                return found
+
+            steps = naive_beacon.batches(c.train, c.name, number, 0, 1)
+            own[c.name] = naive_beacon.descend(own[c.name], steps, loss, naive.LR, 0.0)
+            same_nets(naive.own_net(federation, c.name), own[c.name])
+            hits = {"head": 0, "all_classes": 0}
+            for x, y in zip(c.test.x.double(), c.test.y.tolist(), strict=True):
+                f = naive.logits(own[c.name], x)
+                hits["head"] += max(A, key=lambda k: float(f[k]) + pi[k]) == y
+                hits["all_classes"] += max(A, key=lambda k: float(f[k])) == y
+            for rule, right in hits.items():
+                assert record.accuracy.clients[rule][place] == right / len(c.test), rule
+
+
+@pytest.mark.parametrize("method", ["local", "fixed_etf"])
+def test_equal_counts_are_cross_entropy_over_the_own_classes(method):
+    """π is one number for all of A_i, which softmax does not see."""
+    data = federated(client("ann", [0, 1, 2] * 3), client("bob", [1, 3] * 4))
+    federation = balanced(method, data)
+    for name, A in (("ann", [0, 1, 2]), ("bob", [1, 3])):
+        c = visited(federation)[name]
+        batch = Batch(c.train.x.double(), c.train.y)
+        received = federation.method.receive(c, None) if method == "fixed_etf" else {}
+        terms, output = federation.method.loss(c.model, batch, received, c.state)
+        places = torch.tensor([A.index(int(y)) for y in batch.y])
+        torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(output.logits[:, A], places))
+
+
+@pytest.mark.parametrize("method", ["local", "fixed_etf", "beacon"])
+def test_absent_classes_get_no_gradient(method):
+    """Their rows of the head do not move, in any round; a plain head pushes them down."""
+    options = {} if method == "beacon" else {"method__softmax": "balanced"}
+    federation = build(method, two(), **options)
+    before = {name: c.model.head.weight.clone() for name, c in visited(federation).items()}
+    list(federation.run())
+    for name, absent, held in (("ann", [3], [0, 1, 2]), ("bob", [0, 3], [1, 2])):
+        now = visited(federation)[name].model.head.weight
+        assert torch.equal(now[absent], before[name][absent])
+        assert all(not torch.equal(now[c], before[name][c]) for c in held)
+    plain = build("local", two())
+    before = visited(plain)["ann"].model.head.weight.clone()
+    list(plain.run())
+    assert not torch.equal(visited(plain)["ann"].model.head.weight[3], before[3])
+
+
+@pytest.mark.parametrize("method", ["local", "fixed_etf"])
+def test_new_frequencies_replace_the_prior(method):
+    """A_i stays, so classes that were never learned are no answer; plain softmax has no frequencies."""
+    federation = balanced(method)
+    list(federation.run())
+    c = visited(federation)["bob"]
+    counts = [7, 1, 0, 4]
+    state = federation.method.shifted(c.state, torch.tensor(counts))
+    assert state["own"].tolist() == c.state["own"].tolist() == [False, True, True, False]
+    assert state["prior"].tolist() == pytest.approx([math.log((n + 1) / 16) for n in counts])
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    received = federation.method.receive(c, None) if method == "fixed_etf" else {}
+    found = federation.method.predict(c.model, Batch(x, torch.zeros(60, dtype=torch.int64)), received, state)
+    f = c.model(x).logits
+    assert torch.equal(found["head"], 1 + (f + state["prior"])[:, 1:3].argmax(1))
+    assert torch.equal(found["all_classes"], 1 + f[:, 1:3].argmax(1))
+    plain = build(method, two())
+    state = plain.method.shifted(visited(plain)["bob"].state, torch.tensor(counts))
+    assert state.keys() == {"own"}
+    assert state["own"].tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("method", ["local", "fixed_etf"])
+def test_clients_of_one_class_and_of_none(method):
+    """One class is the only answer; who trained on nothing may answer any."""
+    federation = balanced(method, degenerate())
+    last = list(federation.run())[-1]
+    assert all(math.isfinite(v) for v in last.losses.values())
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch, answers = Batch(x, torch.zeros(50, dtype=torch.int64)), {}
+    for name, c in visited(federation).items():
+        received = federation.method.receive(c, None) if method == "fixed_etf" else {}
+        answers[name] = federation.method.predict(c.model, batch, received, c.state)
+    assert set(answers["one-class"]["head"].tolist()) == set(answers["one-class"]["all_classes"].tolist()) == {2}
+    assert len(answers["no-training"]["head"].unique()) > 1
+
+
+def test_plain_softmax_is_the_default():
+    """And has no more state or rules than before."""
+    for method, rules in (("local", ("head",)), ("fixed_etf", ("head", "global", "global_own"))):
+        federation = build(method, two())
+        assert federation.method.rules == rules
+        assert visited(federation)["ann"].state.keys() == {"own"}
+        assert experiment(method).method_options.softmax == "plain"
+
+
+def test_the_prior_by_hand():
+    assert log_prior(torch.tensor([5, 2, 2, 0]), 0.5).exp().tolist() == pytest.approx(
+        [0.5, 2.5 / 11, 2.5 / 11, 0.5 / 11]
+    )
