@@ -101,7 +101,7 @@ PACKAGES = {
     },
     "analysis": {"runs", "prototypes", "models", "methods", "training", "federation", "experiments"},
     "flower": {"models", "data", "methods", "training", "federation", "experiments", "analysis"},
-    "benchmark": {"models", "data", "methods", "training", "federation", "experiments"},
+    "benchmark": {"runs", "models", "data", "methods", "training", "federation", "experiments"},
     "ui": {
         "runs",
         "prototypes",
