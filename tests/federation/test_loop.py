@@ -34,6 +34,7 @@ def test_a_refused_upload_is_named_and_the_round_goes_on_without_it(monkeypatch)
     first, second = federation.run()
     assert first.refused == [Refusal("bob", "prototypes", "contains NaN", diverged=True)]
     assert first.bytes["up"] > 0
+    assert first.parameters["up"] == 2 * 3 * 5, "of ann's and cid's three prototypes"
     assert second.participants == ["ann", "bob", "cid"]
     assert federation.server["prototypes"].isfinite().all()
 
