@@ -82,7 +82,8 @@ class Probe(Method):
         K, d = self.task.num_classes, self.task.feature_dim
         if message is None:
             return {"means": torch.zeros(K, d, dtype=self.task.dtype)}
-        return {"means": message["means"] + 1e-3 * weight_of(local.model).to(message["means"].dtype)}
+        moved = 1e-3 * (weight_of(local.model) + torch.rand((), dtype=torch.float64))
+        return {"means": message["means"] + moved.to(message["means"].dtype)}
 
     def begin(self, local: Local) -> None:
         local.state["begun"] += 1  # in place: what a failed visit did must not last

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, FederationError
 from protofed.experiments.assemble import assemble
 from protofed.federation import Accuracy
+from protofed.methods.contract import Phase, Update
 from protofed.methods.fedproto import FedProto
-from protofed.runs import Refusal
+from protofed.methods.local import LocalTraining
+from protofed.runs import Absence, Refusal
+from protofed.training import Missing, Roster, Sequential
 from support import client, degenerate, experiment, federated, ordinary
 
 
@@ -27,6 +34,7 @@ def test_a_refused_upload_is_named_and_the_round_goes_on_without_it(monkeypatch)
     first, second = federation.run()
     assert first.refused == [Refusal("bob", "prototypes", "contains NaN", diverged=True)]
     assert first.bytes["up"] > 0
+    assert first.parameters["up"] == 2 * 3 * 5, "of ann's and cid's three prototypes"
     assert second.participants == ["ann", "bob", "cid"]
     assert federation.server["prototypes"].isfinite().all()
 
@@ -78,6 +86,134 @@ def test_participants_differ_between_rounds_and_repeat_with_the_seed():
     assert a == b != c
     assert all(len(names) == 3 and names == sorted(names) for names in a)
     assert len({tuple(names) for names in a}) > 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "drawn"), [("uniform", "25 12 12 03 34 04 14 13"), ("samples", "15 05 14 24 35 45 45 35")]
+)
+def test_a_seed_draws_the_same_clients_in_every_version(sampling, drawn):
+    data = federated(*(client(f"c{i}", [0, 1] * (i + 1)) for i in range(6)))
+    chosen = {"participation__fraction": 0.4, "participation__sampling": sampling, "seed": 3}
+    federation, _ = assemble(experiment(**chosen), data)
+    assert " ".join("".join(n[1] for n in federation.participants(r)) for r in range(1, 9)) == drawn
+    federation.participation = replace(federation.participation, fraction=0.01)
+    assert [len(federation.participants(round)) for round in (1, 2)] == [1, 1]
+
+
+class Flaky(Sequential):
+    """Clients over a network, of which only the first few answer, by attempt."""
+
+    remote = True
+    answers: list[int]
+
+    def train(self, names, messages, round):
+        answering = self.answers.pop(0)
+        for name, result in zip(names, super().train(names, messages, round), strict=True):
+            yield result if names.index(name) < answering else Missing(name, "no answer")
+
+
+def flaky(monkeypatch, *answers: int, **overrides):
+    """Return a federation over a network; whenever its clock is read, a second has passed."""
+    federation, _ = assemble(experiment(rounds=1, participation__min_clients=2, **overrides), ordinary())
+    federation.executor = Flaky(federation.executor.trainer, federation.executor.clients)
+    federation.executor.answers = list(answers)
+    monkeypatch.setattr(Roster, "rests_here", False)
+    ticks = map(float, itertools.count(7))
+    monkeypatch.setattr("protofed.federation.loop.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    return federation
+
+
+def test_the_seconds_of_a_round_are_those_of_all_attempts(monkeypatch):
+    """Waiting takes one second for each of three clients and one for their end; the rest is aggregation."""
+    record = next(flaky(monkeypatch, 3).run())
+    assert record.seconds == {"training": 4, "aggregation": 5, "evaluation": 1, "total": 13}
+    record = next(flaky(monkeypatch, 1, 2).run())
+    assert record.attempts == 2
+    assert record.seconds == {"training": 8, "aggregation": 10, "evaluation": 1, "total": 23}
+
+
+@pytest.mark.parametrize(
+    ("method", "codec", "lr", "field"),
+    [
+        ("fedproto", "float32", 1e30, "prototypes"),
+        ("fedproto", "int8", 1e30, "prototypes"),
+        ("fedavg", "float16", 1e12, "model"),  # finite weights that do not fit, of a model whose features are not
+    ],
+)
+def test_a_diverged_client_is_named_and_asked_again_after_its_rest(method, codec, lr, field):
+    data = federated(client("ann", [0, 1] * 4), client("bob", [0, 1] * 4), client("cid", [1, 2] * 4, lr=lr))
+    federation, _ = assemble(experiment(method, rounds=3, participation__max_refusals=1, wire__codec=codec), data)
+    first, second, third = federation.run()
+    (refusal,) = first.refused
+    assert (refusal.client, refusal.field, refusal.diverged) == ("cid", field, True)
+    assert refusal.reason.startswith("has diverged (") is (field == "model")
+    assert [len(record.participants) for record in (first, second, third)] == [3, 2, 3]
+
+
+def test_broadcasts_after_a_round_are_those_of_the_next(monkeypatch):
+    asked = []
+    broadcast = FedProto.broadcast
+    monkeypatch.setattr(
+        FedProto,
+        "broadcast",
+        lambda self, state, round, *rest: asked.append(round) or broadcast(self, state, round, *rest),
+    )
+    for _ in assemble(experiment(rounds=2), ordinary())[0].run():
+        pass
+    # Three clients that have nothing to receive yet, the robust rule, the check of the new state, evaluation; …
+    assert asked == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
+
+
+def test_a_method_that_reads_half_of_the_uploads_is_told(monkeypatch):
+    aggregate = FedProto.aggregate
+    monkeypatch.setattr(
+        FedProto, "aggregate", lambda self, *rest: aggregate(self, rest[0], [next(rest[1])], rest[2])
+    )
+    with pytest.raises(AssertionError, match="fedproto left uploads unread"):
+        next(assemble(experiment(), ordinary())[0].run())
+
+
+def test_a_round_is_repeated_as_often_as_the_options_say(monkeypatch):
+    federation = flaky(monkeypatch, 0, 1, 0, participation__attempts=2)
+    state = {n: t.clone() for n, t in federation.server.items()}
+    with pytest.raises(FederationError, match=r"round 1: .* 2 attempts; last cid: .*; bob: .*; cid: no answer"):
+        next(federation.run())
+    assert federation.executor.answers == [0]
+    assert federation.round == 0
+    assert all(torch.equal(federation.server[n], t) for n, t in state.items())
+
+
+def test_missing_clients_are_recorded_and_not_scored(monkeypatch):
+    federation = flaky(monkeypatch, 2)
+    evaluate = federation.executor.evaluate
+
+    def without_ann(names, messages, round):
+        for result in evaluate(names, messages, round):
+            yield Missing("ann", "gone") if result.client == "ann" else result
+
+    federation.executor.evaluate = without_ann
+    record = next(federation.run())
+    assert record.missing == [Absence("cid", "training", "no answer"), Absence("ann", "evaluation", "gone")]
+    scored = record.accuracy.clients["global"]
+    assert [share is None for share in scored] == [True, False, False]
+
+
+@pytest.mark.parametrize(("wrong", "refused"), [(1, True), (3, True), (4, False)])
+def test_the_optimisers_of_all_rounds_and_clients_are_checked_before_the_first(wrong, refused, monkeypatch):
+    def phases(self, round):
+        assert 1 <= round <= 3, "there is no such round"
+        return (
+            Phase((Update(self.loss, optimizer={"nesterov": True, "momentum": 0.0} if round == wrong else {}),)),
+        )
+
+    monkeypatch.setattr(LocalTraining, "phases", phases)
+    if not refused:
+        assemble(experiment("local", rounds=3), ordinary())
+        return
+    with pytest.raises(
+        ConfigError, match=r"method local sets \{.*'momentum': 0.0.*\}, but optimizer SGD: Nesterov"
+    ):
+        assemble(experiment("local", rounds=3), ordinary())
 
 
 def test_clients_without_training_data_are_scored_but_not_trained():

@@ -156,7 +156,11 @@ def test_the_same_attack_on_every_executor(tmp_path):
 
 
 def test_a_backdoor_reports_how_often_it_works():
-    _, records = run(attack__kind="backdoor", attack__clients=["c0", "c3"], attack__target=1)
+    federation, records = run(attack__kind="backdoor", attack__clients=["c0", "c3"], attack__target=1)
+    sizes = {n: len(c.test) for n, c in federation.executor.clients.items() if n not in ("c0", "c3")}
+    for rule, share in records[-1].attack.honest.items():
+        shares = dict(zip(federation.names, records[-1].accuracy.clients[rule], strict=True))
+        assert share == pytest.approx(sum(shares[n] * size for n, size in sizes.items()) / sum(sizes.values()))
     assert set(records[-1].attack.success) == {"head", "local", "global", "global_own"}
     assert all(0 <= share <= 1 for share in records[-1].attack.success.values())
 

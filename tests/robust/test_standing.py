@@ -77,6 +77,18 @@ def test_what_happens_to_most_is_nobodys_fault():
     assert standing.able(NAMES, 2, 1) == NAMES
 
 
+def test_what_happens_to_half_of_them_counts():
+    standing = Standing()
+    standing.note(round_of(1, diverged="ab"), NAMES)
+    assert standing.able(NAMES, 2, 1) == ["c", "d"]
+
+
+def test_one_damaged_upload_counts_once():
+    standing = Standing()
+    standing.note(round_of(1, damaged="a"), NAMES)
+    assert standing.able(NAMES, 2, 2) == NAMES
+
+
 def test_damage_counts_even_after_a_poisoned_broadcast():
     standing = Standing()
     standing.note(round_of(1, out_of_proportion=["d"]), NAMES)

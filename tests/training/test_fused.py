@@ -17,7 +17,8 @@ from protofed.options import option_rows
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.snapshots import flatten
 from protofed.training import Fused
-from protofed.training.stacked import bytes_per_client
+from protofed.training.stacked import StackedSteps, bytes_per_client
+from protofed.training.visit import LocalTrainer
 from support import K, client, degenerate, experiment, federated, ordinary
 
 METHODS = sorted(methods())
@@ -180,6 +181,37 @@ def test_the_budget_divides_groups(monkeypatch):
         groups.clear()
         assert_alike("fedproto", rounds=1, execution__memory_budget=1.01 * clients * each / 1e9)
         assert [len(g) for g in groups] == 2 * expected
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"), [("SGD", [["ann", "bob", "cid"]]), ("Adam", [["ann", "cid"], ["bob"]])]
+)
+def test_clients_with_other_numbers_of_steps_share_a_stack_unless_the_optimiser_counts(name, groups, monkeypatch):
+    data = federated(client("ann", [0] * 9), client("bob", [1] * 3), client("cid", [2] * 10))
+    federation = build("local", "fused", data, training__optimizer=name, training__epochs=2)
+    stacks = []
+    train = LocalTrainer.train
+
+    def noted(self, steps, clients, names, *rest):
+        stacks.append(list(names))
+        return train(self, steps, clients, names, *rest)
+
+    monkeypatch.setattr(LocalTrainer, "train", noted)
+    next(federation.run())
+    assert stacks == groups
+
+
+def test_a_stack_that_does_not_fit_in_memory_is_run_one_by_one_and_says_what_helps(monkeypatch, caplog):
+    def full(self, rows):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 MiB.\nGPU 0 has a total capacity ..."
+        )
+
+    monkeypatch.setattr(StackedSteps, "epoch", full)
+    with caplog.at_level(logging.WARNING, logger="protofed"):
+        assert assert_alike("fedproto", rounds=1).refused
+    (record,) = caplog.records
+    assert record.message.endswith("do not fit in memory together: lower execution.memory_budget")
 
 
 def test_resting_on_disk():

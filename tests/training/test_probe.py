@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import closing
 from pathlib import Path
 
@@ -160,6 +161,18 @@ def test_where_auto_takes_the_stack_its_first_steps_are_compared(monkeypatch, ca
     assert len(caplog.records) == 1
     assert "another gradient than alone" in caplog.records[0].message
     assert [r["accuracy"] for r in found] == [r["accuracy"] for r in right]
+
+
+@pytest.mark.parametrize(("method", "lr"), [("probes:Probe", 0.1), ("local", 1e30)], ids=["ordinary", "diverged"])
+def test_first_batches_of_different_sizes_and_diverged_models_are_no_difference(method, lr, caplog):
+    data = federated(client("ann", [0, 1] * 5), client("bob", [0, 1, 2]), client("cid", [1, 1]))
+    chosen = {**EXACT, "execution__executor": "sequential", "training__lr": lr}
+    federation = assemble(experiment(method, **chosen), data)[0]
+    federation.executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9, check=True)
+    with closing(federation.executor), caplog.at_level(logging.WARNING, logger="protofed"):
+        *_, last = federation.run()
+    assert not federation.executor.refused, caplog.text
+    assert math.isfinite(last.losses["total"]) is (lr < 1)
 
 
 def test_a_loss_that_first_appears_later_is_compared_then(monkeypatch, caplog):

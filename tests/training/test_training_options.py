@@ -210,6 +210,20 @@ def test_executors_agree(method, options):
     assert_alike(expected, outcome(method, "fused", images(), **chosen), exact=False)
 
 
+def test_a_seed_gives_the_same_numbers_in_every_version():
+    """Orders of batches, noise, augmentation, draws of hooks: another stream of any changes every result."""
+    options = {**EXACT, **IMAGES, **TRANSFORMS, "rounds": 2}
+    _, records, tensors = outcome("probes:Probe", "sequential", images(), **options)
+    losses = {name: [found[name] for _, found in records] for name in ("cross_entropy", "probe", "total")}
+    assert losses == {
+        "cross_entropy": pytest.approx([1.46462018630, 1.37121140502], rel=1e-6),
+        "probe": pytest.approx([2.01461743187, 1.40500206617], rel=1e-6),
+        "total": pytest.approx([4.92095497325, 4.13157032745], rel=1e-6),
+    }
+    traces = [float(tensors[f"c{i}.state.trace"]) for i in range(3)]
+    assert traces == pytest.approx([9.38927855850, 10.4838523141, 8.02997564001], rel=1e-6)
+
+
 def test_workers_agree():
     chosen = IMAGES | TRANSFORMS | KEPT_ADAM | SCHEDULED
     expected = outcome("probes:Probe", "sequential", images(), **chosen)

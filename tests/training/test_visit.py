@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -67,3 +70,18 @@ def test_a_single_sample_takes_no_step_with_batch_norm():
     changed = {n: not torch.equal(before[n], c.model.head.weight) for n, c in visited(federation).items()}
     assert changed == {"one": False, "two": True}
     assert record.losses["total"] is not None
+
+
+@pytest.mark.parametrize(
+    ("executor", "training", "evaluation"), [("sequential", 2.0, 1.0), ("fused", 4 / 3, 1 / 3)]
+)
+def test_seconds_of_a_visit(executor, training, evaluation, monkeypatch):
+    """A second passes whenever the clock is read. Stacked clients share a visit, but each has an upload."""
+    federation, _ = assemble(experiment(execution__executor=executor), ordinary())
+    ticks = map(float, itertools.count(7))
+    monkeypatch.setattr("protofed.training.visit.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    messages = dict.fromkeys(federation.names)
+    trained = federation.executor.train(federation.names, messages, 1)
+    assert [visit.seconds for visit in trained] == pytest.approx([training] * 3)
+    scored = federation.executor.evaluate(federation.names, None, 1)
+    assert [visit.seconds for visit in scored] == pytest.approx([evaluation] * 3)

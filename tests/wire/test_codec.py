@@ -17,7 +17,7 @@ from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
 from protofed.options import option_rows
-from protofed.wire import Codec, check_structure, check_values, codecs, compression, get_codec
+from protofed.wire import Codec, cast, check_structure, check_values, codecs, compression, get_codec
 from protofed.wire.schema import Field, Schema, prototype_schema, weight_schema
 from support import experiment, ordinary
 
@@ -252,6 +252,11 @@ def test_a_diverged_client_is_refused_where_its_message_arrives(name):
         message = codec.encode({**payload(), "prototypes": prototypes}, SCHEMA)
         with pytest.raises(PayloadError, match=r"^prototypes: .*(NaN|nan|inf)"):
             codec.decode(message, SCHEMA)
+
+
+def test_casting_converts_real_numbers_alone():
+    found = cast({"x": torch.ones(2), "classes": torch.tensor([3])}, torch.float64)
+    assert [(t.dtype, t.tolist()) for t in found.values()] == [(torch.float64, [1.0, 1.0]), (torch.int64, [3])]
 
 
 @pytest.mark.parametrize("scale", [torch.nan, torch.inf, -1.0])

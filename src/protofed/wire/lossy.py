@@ -85,14 +85,14 @@ class Int8(Codec):
         """Return the numbers as float32.
 
         Raises:
-            PayloadError: If a scale is negative or not finite.
+            PayloadError: If a scale is negative.
+            DivergedError: If a scale is not finite.
         """
         rows, width = _rows(shape)
         scales = np.frombuffer(data, "<f4", rows)
         if not (usable := np.isfinite(scales) & (scales >= 0)).all():
-            raise PayloadError(
-                f"{name}: the scale of a row must be finite and not negative, not {scales[~usable][0]}"
-            )
+            error = PayloadError if (scales < 0).any() else DivergedError
+            raise error(f"{name}: the scale of a row must be finite and not negative, not {scales[~usable][0]}")
         numbers = np.frombuffer(data, "i1", offset=4 * rows).reshape(rows, width).astype("<f4")
         with np.errstate(over="ignore"):  # an infinite product is refused with the field's name
             numbers *= scales[:, None]
