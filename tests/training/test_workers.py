@@ -40,8 +40,12 @@ def build(method: str, executor: str, data=None, **overrides) -> Federation:
 
 
 def workers() -> list[psutil.Process]:
-    """Return this process's grandchildren: workers are forked from a server that is its child."""
-    return [grandchild for child in psutil.Process().children() for grandchild in child.children()]
+    """Return this process's grandchildren: workers are forked from a server that is its child.
+
+    A browser of other tests has children too.
+    """
+    below = [grandchild for child in psutil.Process().children() for grandchild in child.children()]
+    return [process for process in below if "python" in process.name()]
 
 
 def outcome(federation: Federation) -> tuple[list[dict], dict[str, torch.Tensor]]:

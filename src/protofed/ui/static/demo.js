@@ -271,6 +271,7 @@ window.protofedDemo = (() => {
         protofed.onTheme(() => scene && (key(), draw()));
         if (scene) key();
         draw();
+        setTimeout(draw, 50); // NiceGUI sets the server's empty options up to 10 ms after a chart appeared
         if (waiting) this.frame(waiting);
       };
       look();

@@ -16,6 +16,8 @@ window.runs = (() => {
     p: "M8 .5 15.6 6.1 12.7 15H3.3L.4 6.1Z",
     h: "M8 .3 14.7 4.1V11.9L8 15.7 1.3 11.9V4.1Z",
   };
+  // Milliseconds until a chart is given up that never appears, because the page has moved on.
+  const PATIENCE = 60000;
   const plots = new Map();
   const waiting = new Set();
   let palette = [];
@@ -58,7 +60,7 @@ window.runs = (() => {
 
   // One plot: `kind` is lines, heat or dots; `settings` stay, the rest is fed.
   function plot(id, kind, settings) {
-    plots.set(id, { id, kind, settings, lines: {}, order: [], hidden: plots.get(id)?.hidden ?? new Set(), content: null, fed: 0 });
+    plots.set(id, { id, kind, settings, lines: {}, order: [], hidden: plots.get(id)?.hidden ?? new Set(), content: null, fed: 0, since: performance.now() });
     later(id);
   }
 
@@ -82,8 +84,8 @@ window.runs = (() => {
     later(id);
   }
 
-  // Drawing waits for the next frame, and for the chart to be there, whose code may still be on its way while the page
-  // has its element already; many messages make one drawing.
+  // Drawing waits for the next frame, and for the chart to be there: its element and its code arrive when they arrive,
+  // later than what is to be drawn on a slow machine. Many messages make one drawing.
   function later(id) {
     if (!waiting.size) requestAnimationFrame(flush);
     waiting.add(id);
@@ -92,13 +94,14 @@ window.runs = (() => {
   function flush() {
     paint();
     for (const id of [...waiting]) {
+      const it = plots.get(id);
       const element = document.getElementById(`c${id}`);
       const chart = element && protofed.instance(element);
-      const gone = !element && !(id in mounted_app.elements);
+      const gone = !it || (!element && (it.drawn || performance.now() - it.since > PATIENCE));
       if (!chart && !gone) continue;
       waiting.delete(id);
       if (gone) plots.delete(id);
-      else draw(plots.get(id), chart, element);
+      else draw(it, chart, element);
     }
     if (waiting.size) setTimeout(() => requestAnimationFrame(flush), 20);
   }
@@ -117,6 +120,9 @@ window.runs = (() => {
       },
       { notMerge: true },
     );
+    // NiceGUI sets the server's empty options up to 10 ms after the chart appeared, and so after the first drawing.
+    if (!it.drawn) setTimeout(() => later(it.id), 50);
+    it.drawn = true;
     element.dataset.fed = it.fed;
     legend(it);
   }
