@@ -51,7 +51,7 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
     rest = iter([item for item in ordinary if path_of(item) not in LONG])
     size = -(-len(ordinary) // len(parts))
     for part in parts:
-        part += itertools.islice(rest, size - len(part))
+        part += itertools.islice(rest, max(0, size - len(part)))
     return [*itertools.chain(*parts), *rest, *slow]
 
 

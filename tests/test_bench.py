@@ -241,15 +241,15 @@ def clients_of_images(folder: Path) -> None:
 
 def test_until(htfllib, tmp_path, monkeypatch, capsys):
     clients_of_images(tmp_path / "clients")
-    arguments = ["bench", "until", "--peer", "htfllib", "--cases", "fedproto-cnn2", "--seeds", "3,4"]
-    arguments += ["--threads", "1", "data.path=.", "--json", "found.json", "--limit", "4", "--target"]
-    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, "0.5")
+    arguments = ["bench", "until", "--cases", "fedproto-cnn2", "--threads", "1", "data.path=.", "--limit", "4"]
+    theirs = ["--peer", "htfllib", "--json", "found.json", "--target", "0.5", "--seeds"]
+    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, *theirs, "3,4")
     assert (status, error) == (0, "")
     assert "Until 50 % of all test samples" in output
     (figures,) = json.loads(Path("found.json").read_text())["until"]
-    ours, theirs = figures["runs"]["protofed"], figures["runs"]["HtFLlib"]
+    ours, peers = figures["runs"]["protofed"], figures["runs"]["HtFLlib"]
     assert [run["seed"] for run in ours] == [3, 4]
-    for run in theirs:  # 0.3, 0.6, 0.9 after rounds 1, 2, 3; their mean is 0.6
+    for run in peers:  # 0.3, 0.6, 0.9 after rounds 1, 2, 3; their mean is 0.6
         assert run["accuracy"] == [0.3, 0.6, 0.9, 1.2]
         assert (run["rounds_until"], run["steps_until"], run["bytes_until"]) == (3, 6, None)
         assert run["seconds_until"] == 101.0  # those of the rounds before the score
@@ -260,10 +260,10 @@ def test_until(htfllib, tmp_path, monkeypatch, capsys):
             assert (len(run["accuracy"]), run["steps_until"]) == (round, 4 * round)
             assert run["bytes_until"] == run["bytes"][-1]
 
-    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, "1.0")
+    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, "--target", "1.0", "--seeds", "3")
     assert (status, error) == (0, "")
     assert "not reached" in output
-    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments, "0.5", "training.lr=0.25")
+    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments, *theirs, "3", "training.lr=0.25")
     assert status == 2
     assert error.endswith("htfllib: 0 accuracies in 5 rounds: another version of HtFLlib?\n")
 
