@@ -146,28 +146,47 @@ def table(directory: Path) -> str:
     return "\n".join(lines)
 
 
+LEFT_OUT = ("beacon-etf", "beacon-learned")
+"""Arms that lie on others in the picture."""
+NOTHING = 1e4
+"""Where the picture shows arms that send nothing, in bytes a round."""
+
+
 def picture(directory: Path, path: Path) -> None:
     """Draw accuracy on own and on unseen classes against bytes, one point per arm."""
     import matplotlib.pyplot as plt
 
-    from protofed.analysis.style import method_styles
-
-    arms = arms_of(directory)
-    styles = method_styles(arm.label for arm in arms)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharex=True, layout="constrained")
-    for axis, score, title in ((axes[0], final, "own classes"), (axes[1], unseen, "unseen classes")):
+    arms = [arm for arm in arms_of(directory) if arm.label not in LEFT_OUT]
+    looks = _looks([arm.label for arm in arms])
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), sharex=True, layout="constrained")
+    for axis, score, title in ((axes[0], final, "own classes"), (axes[1], unseen, "classes never seen")):
         for arm in arms:
-            rule = arm.best_rule(score)
-            if not rule:
-                continue
-            value, sent = statistics.fmean(arm.values(rule, score)), max(arm.bytes, 1000.0)
-            axis.plot(sent, value, "o", color=styles[arm.label].colour, markersize=7, label=arm.label)
-            axis.annotate(arm.label, (sent, value), xytext=(4, 3), textcoords="offset points", fontsize=7)
+            if rule := arm.best_rule(score):
+                colour, marker = looks[arm.label]
+                value, sent = statistics.fmean(arm.values(rule, score)), max(arm.bytes, NOTHING)
+                axis.plot(sent, value, marker, color=colour, markersize=8, alpha=0.9, label=arm.label)
         axis.set_xscale("log")
+        axis.set_xlim(NOTHING / 1.6, 4e6)
+        axis.set_xticks([NOTHING, 1e5, 1e6], ["nothing", "100 kB", "1 MB"])
+        axis.minorticks_off()
         axis.set_title(f"Accuracy on {title}, %")
-        axis.set_xlabel("bytes a round, all clients, both ways (left edge: nothing)")
+        axis.set_xlabel("sent in a round, by and to all 20 clients")
         axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return colour and marker of each arm: a colour for controls, beacon, other small networks, and prototypes."""
+    found: dict[str, tuple[str, str]] = {}
+    for label in labels:
+        family = "beacon" if label.startswith("beacon") else label.rpartition("-")[2]
+        colour = {"beacon": "#D55E00", "tiny": "#E69F00"}.get(family, "#0072B2")
+        colour = "#777777" if label in CONTROLS else colour
+        taken = sum(other == colour for other, _ in found.values())
+        found[label] = colour, "os^DvPX*"[taken % 8]
+    return found
 
 
 def main() -> None:
