@@ -222,7 +222,8 @@ def limited(kilobytes: int) -> list[str]:
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
         "sys.argv = sys.argv[2:]; from protofed.cli import main; main()"
     )
-    return [sys.executable, "-c", code, str(1024 * kilobytes), *command()[2:]]
+    # -B: Python would cut the bytecode that it stores at the limit too, for every later process.
+    return [sys.executable, "-B", "-c", code, str(1024 * kilobytes), *command()[2:]]
 
 
 @pytest.mark.parametrize("executor", ["sequential", "workers"])
