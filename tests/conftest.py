@@ -33,7 +33,7 @@ REPRESENTATIVE = ("[fedproto", "[fedavg", "[gfpl")
 
 
 LONG = ("flower/test_processes.py", "ui/test_demo_pages.py", "ui/test_runs_pages.py")
-"""Files whose tests wait for other processes, or share a page: each belongs at the beginning of a process."""
+"""Files whose tests wait for other processes, or share a page: each belongs in the first half of a process."""
 
 
 def path_of(item: pytest.Item) -> str:
@@ -42,16 +42,19 @@ def path_of(item: pytest.Item) -> str:
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return tests so that each process of pytest-xdist begins with long ones; it takes an equal part, in order."""
+    """Return tests so that processes of pytest-xdist, which take equal parts in order, wait at different times."""
     parts: list[list[pytest.Item]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
     slow = [item for item in items if item.get_closest_marker("slow")]  # usually not run
     ordinary = [item for item in items if not item.get_closest_marker("slow")]
-    for number, path in enumerate(LONG):
-        parts[number % len(parts)] += [item for item in ordinary if path_of(item) == path]
     rest = iter([item for item in ordinary if path_of(item) not in LONG])
+    waiting = [[item for item in ordinary if path_of(item) == path] for path in LONG]
     size = -(-len(ordinary) // len(parts))
-    for part in parts:
-        part += itertools.islice(rest, max(0, size - len(part)))
+    for number, part in enumerate(parts):
+        own = waiting[number :: len(parts)]
+        part += itertools.islice(rest, max(0, size - sum(map(len, own))))
+        for place, group in enumerate(own, start=number):
+            middle = len(part) * place // (2 * len(LONG))
+            part[middle:middle] = group
     return [*itertools.chain(*parts), *rest, *slow]
 
 
