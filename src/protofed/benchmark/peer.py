@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +35,20 @@ CASES = ("fedproto-light4", "fedproto-cnn2", "fedtgp-cnn2")
 
 def check_peer(request: Request) -> None:
     """Raise ProtofedError unless there is a checkout of HtFLlib and it supports every case."""
+    check_supported(request, list(_experiments(request).values()))
+
+
+def check_supported(request: Request, experiments: Sequence[Experiment]) -> None:
+    """Check that there is a checkout of HtFLlib, and that it supports some experiments and their data.
+
+    Args:
+        request: Settings of the benchmark.
+        experiments: The experiments.
+
+    Raises:
+        ProtofedError: If not.
+    """
     checkout(request)
-    experiments = _experiments(request).values()
     for experiment in experiments:
         check_experiment(experiment)
     for experiment in experiments:

@@ -15,9 +15,9 @@ from rich import box
 from rich.table import Table
 
 from protofed.benchmark.cases import case_experiment
-from protofed.benchmark.htfllib import AS_PEER, PEER, Peer, check_data, check_experiment, steps_per_round
+from protofed.benchmark.htfllib import AS_PEER, PEER, Peer, steps_per_round
 from protofed.benchmark.ours import Rounds
-from protofed.benchmark.peer import checkout
+from protofed.benchmark.peer import check_supported, checkout
 from protofed.benchmark.request import Note, Request, Result
 from protofed.benchmark.timing import cores
 from protofed.errors import ConfigError
@@ -74,12 +74,9 @@ class Course:
 
 def check_until(request: Request) -> None:
     """Raise ProtofedError unless there are such cases, and the peer, if one is given, supports them."""
-    for name in request.cases or CASES:
-        experiment = _experiment(name, request, request.seeds[0])
-        if request.peer is not None:
-            checkout(request)
-            check_experiment(experiment)
-            check_data(experiment, load_data(experiment))
+    experiments = [_experiment(name, request, request.seeds[0]) for name in request.cases or CASES]
+    if request.peer is not None:
+        check_supported(request, experiments)
 
 
 def until(request: Request, note: Note) -> Result:

@@ -388,7 +388,7 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
         ConfigError: If there is no such method or variant.
     """
     chosen = _table(tree, "method").get("name") if name is None else name
-    known = {**variants(), **_table(tree, "variants")}
+    known = _variants_of(tree)
     if not isinstance(chosen, str) or chosen not in known:
         if isinstance(chosen, str) and ":" not in chosen and chosen not in methods.methods():
             raise ConfigError(unknown_name("method or variant", chosen, [*methods.methods(), *known]))
@@ -401,6 +401,11 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
 def variants() -> Tree:
     """Return the built-in variants by name."""
     return read_toml(Path(str(resources.files("protofed.experiments") / "variants.toml")))
+
+
+def _variants_of(tree: Mapping[str, Any]) -> Tree:
+    """Return the built-in variants and those of a recipe, which replace them, by name."""
+    return {**variants(), **_table(tree, "variants")}
 
 
 def check_names(tree: Mapping[str, Any]) -> None:
@@ -421,8 +426,7 @@ def check_names(tree: Mapping[str, Any]) -> None:
             if part not in parts:
                 raise ConfigError(unknown_name(f"option of {where}", part, parts))
         base = _table(own, "method").get("name")
-        others = {**variants(), **_table(tree, "variants")}
-        if not isinstance(base, str) or name in methods.methods() or base in others:
+        if not isinstance(base, str) or name in methods.methods() or base in _variants_of(tree):
             raise ConfigError(f"{where} must name its method, as {where}.method.name=…, and have a name of its own")
         methods.get(base)
 
@@ -452,7 +456,7 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
         options = replace(options, methods=tuple(every_method()))
     known: set[str] = set()
     for name in options.methods:
-        if name in {**variants(), **_table(tree, "variants")} and options.axes:
+        if name in _variants_of(tree) and options.axes:
             raise ConfigError(
                 f"compare.axes cannot be combined with the variant {name!r}: make it a value of an axis"
             )
