@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
+from protofed.benchmark import busy
 from protofed.benchmark.bare import BareLoop
 from protofed.benchmark.ours import Rounds
 from protofed.benchmark.scaling import alike
@@ -338,3 +341,26 @@ def test_what_the_peer_cannot_do_is_said_before_anything_runs(
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert (status, error.count("\n")) == (2, 1)
     assert expected in error
+
+
+def test_busy(tmp_path, monkeypatch, capsys):
+    """Beside nothing and beside one process that takes a core."""
+    clients_of_images(tmp_path / "clients")
+    monkeypatch.setattr(busy, "settings", lambda: [busy.Setting("sequential", 2, busy.PASSIVE)])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    arguments = ["bench", "busy", "data.path=.", "--rounds", "1", "--loads", "1", "--json", "found.json"]
+    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments)
+    assert (status, error) == (0, "")
+    assert "OMP_WAIT_POLICY=PASSIVE" in output
+    (row,) = json.loads(Path("found.json").read_text())["busy"]
+    assert (row["executor"], row["threads"]) == ("sequential", 2)
+    assert list(row["seconds"]) == ["0", "1"]
+    assert row["seconds"]["1"][0] > 0
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("3", "5")
+
+
+def test_a_competing_process_computes_and_ends():
+    with busy.competing(1):
+        (other,) = (p for p in psutil.Process().children() if "while True" in " ".join(p.cmdline()))
+    assert not other.is_running()

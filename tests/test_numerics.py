@@ -109,6 +109,24 @@ def test_the_user_decides(chosen):
     assert python(BEFORE_TORCH.format("protofed"), MKL_CBWR=chosen) == chosen
 
 
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, "GOMP_SPINCOUNT=20000"),
+        ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT=7"),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, "OMP_WAIT_POLICY=PASSIVE"),
+    ],
+    ids=["default", "count", "policy"],
+)
+def test_threads_wait_briefly_unless_the_user_says_otherwise(monkeypatch, chosen, expected):
+    for name in numerics.WAITING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    numerics.prepare()
+    assert numerics.waiting() == expected
+
+
 LOOK = "import warnings; warnings.simplefilter('error')\n{}\nprint(numerics.depends_on_addresses())"
 
 

@@ -197,11 +197,11 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[BENCHMARK] [NAME=VALUE]...",
-            help="overhead, peer, scaling, until or all (the default), then options by dotted name.",
+            help="overhead, peer, scaling, until, busy or all (the default), then options by dotted name.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds to measure, after one to warm up.")] = 3,
-    cases: Annotated[str, typer.Option(help="Cases of overhead, peer and until, separated by commas.")] = "",
+    cases: Annotated[str, typer.Option(help="Cases of overhead, peer, until and busy, separated by commas.")] = "",
     threads: Annotated[str, typer.Option(help="Numbers of threads to try (default: 1 to all cores).")] = "",
     processes: Annotated[
         int, typer.Option(help="Processes of the executor workers (0: one per core, 1: leave it out).")
@@ -212,6 +212,7 @@ def bench(
     target: Annotated[float, typer.Option(help="Accuracy that until waits for, from 0 to 1.")] = 0.93,
     limit: Annotated[int, typer.Option(help="Rounds after which until gives up.")] = 60,
     seeds: Annotated[str, typer.Option(help="Seeds of until.")] = "0,1,2",
+    loads: Annotated[str, typer.Option(help="Numbers of competing processes of busy.")] = "1,2",
     json: Annotated[Path | None, typer.Option(help="Output file for the figures and facts of the machine.")] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -221,8 +222,8 @@ def bench(
 
     overhead: against a bare PyTorch loop, and executors against each other; peer: against a clone of HtFLlib;
     scaling: time and memory for growing numbers of clients; until: seconds, rounds, steps and bytes until an
-    accuracy, and those of the clone if --peer is given; all (the default): overhead and scaling, and peer if --peer
-    is given.
+    accuracy, and those of the clone if --peer is given; busy: executors beside competing processes; all (the
+    default): overhead and scaling, and peer if --peer is given.
     """
     with uncollected():
         from protofed import benchmark
@@ -240,6 +241,7 @@ def bench(
         target,
         limit,
         [_integer(number, "--seeds") for number in _names(seeds)],
+        [_integer(number, "--loads") for number in _names(loads)],
     )
     results = benchmark.Report(json)
     console.print(results.machine_line(), highlight=False, soft_wrap=True)

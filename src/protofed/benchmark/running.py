@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from protofed.benchmark.busy import busy, check_busy
 from protofed.benchmark.overhead import check_overhead, overhead
 from protofed.benchmark.peer import check_peer, peer
 from protofed.benchmark.request import Note, Request, Result
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "peer": Benchmark(check_peer, peer),
     "scaling": Benchmark(check_scaling, scaling),
     "until": Benchmark(check_until, until),
+    "busy": Benchmark(check_busy, busy),
 }
 ALL = "all"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from protofed import claims, models
+from protofed import claims, models, numerics
 from protofed.experiments.architectures import is_code
 from protofed.experiments.config import Tree
 from protofed.federation import Federation
@@ -62,6 +62,7 @@ def describe_clients(
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
         "bfloat16": roster.in_bfloat16,
+        "execution": {**federation.executor.description(), "waiting": numerics.waiting()},
         "clients": [
             {
                 "name": name,

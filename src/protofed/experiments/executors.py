@@ -22,8 +22,8 @@ PRELOAD = "protofed.experiments.preload"
 """The module that imports what a process of an experiment needs."""
 LARGE = 2**30
 """Bytes of clients' models above which they are stored on disk."""
-LONG = 1e12
-"""Multiply-adds above which starting processes pays off: about two minutes of one core."""
+LONG = 2e11
+"""Multiply-adds above which starting processes pays off: about six seconds of one core."""
 
 
 def bfloat16_kinds(
