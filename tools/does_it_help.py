@@ -1,6 +1,7 @@
-"""Tables and the picture of docs/does-it-help.md: ``python tools/does_it_help.py COMPARISON… [--picture FILE]``.
+"""Tables and pictures of docs/does-it-help.md: ``python tools/does_it_help.py COMPARISON… [--picture FILE]``.
 
-Each comparison is a directory of ``protofed compare``. Every arm is scored by the rule that suits the question best
+Each comparison is a directory of ``protofed compare``, or several with a comma between them, for arms or seeds that
+were run separately. Every arm is scored by the rule that suits the question best
 in the mean over seeds, the same favour for all: so a gain cannot come from the choice of a rule.
 """
 
@@ -101,8 +102,9 @@ def shown(interval: Interval) -> str:
     return f"**{text}**" if interval.sign > 0 else text
 
 
-def arms_of(directory: Path) -> list[Arm]:
-    arms = [Arm(label, runs) for label, runs in by_label(load_runs([directory])).items()]
+def arms_of(directories: Sequence[Path]) -> list[Arm]:
+    runs = [run for directory in directories for run in load_runs([directory])]
+    arms = [Arm(label, group) for label, group in by_label(runs).items()]
     return [arm for arm in arms if arm.runs]
 
 
@@ -116,9 +118,8 @@ def best_control(arms: Sequence[Arm]) -> Arm | None:
     return max(controls, key=own) if controls else None
 
 
-def table(directory: Path) -> str:
+def table(arms: Sequence[Arm]) -> str:
     """Return one comparison as a Markdown table."""
-    arms = arms_of(directory)
     control = best_control(arms)
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     for arm in arms:
@@ -147,16 +148,16 @@ def table(directory: Path) -> str:
 
 
 LEFT_OUT = ("beacon-etf", "beacon-learned")
-"""Arms that lie on others in the picture."""
+"""Arms that lie on others in the pictures."""
 NOTHING = 1e4
 """Where the picture shows arms that send nothing, in bytes a round."""
 
 
-def picture(directory: Path, path: Path) -> None:
+def picture(arms: Sequence[Arm], path: Path) -> None:
     """Draw accuracy on own and on unseen classes against bytes, one point per arm."""
     import matplotlib.pyplot as plt
 
-    arms = [arm for arm in arms_of(directory) if arm.label not in LEFT_OUT]
+    arms = [arm for arm in arms if arm.label not in LEFT_OUT]
     looks = _looks([arm.label for arm in arms])
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), sharex=True, layout="constrained")
     for axis, score, title in ((axes[0], final, "own classes"), (axes[1], unseen, "classes never seen")):
@@ -177,6 +178,49 @@ def picture(directory: Path, path: Path) -> None:
     plt.close(figure)
 
 
+def course(arms: Sequence[Arm], path: Path) -> None:
+    """Draw accuracy on own classes against seconds and against bytes, one line per arm, means over seeds."""
+    import matplotlib.pyplot as plt
+
+    arms = [arm for arm in arms if arm.label not in LEFT_OUT]
+    looks = _looks([arm.label for arm in arms])
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), sharey=True, layout="constrained")
+    for arm in arms:
+        rounds, sent, values = _course(arm)
+        colour, marker = looks[arm.label]
+        look = {"color": colour, "marker": marker, "markersize": 5, "alpha": 0.9, "label": arm.label}
+        axes[0].plot([arm.seconds * round for round in rounds], values, **look)
+        silent = sent.count(0)
+        if silent < len(sent):
+            axes[1].plot(sent[silent:], values[silent:], **look)
+    axes[0].set_xlabel("seconds of training and aggregation")
+    axes[1].set_xlabel("bytes sent (arms that send)")
+    for axis in axes:
+        axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter("")
+        axis.grid(alpha=0.3)
+    axes[0].set_xticks([3, 10, 30], ["3", "10", "30"])
+    axes[1].set_xticks([3e5, 1e6, 1e7, 3e7], ["300 kB", "1 MB", "10 MB", "30 MB"])
+    axes[0].set_ylabel("accuracy on own classes, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _course(arm: Arm) -> tuple[list[int], list[float], list[float]]:
+    """Return the evaluated rounds, the bytes sent so far, and the accuracy in percent, as means over seeds."""
+    rule = arm.best_rule(final)
+    found: dict[int, list[tuple[float, float]]] = {}
+    for run in arm.runs.values():
+        sent = 0.0
+        for r in run.rounds:
+            sent += sum(r.bytes.values())
+            if r.accuracy is not None:
+                found.setdefault(r.round, []).append((sent, 100 * r.accuracy.weighted[rule]))
+    means = [[statistics.fmean(part) for part in zip(*points, strict=True)] for points in found.values()]
+    return list(found), [sent for sent, _ in means], [value for _, value in means]
+
+
 def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return colour and marker of each arm: a colour for controls, beacon, other small networks, and prototypes."""
     found: dict[str, tuple[str, str]] = {}
@@ -191,13 +235,18 @@ def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directories", type=Path, nargs="+")
-    parser.add_argument("--picture", type=Path, help="draw the first comparison here")
+    parser.add_argument("comparisons", nargs="+")
+    parser.add_argument("--picture", type=Path, help="draw the first comparison here, against bytes a round")
+    parser.add_argument("--course", type=Path, help="draw it here round by round, against seconds and bytes")
     given = parser.parse_args()
-    for directory in given.directories:
-        print(f"\n{directory.name}\n\n{table(directory)}")
-    if given.picture:
-        picture(given.directories[0], given.picture)
+    for number, comparison in enumerate(given.comparisons):
+        directories = [Path(name) for name in comparison.split(",")]
+        arms = arms_of(directories)
+        print(f"\n{directories[0].name}\n\n{table(arms)}")
+        if number == 0 and given.picture:
+            picture(arms, given.picture)
+        if number == 0 and given.course:
+            course(arms, given.course)
 
 
 if __name__ == "__main__":
