@@ -221,6 +221,18 @@ def test_samples_that_clients_share_are_held_once(data):
         assert not len(part) or torch.equal(pool.x[rows], part.x)
 
 
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+def test_others_samples_are_scored_in_some_rounds_and_the_last(executor):
+    _, every = records("fedproto", "union", rounds=5, execution__executor=executor)
+    _, some = records("fedproto", "union", rounds=5, execution__executor=executor, evaluation__on_every=2)
+    assert [r.round for r in some if r.union is not None] == [2, 4, 5]
+    assert [r.round for r in some if r.unseen is not None] == [2, 4, 5]
+    assert [r.accuracy for r in some] == [r.accuracy for r in every]
+    assert [some[i].union for i in (1, 3, 4)] == [every[i].union for i in (1, 3, 4)]
+    final = [Outcome.of(course).accuracy["head"].union.final for course in (some, every)]
+    assert final[0] == final[1]
+
+
 def test_the_union_is_neither_copied_for_a_stack_nor_made_twice():
     federation = records("local", "union")[0]
     union = federation.executor.clients.union

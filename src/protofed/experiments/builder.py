@@ -71,6 +71,8 @@ class Builder:
             experiment.seed,
             data.augmentation(experiment.transforms),
             experiment.evaluation.on,
+            experiment.evaluation.on_every,
+            experiment.rounds,
         )
         self.members: list[Member] = []
         self.models: dict[str, models.SplitModel] = {}

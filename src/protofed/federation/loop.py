@@ -65,6 +65,9 @@ class EvaluationOptions(Options):
         "class counts alike; shifted: classes are as frequent as at the next client, which the client is told), "
         "with the accuracy on classes that the client has no training samples of",
     )
+    on_every: int = option(
+        1, "with on: clients are scored on others' samples in multiples of this round, and in the last", least=1
+    )
     rule: str = option(
         "",
         "main rule of tables and figures, e.g. local, by which TinyProto (Eq. 12) and ProtoNorm (Eq. 6) score; a "

@@ -211,6 +211,8 @@ class LocalTrainer:
         augment: Transforms a client's training samples for the steps of a round, with random numbers from the
             generator; None to take them as they are. Statistics and predictions never see its results.
         on: Whose test samples clients are scored on, besides their own.
+        on_every: In which rounds: in its multiples, and in the ``last``.
+        last: Number of the last round.
     """
 
     method: Method
@@ -218,6 +220,8 @@ class LocalTrainer:
     seed: int
     augment: Augment | None = None
     on: On = "own"
+    on_every: int = 1
+    last: int = 0
 
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round: int
@@ -281,7 +285,7 @@ class LocalTrainer:
         test = steps.score([m.test for m in members], locals_)
         held_out = [m.validation or Samples(m.test.x[:0], m.test.y[:0]) for m in members]
         validation = steps.score(held_out, locals_) if any(m.validation for m in members) else test
-        beyond = self._beyond(steps, clients, locals_)
+        beyond = self._beyond(steps, clients, locals_, round)
         if messages is not None:
             _keep(steps, clients, visits)
         seconds = (time.perf_counter() - start) / len(visits)
@@ -297,9 +301,11 @@ class LocalTrainer:
             for index, member in enumerate(members)
         ]
 
-    def _beyond(self, steps: Steps, clients: Roster, locals_: Sequence[Local]) -> list[tuple[Scores, Scores]]:
+    def _beyond(
+        self, steps: Steps, clients: Roster, locals_: Sequence[Local], round: int
+    ) -> list[tuple[Scores, Scores]]:
         """Score clients on all clients' test samples: on all classes, and on those they do not train on."""
-        if self.on == "own":
+        if self.on == "own" or (round % self.on_every and round != self.last):
             return [(_NO_SCORES, _NO_SCORES)] * len(locals_)
         held = clients.union.counts(self.method.task.num_classes).cpu()
         weights = [self._weights(clients, local, held) for local in locals_]
