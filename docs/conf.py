@@ -1,0 +1,76 @@
+"""Configuration of the documentation: ``sphinx-build -W docs site``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import options_reference
+
+import protofed
+
+project = "protofed"
+author = "The protofed authors"
+copyright = "The protofed authors"
+version = release = protofed.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["figures"]
+html_theme = "furo"
+html_title = f"protofed {release}"
+html_static_path: list[str] = []
+
+# Markdown.
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+
+# The API, from docstrings.
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_class_signature = "separated"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Class attributes", "Attributes")]
+copybutton_prompt_text = "$ "
+
+
+def _reachable(host: str) -> bool:
+    try:
+        with socket.create_connection((host, 443), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+# Links to other projects need their inventories; without a network the pages are built without these links.
+if _reachable("docs.python.org"):
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+    }
+
+# Notebooks run in processes of their own, on one thread, so that pages come out the same on every machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def setup(app: object) -> None:
+    """Write the pages that are made from declarations before Sphinx looks for pages."""
+    options_reference.write(Path(__file__).parent / "reference")

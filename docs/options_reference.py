@@ -1,0 +1,79 @@
+"""The option reference and the pages of the API, from the declarations in the code."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import protofed
+from protofed.catalogue import entries
+from protofed.experiments.config import SCALARS, SECTIONS
+from protofed.options import option_rows
+
+Rows = Iterable[tuple[str, Any, str]]
+COMPONENTS = {"methods": "method", "partitions": "partition", "datasets": "data.options", "models": "model.options"}
+"""Lists of ``protofed list`` whose entries have options, and the prefix with which a recipe sets them."""
+PACKAGES = ("analysis", "data", "experiments", "federation", "flower", "methods", "models", "prototypes", "robust")
+ALSO = ("runs", "training", "wire")
+
+
+def write(folder: Path) -> None:
+    """Write all pages into ``folder``; those that are as they were are left alone."""
+    folder.mkdir(exist_ok=True)
+    pages = {"options.md": options_page()}
+    for package in sorted((*PACKAGES, *ALSO)):
+        pages[f"{package}.md"] = api_page(package)
+    pages["protofed.md"] = "# protofed\n\n" + _module("protofed.api") + _module("protofed.errors")
+    for name, text in pages.items():
+        path = folder / name
+        if not path.is_file() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+
+
+def options_page() -> str:
+    """Return every option of a recipe with its default and its description."""
+    parts = [
+        "# Options",
+        "Every option has a dotted name, which a recipe writes as TOML and a command line as `name=value`. This "
+        "page is made from the declarations in the code.",
+        "## The experiment",
+        _table((name, default, "") for name, default in SCALARS.items() if name != "recipe"),
+    ]
+    for section, kind in SECTIONS.items():
+        parts += [f"## {section}", (kind.__doc__ or "").strip().splitlines()[0], _table(option_rows(kind), section)]
+    for listed, prefix in COMPONENTS.items():
+        parts.append(f"## Options of {listed}")
+        for entry in entries(listed):
+            parts += [f"### {entry.name}", entry.summary]
+            if entry.options:
+                parts.append(_table(entry.options, prefix))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: Rows, prefix: str = "") -> str:
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for name, default, doc in rows:
+        dotted = f"{prefix}.{name}" if prefix else name
+        value = "''" if default == "" else str(default)
+        lines.append(f"| `{dotted}` | `{value}` | {_escaped(doc)} |")
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;").replace("_", "\\_")
+
+
+def api_page(package: str) -> str:
+    """Return the page of a package: its modules in alphabetical order, from their docstrings."""
+    root = Path(protofed.__file__).parent / package
+    names = sorted(m.name for m in pkgutil.walk_packages([str(root)], f"protofed.{package}."))
+    public = [n for n in names if not any(part.startswith("_") for part in n.split("."))]
+    # A package shows what its modules define, so everything has one place.
+    head = _module(f"protofed.{package}", "   :no-members:\n")
+    return f"# protofed.{package}\n\n" + head + "".join(_module(name) for name in public)
+
+
+def _module(name: str, options: str = "") -> str:
+    return f"## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n{options}```\n\n"
