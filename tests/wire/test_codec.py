@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import runpy
 import struct
@@ -178,16 +179,17 @@ def test_float16_is_the_nearest_half(x):
 
 
 @settings(deadline=None)
-@given(tables(1e9))
-def test_int8_is_within_half_a_step_per_row(x):
-    message, received = through(get_codec("int8"), x)
-    assert len(message) == 12 + x.shape[0] * (4 + x.shape[1])
+@given(tables(1e9), st.sampled_from([("int8", 127, 1.0), ("int4", 7, 0.5)]))
+def test_integers_are_within_half_a_step_per_row(x, codec):
+    name, most, each = codec
+    message, received = through(get_codec(name), x)
+    assert len(message) == 12 + x.shape[0] * (4 + math.ceil(each * x.shape[1]))
     for sent, came in zip(x.tolist(), received.tolist(), strict=True):
         largest = max(map(abs, sent), default=0.0)
-        step = largest / 127
+        step = largest / most
         for a, b in zip(sent, came, strict=True):
             # Steps are a little shorter than the exact ones; rows below 1.5e-36 become 0.
-            nearest = min((q * step for q in range(-127, 128)), key=lambda v: abs(v - a))
+            nearest = min((q * step for q in range(-most, most + 1)), key=lambda v: abs(v - a))
             assert abs(b - a) <= step / 2 + 1.5e-36
             assert abs(b - a) <= abs(nearest - a) + step * 0.003 + 1.5e-36
             assert abs(b) <= largest
@@ -218,8 +220,8 @@ def test_int8_messages_repeat_to_the_last_bit():
     assert (received.abs().amax(1) <= x.abs().amax(1)).all()
 
 
-@pytest.mark.parametrize("name", ["float16", "int8"])
-def test_lossy_codecs_take_any_shape(name):
+@pytest.mark.parametrize(("name", "most"), [("float16", 0.01), ("int8", 0.01), ("int4", 0.51 * 127 / 7)])
+def test_lossy_codecs_take_any_shape(name, most):
     weights = {
         "scale": torch.tensor(-2.5),
         "row": torch.tensor([1.0, -127.0]),
@@ -231,7 +233,7 @@ def test_lossy_codecs_take_any_shape(name):
     schema, codec = weight_schema(weights, K), get_codec(name)
     received = codec.decode(codec.encode(weights, schema), schema)
     for field, tensor in weights.items():
-        torch.testing.assert_close(received[field], tensor.float(), rtol=0, atol=0.01)
+        torch.testing.assert_close(received[field], tensor.float(), rtol=0, atol=most)
     assert codec.largest(schema) == len(codec.encode(weights, schema))
 
 
@@ -265,6 +267,18 @@ def test_int8_scales_must_make_sense(scale):
     message = b"PF\x01\x04" + struct.pack("<2f", 1.0, scale) + bytes(6)
     with pytest.raises(PayloadError, match=r"^x: the scale of a row must be finite and not negative, not"):
         get_codec("int8").decode(message, schema)
+
+
+def test_int4_packs_neighbours_of_a_row():
+    schema, codec = Schema({"x": Field((2, 3))}, K), get_codec("int4")
+    message = codec.encode({"x": torch.tensor([[7.0, -7.0, 1.0], [0.0, 1.4, -2.8]])}, schema)
+    assert struct.unpack("<2f", message[4:12]) == pytest.approx((1.0, 0.4), rel=1e-5)
+    assert message[12:] == bytes([0x1F, 0x89, 0xC8, 0x81])
+    assert codec.decode(message, schema)["x"].tolist()[0] == [7.0, -7.0, 1.0]
+    for place in (12, 13):  # -8 as a number, and where a row is filled up
+        wrong = message[:place] + bytes([message[place] & 0x0F]) + message[place + 1 :]
+        with pytest.raises(PayloadError, match=r"^x: an integer is -8, outside -7\.\.7$"):
+            codec.decode(wrong, schema)
 
 
 @settings(deadline=None)
@@ -390,7 +404,7 @@ def test_every_method_can_use_every_codec(traffic, name, codec, packing):
                 assert torch.equal(received[field], payload[field].to(wire.memory))
             elif payload[field].numel():
                 error = (received[field] - payload[field]).abs().max()
-                assert error <= payload[field].abs().max() / 254
+                assert error <= payload[field].abs().max() / (14 if codec.startswith("int4") else 254) * 1.001
 
 
 @pytest.mark.parametrize("codec", ["float16", "int8"])
