@@ -138,7 +138,9 @@ def test_settings_in_which_exchange_should_matter(name):
         assert experiment.training.optimizer == optimizer, arm
 
 
-@pytest.mark.parametrize("arm", ["beacon-int8", "unshared", "fml-tiny", "fedavg-tiny", "fixed_etf-balanced"])
+@pytest.mark.parametrize(
+    "arm", ["beacon-int8", "beacon-small", "unshared", "fml-tiny", "fedavg-tiny", "fixed_etf-balanced"]
+)
 def test_two_rounds_of_a_setting(arm, tmp_path):
     """Few clients with five samples each; the last one joins after the first round."""
     small = {
