@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree
-from protofed.federation import Federation, load_checkpoint, save_checkpoint
+from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
@@ -31,11 +31,13 @@ class RunDirectory:
     Attributes:
         path: The directory.
         checkpoints: Folder of the checkpoint.
+        saving: Writes checkpoints; a run works inside its block.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoint"
+        self.saving = Saving(self.checkpoints)
 
     @property
     def finished(self) -> bool:
@@ -133,7 +135,7 @@ class RunDirectory:
         with writing(path), path.open("a") as file:
             file.write(_line(values))
         if every and federation.round % every == 0 and federation.round < federation.rounds:
-            save_checkpoint(self.checkpoints, federation.state, federation.executor.clients)
+            self.saving.save(federation.state, federation.executor.clients)
         return values
 
     def _check_present(self) -> None:
@@ -167,6 +169,7 @@ class RunDirectory:
             OutputError: If a file cannot be written, or the directory is gone.
         """
         self._check_present()
+        self.saving.wait()
         clients = federation.executor.clients
         for name in clients if clients.rests_here else ():
             # Only one entry, because safetensors does not keep the order of several.

@@ -145,7 +145,7 @@ def run_federation(
         hardware = Hardware.of(experiment.execution)
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
-        with closing(federation.executor):
+        with closing(federation.executor), files.saving:
             files.open(experiment, resume=resume)
             files.write_federation(description)
             rounds = files.restore(federation)
