@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from protofed import claims, limits
-from protofed.errors import CheckpointError, writing
+from protofed.errors import CheckpointError, OutputError, writing
+from protofed.formats import size
 from protofed.reading import open_ordinary, parse_json, read_text, reason
 
 PARTIAL = ".partial"
@@ -42,6 +43,25 @@ def write_bytes(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise
+
+
+def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
+    """Check that there is room for files before they are written.
+
+    Args:
+        folder: Folder that will hold them, or will be created for them.
+        needed: Their size in bytes.
+        what: Name of their content.
+        advice: What to do otherwise.
+
+    Raises:
+        OutputError: If there is too little room.
+    """
+    place = next((p for p in (folder, *folder.absolute().parents) if p.is_dir()), Path("/"))
+    with writing(place):
+        free = shutil.disk_usage(place).free
+    if needed > free:
+        raise OutputError(f"{folder}: {what} need {size(needed)}, but only {size(free)} are free: {advice}")
 
 
 def remove_partial(folder: Path) -> None:

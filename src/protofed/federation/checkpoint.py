@@ -25,7 +25,7 @@ VERSION = 3
 """Number of the format."""
 CLIENTS = "clients.records"
 """File with the snapshots of all clients, as :mod:`protofed.records`; ``state.json`` says where each one lies."""
-LARGE = 2**24
+LARGE = 2**20
 """Bytes of clients from which on they are written while the next round is trained."""
 _PREFIX = "round-"
 

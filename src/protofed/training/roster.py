@@ -401,6 +401,12 @@ class Roster(Mapping[str, Member]):
         return able[place % len(able)]
 
     @property
+    def size(self) -> int:
+        """Bytes of the weights of all clients."""
+        each = {kind: sum(t.nbytes for t in m.state_dict().values()) for kind, m in self.models.items()}
+        return sum(each[member.kind] for member in self.values() if member.kind in each)
+
+    @property
     def rests_here(self) -> bool:
         """Whether the clients rest in a store of this process rather than on nodes of a network."""
         return self._store is not None
