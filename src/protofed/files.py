@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -134,15 +134,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     write_bytes(path, save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
     """Read a safetensors file.
+
+    Args:
+        path: The file.
+        names: Names of the tensors to read, which may be missing; all by default.
 
     Raises:
         CheckpointError: If the file is missing or damaged.
     """
     check_tensors(path)
     try:
-        return load_file(path)
+        if names is None:
+            return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            present = set(file.keys())
+            return {name: file.get_tensor(name) for name in names if name in present}
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 

@@ -171,8 +171,8 @@ def _table(figures: Sequence[Mapping[str, Any]], request: Request) -> Table:
     table = Table(
         title=f"Scaling: seconds per round, median of {request.rounds}; {first['model']} on {first['data']}, "
         f"{request.per_client} samples per client",
-        caption=f"Ratio: time per client, to {first['clients']} clients. Checkpoint: the time that one written beside a "
-        "round adds to it, as a share of the round. Memory: of all processes, before the report.",
+        caption=f"Ratio: time per client, to {first['clients']} clients. Checkpoint: time that one written beside "
+        "a round adds to it. Memory: of all processes, before the report.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE,

@@ -98,20 +98,11 @@ def _of_client(source: Source) -> Mapping[str, Tensor]:
 
 
 def _of_file(source: Source) -> Mapping[str, Tensor]:
-    from safetensors import SafetensorError, safe_open
+    from protofed.files import read_tensors
 
-    from protofed.files import check_tensors
-
-    try:
-        if source.path.exists():
-            check_tensors(source.path)
-        with safe_open(source.path, "pt") as file:
-            wanted = {source.table, source.present} & set(file.keys())
-            return {name: file.get_tensor(name) for name in wanted}
-    except FileNotFoundError:
-        raise
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{source.path}: cannot be read ({error})") from None
+    if not source.path.exists():
+        raise FileNotFoundError(source.path)
+    return read_tensors(source.path, [source.table, source.present])
 
 
 def geometry(table: Tensor, present: Tensor, names: list[str]) -> dict[str, Any]:
