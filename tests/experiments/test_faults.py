@@ -388,3 +388,22 @@ def test_a_job_of_a_comparison_that_dies_is_one_line(tmp_path):
     with pytest.raises(ProtofedError, match=r"one of 2 processes \(--jobs\) died") as caught:
         protofed.compare("quickstart", [f"{source}:Dies", "local"], overrides=chosen, jobs=2, out=tmp_path / "c")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"execution.clients_in": "disk"}, {"execution.executor": "workers"}])
+def test_a_federation_that_is_larger_than_the_disk_is_refused_before_training(tmp_path, monkeypatch, settings):
+    usage = shutil.disk_usage(tmp_path)._replace(free=10_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OutputError, match=r"clients need \S+ k?B, but only 10.0 kB are free: .*") as caught:
+        protofed.run("quickstart", {**SMALL, **settings}, out=tmp_path / "run")
+    assert ("TMPDIR" if settings else "--out") in one_line(caught)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_federation_whose_clients_fit_once_does_without_checkpoints(tmp_path, monkeypatch):
+    federation, _ = assemble(resolve(apply_overrides(load_recipe("quickstart"), SMALL)))
+    usage = shutil.disk_usage(tmp_path)._replace(free=federation.executor.clients.size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OutputError, match=r"checkpoint.every=0"):
+        protofed.run("quickstart", SMALL, out=tmp_path / "run")
+    assert protofed.run("quickstart", {**SMALL, "checkpoint.every": 0}, out=tmp_path / "run").rounds
