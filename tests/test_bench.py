@@ -119,6 +119,8 @@ def test_scaling(tmp_path, monkeypatch, capsys):
     assert [row["clients"] for row in figures] == [2, 4]
     assert all(row["clients_in"] == "disk" and len(row["seconds"]) == 1 for row in figures)
     assert all(row["peak_memory_bytes"] >= row["memory_before_bytes"] > 0 for row in figures)
+    assert all(row["start"] > 0 and row["report"] > 0 for row in figures)
+    assert all(row["report_bytes"] > 10_000 and row["checkpoint_bytes"] > 1000 for row in figures)
 
 
 def test_clients_of_scaling_are_alike_and_more_than_the_data():

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from protofed import claims, limits
-from protofed.errors import CheckpointError, writing
+from protofed.errors import CheckpointError, OutputError, writing
+from protofed.formats import size
 from protofed.reading import open_ordinary, parse_json, read_text, reason
 
 PARTIAL = ".partial"
@@ -42,6 +43,25 @@ def write_bytes(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise
+
+
+def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
+    """Check that there is room for files before they are written.
+
+    Args:
+        folder: Folder that will hold them, or will be created for them.
+        needed: Their size in bytes.
+        what: Name of their content.
+        advice: What to do otherwise.
+
+    Raises:
+        OutputError: If there is too little room.
+    """
+    place = next((p for p in (folder, *folder.absolute().parents) if p.is_dir()), Path("/"))
+    with writing(place):
+        free = shutil.disk_usage(place).free
+    if needed > free:
+        raise OutputError(f"{folder}: {what} need {size(needed)}, but only {size(free)} are free: {advice}")
 
 
 def remove_partial(folder: Path) -> None:
@@ -114,15 +134,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     write_bytes(path, save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
     """Read a safetensors file.
+
+    Args:
+        path: The file.
+        names: Names of the tensors to read, which may be missing; all by default.
 
     Raises:
         CheckpointError: If the file is missing or damaged.
     """
     check_tensors(path)
     try:
-        return load_file(path)
+        if names is None:
+            return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            present = set(file.keys())
+            return {name: file.get_tensor(name) for name in names if name in present}
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 

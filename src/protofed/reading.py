@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from protofed import limits
+
+_LARGE = re.compile(rb"[eE]\+?[0-9]{3}")
+"""An exponent with which a number may be too large."""
 
 
 def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:
@@ -103,13 +107,14 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
         ValueError: If it is not JSON, is nested too deeply, or contains NaN, an infinity, a number beyond 64 bits,
             or an unpaired surrogate.
     """
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    real = _number if _may_overflow(raw) else None  # a function in Python takes longer than everything else
     try:
         value = json.loads(
-            text, parse_constant=_not_json, parse_float=_number, parse_int=_integer, object_pairs_hook=pairs
+            text, parse_constant=_not_json, parse_float=real, parse_int=_integer, object_pairs_hook=pairs
         )
     except RecursionError:
         raise ValueError("is nested too deeply") from None
-    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if raw.count(b"[") + raw.count(b"{") > limits.DEPTH:
         _check_depth(value)
     if b"\\ud" in raw.lower():
@@ -149,6 +154,12 @@ def _check_depth(value: Any) -> None:
 
 def _not_json(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _may_overflow(text: bytes) -> bool:
+    """Return whether a text may hold a number beyond the largest float: by its exponent or its digits."""
+    step = 150  # a longer row of digits covers a whole step somewhere
+    return bool(_LARGE.search(text)) or any(text[i : i + step].isdigit() for i in range(0, len(text), step))
 
 
 def _number(text: str) -> float:

@@ -8,8 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 import safetensors.torch
@@ -20,8 +22,10 @@ import protofed
 from protofed import snapshots
 from protofed.errors import OutputError, ProtofedError
 from protofed.experiments.assemble import assemble
-from protofed.federation import load_checkpoint, save_checkpoint
+from protofed.experiments.config import apply_overrides, load_recipe, resolve
+from protofed.federation import Saving, checkpoint, load_checkpoint, save_checkpoint
 from protofed.files import remove_partial, write_bytes
+from protofed.training.roster import Frozen
 from support import experiment, ordinary, write_vectors
 
 SMALL = {
@@ -99,7 +103,13 @@ class Full:
             except OSError as error:  # as safetensors tells it
                 raise SafetensorError(f"Error while serializing: I/O error: {error.strerror}") from None
 
+        opened = Path.open
+
+        def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
+            return opened(Path("/dev/full") if mode == "wb" and word in str(path) else path, mode, **options)
+
         monkeypatch.setattr(Path, "write_bytes", limited)
+        monkeypatch.setattr(Path, "open", open_full)
         monkeypatch.setattr(snapshots, "save_file", saved)
 
 
@@ -107,7 +117,7 @@ class Full:
     "word",
     [
         "server.safetensors",
-        "c3.safetensors",
+        "clients.records",
         "state.json",
         "model.safetensors",
         "summary.json",
@@ -132,13 +142,65 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypa
     save_checkpoint(tmp_path, federation.state, federation.executor.clients)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()}
     with monkeypatch.context() as patch:
-        Full(patch, "bob")
+        Full(patch, "clients.records")
         federation.state.round = 2
         with pytest.raises(OutputError, match="No space left"):
             save_checkpoint(tmp_path, federation.state, federation.executor.clients)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()} == before
     assert load_checkpoint(tmp_path, federation.state, federation.executor.clients)
     assert federation.round == 1
+
+
+@pytest.fixture
+def beside(monkeypatch) -> None:
+    """Write every checkpoint beside the training, however small it is."""
+    monkeypatch.setattr(checkpoint, "LARGE", 0)
+
+
+@pytest.mark.parametrize("clients_in", ["memory", "disk"])
+def test_a_checkpoint_beside_the_training_is_that_of_its_round(tmp_path, monkeypatch, beside, clients_in):
+    write, held = Frozen.write, threading.Event()
+
+    def late(self: Frozen, file: BinaryIO) -> Any:
+        held.wait(60)
+        return write(self, file)
+
+    monkeypatch.setattr(Frozen, "write", late)
+    settings = {**SMALL, "execution.clients_in": clients_in}
+    federation, _ = assemble(resolve(apply_overrides(load_recipe("quickstart"), settings)))
+    saving, run = Saving(tmp_path / "checkpoint"), federation.run()
+    next(run)
+    saving.save(federation.state, federation.executor.clients)
+    kept = {n: federation.executor.clients.snapshot(n).model for n in federation.names}
+    next(run)
+    held.set()
+    saving.wait()
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path / "checkpoint", federation.state, federation.executor.clients)
+    assert federation.round == 1
+    for name in federation.names:
+        model = federation.executor.clients.snapshot(name).model
+        assert all(torch.equal(model[n], kept[name][n]) for n in model)
+    federation.executor.close()
+
+
+def test_a_run_with_checkpoints_beside_the_training_goes_on_after_it_was_stopped(tmp_path, undisturbed, beside):
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        protofed.run("quickstart", SMALL, out=tmp_path / "run", progress=At(2, stop))
+    assert [p.name for p in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-000002"]
+    assert finish(tmp_path / "run") == undisturbed
+
+
+def test_a_full_disk_beside_the_training_ends_the_run(tmp_path, monkeypatch, undisturbed, beside):
+    with monkeypatch.context() as patch:
+        Full(patch, "clients.records")
+        with pytest.raises(OutputError, match=r"cannot be written \(No space left on device\)") as caught:
+            protofed.run("quickstart", SMALL, out=tmp_path / "run")
+    assert "round-000001" in one_line(caught)
+    assert finish(tmp_path / "run") == undisturbed
 
 
 def test_half_a_line_of_rounds_is_written_again(tmp_path, undisturbed):
@@ -326,3 +388,22 @@ def test_a_job_of_a_comparison_that_dies_is_one_line(tmp_path):
     with pytest.raises(ProtofedError, match=r"one of 2 processes \(--jobs\) died") as caught:
         protofed.compare("quickstart", [f"{source}:Dies", "local"], overrides=chosen, jobs=2, out=tmp_path / "c")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"execution.clients_in": "disk"}, {"execution.executor": "workers"}])
+def test_a_federation_that_is_larger_than_the_disk_is_refused_before_training(tmp_path, monkeypatch, settings):
+    usage = shutil.disk_usage(tmp_path)._replace(free=10_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OutputError, match=r"clients need \S+ k?B, but only 10.0 kB are free: .*") as caught:
+        protofed.run("quickstart", {**SMALL, **settings}, out=tmp_path / "run")
+    assert ("TMPDIR" if settings else "--out") in one_line(caught)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_federation_whose_clients_fit_once_does_without_checkpoints(tmp_path, monkeypatch):
+    federation, _ = assemble(resolve(apply_overrides(load_recipe("quickstart"), SMALL)))
+    usage = shutil.disk_usage(tmp_path)._replace(free=federation.executor.clients.size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OutputError, match=r"checkpoint.every=0"):
+        protofed.run("quickstart", SMALL, out=tmp_path / "run")
+    assert protofed.run("quickstart", {**SMALL, "checkpoint.every": 0}, out=tmp_path / "run").rounds

@@ -144,9 +144,9 @@ def test_a_truncated_checkpoint_is_one_line(tmp_path):
     overrides = {**SMALL, "method.name": "fedproto", "rounds": 4}
     with pytest.raises(KeyboardInterrupt):
         protofed.run("quickstart", overrides, out=tmp_path / "cut", progress=StopAfter(2))
-    path = next((tmp_path / "cut" / "checkpoint").rglob("client-01.safetensors"))
+    path = next((tmp_path / "cut" / "checkpoint").rglob("clients.records"))
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"client-01.safetensors: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"clients.records: client-\d+ cannot be read"):
         protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
 
 

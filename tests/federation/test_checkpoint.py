@@ -12,6 +12,7 @@ from protofed.federation import RoundRecord, ServerState, load_checkpoint, save_
 from protofed.files import read_json, write_bytes
 from protofed.runs import Findings
 from protofed.training import Roster
+from protofed.training.roster import Frozen
 from support import experiment, ordinary
 
 
@@ -50,12 +51,12 @@ def test_none_yet(federation, tmp_path):
     assert load(tmp_path / "absent", federation) is None
 
 
-@pytest.mark.parametrize("file", ["server.safetensors", "state.json", "clients/bob.safetensors"])
+@pytest.mark.parametrize("file", ["server.safetensors", "state.json", "clients.records"])
 def test_a_truncated_file_is_named(federation, tmp_path, file):
     save(federation, tmp_path, 1)
     path = tmp_path / "round-000001" / file
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(CheckpointError, match=rf"{file}: cannot be read") as caught:
+    with pytest.raises(CheckpointError, match=rf"{file}: (cid )?cannot be read") as caught:
         load(tmp_path, federation)
     assert "\n" not in str(caught.value)
 
@@ -71,7 +72,7 @@ def test_another_model_or_other_clients_are_named(federation, tmp_path):
         load_checkpoint(tmp_path, ServerState(), fewer)
 
 
-@pytest.mark.parametrize("version", [1, 3, "later"])
+@pytest.mark.parametrize("version", [1, 2, "later"])
 def test_another_format_is_named(federation, tmp_path, version):
     save(federation, tmp_path, 1)
     index = tmp_path / "round-000001" / "state.json"
@@ -109,11 +110,14 @@ def test_damaged_states_of_nodes_are_named(federation, tmp_path, generations):
         load(tmp_path, federation)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_nothing_else(federation, tmp_path):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_nothing_else(
+    federation, tmp_path, monkeypatch
+):
     save(federation, tmp_path, 1)
-    federation.state.tensors["prototypes"] = None
-    with pytest.raises(AttributeError):
-        save(federation, tmp_path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Frozen, "write", lambda frozen, file: file.prototypes)
+        with pytest.raises(AttributeError):
+            save(federation, tmp_path, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["round-000001"]
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="file/round-000002: cannot be written"):

@@ -257,12 +257,19 @@ class Clients(dict[str, Any]):
         self[name] = snapshot
 
 
+def record(header: object) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + bytes(8)
+
+
 STATE = {
-    "version": 2,
+    "version": 3,
     "round": 3,
     "clients": ["ann"],
     "refusals": {"damaged": {}, "diverged": {}, "last": {}, "misled": []},
     "generations": {},
+    "records": {"ann": [[0, 80], [80, 72]]},
 }
 STATES: dict[str, tuple[object, str]] = {
     "upwards": ({**STATE, "clients": ["../../ann"]}, "written for other clients"),
@@ -279,13 +286,13 @@ STATES: dict[str, tuple[object, str]] = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_prepared_checkpoints(tmp_path, name):
-    from safetensors.torch import save_file
+    from safetensors.torch import save, save_file
 
     content, said = STATES[name]
     folder = tmp_path / "checkpoint" / "round-000003"
-    (folder / "clients").mkdir(parents=True)
+    folder.mkdir(parents=True)
     save_file({"a": torch.ones(1)}, folder / "server.safetensors")
-    save_file({"elsewhere.a": torch.ones(1)}, folder / "clients" / "ann.safetensors")
+    (folder / "clients.records").write_bytes(2 * save({"elsewhere.a": torch.ones(1)}))
     (folder / "state.json").write_text(json.dumps(content))
     message = refused(
         lambda: load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None)), CheckpointError
@@ -295,7 +302,47 @@ def test_prepared_checkpoints(tmp_path, name):
     message = refused(
         lambda: load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None)), CheckpointError
     )
-    assert "ann.safetensors: damaged" in message
+    assert "clients.records: ann cannot be read" in message
+
+
+HEADER = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+RECORDS: dict[str, tuple[object, bytes]] = {
+    "nowhere": (None, b""),
+    "of another client": ({"eve": [[0, 8], [0, 8]]}, b""),
+    "one part": ({"ann": [[0, 8]]}, b""),
+    "beyond the end": ({"ann": [[0, 8], [2**62, 8]]}, b""),
+    "before the start": ({"ann": [[-8, 8], [0, 8]]}, b""),
+    "of endless length": ({"ann": [[0, 2**62], [0, 8]]}, b""),
+    "fractions": ({"ann": [[0.5, 8], [0, 8]]}, b""),
+    "a long header": ({}, (2**63).to_bytes(8, "little")),
+    "not JSON": ({}, record(b"{" * 64)),
+    "deep": ({}, record(b"[" * 10**6)),
+    "a list": ({}, record(b"[]")),
+    "another type": ({}, record({"a": {**HEADER["a"], "dtype": "F128"}})),
+    "a type of another kind": ({}, record({"a": {**HEADER["a"], "dtype": []}})),
+    "no shape": ({}, record({"a": {"dtype": "F32", "data_offsets": [0, 8]}})),
+    "a negative side": ({}, record({"a": {**HEADER["a"], "shape": [-2]}})),
+    "a huge side": ({}, record({"a": {**HEADER["a"], "shape": [2**62, 2**62]}})),
+    "true": ({}, record({"a": {**HEADER["a"], "shape": [True, 2]}})),
+    "more than there is": ({}, record(HEADER)[:-4]),
+    "overlapping": ({}, record({**HEADER, "b": HEADER["a"]})),
+    "with a gap": ({}, record({"a": {**HEADER["a"], "data_offsets": [8, 16]}})),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_prepared_records_of_a_checkpoint(tmp_path, name):
+    from safetensors.torch import save_file
+
+    places, data = RECORDS[name]
+    folder = tmp_path / "checkpoint" / "round-000003"
+    folder.mkdir(parents=True)
+    save_file({"a": torch.ones(1)}, folder / "server.safetensors")
+    data = data or record(HEADER)
+    places = {"ann": [[0, len(data)]] * 2} if places == {} else places
+    (folder / "clients.records").write_bytes(data)
+    (folder / "state.json").write_text(json.dumps({**STATE, "records": places}))
+    refused(lambda: load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None)), CheckpointError)
 
 
 def test_links_are_no_checkpoints(tmp_path):

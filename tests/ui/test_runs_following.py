@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from protofed import limits
 from protofed.errors import CheckpointError, ConfigError
 from protofed.runs import Border, RoundRecord, load_run
+from protofed.ui.runs import library as library_module
 from protofed.ui.runs.following import Follower, RoundsFile, State
 from protofed.ui.runs.library import Library, places
 from rundirs import make_comparison, make_run
@@ -435,3 +436,19 @@ def test_a_signature_needs_a_readable_place(tmp_path):
     with pytest.raises(CheckpointError, match="is no ordinary file"):
         Border(tmp_path).signature(tmp_path)
     assert Border(tmp_path).signature(tmp_path / "absent") is None
+
+
+def test_a_page_does_not_wait_for_hundreds_of_runs(tmp_path, monkeypatch):
+    for number in range(6):
+        make_run(tmp_path / f"run-{number}", seed=number, rounds=2)
+    library = Library(tmp_path)
+    library.poll(look=True, most_s=-1.0)
+    assert library.runs == {}
+    library.poll(look=True, first=["run-4", "no such run"], most_s=-1.0)
+    assert list(library.runs) == ["run-4"]
+    monkeypatch.setattr(library_module, "READING_S", -1.0)
+    library.refresh()
+    assert list(library.runs) == ["run-4"], "those that are known are followed whatever it takes"
+    monkeypatch.setattr(library_module, "READING_S", 60.0)
+    library.refresh()  # at once: the last one was not complete
+    assert list(library.runs) == [f"run-{number}" for number in range(6)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -7,6 +9,8 @@ from safetensors.torch import save_file
 from protofed.analysis import load_run
 from protofed.errors import CheckpointError
 from protofed.prototypes.geometry import margins
+from protofed.snapshots import Snapshot
+from protofed.training import Memory
 from protofed.ui.runs import vectors
 from protofed.ui.runs.following import Border
 from rundirs import make_run
@@ -23,11 +27,15 @@ def going(tmp_path):
     directory = make_run(tmp_path / "run", "fedproto", rounds=3, classes=4, planned=9, finished=False)
     for number in (2, 3):
         folder = directory / "checkpoint" / f"round-{number:06d}"
-        (folder / "clients").mkdir(parents=True)
+        folder.mkdir(parents=True)
         table = torch.full((4, 3), float(number))
         save_file({"prototypes": table, "present": torch.ones(4, dtype=torch.int64)}, folder / "server.safetensors")
-        own = {"state.prototypes": -table, "state.present": torch.ones(4, dtype=torch.bool), "model.w": table + 1}
-        save_file(own, folder / "clients" / "client_01.safetensors")
+        own = {"prototypes": -table, "present": torch.ones(4, dtype=torch.bool)}
+        store = Memory()
+        store.write("client_01", Snapshot({"w": table + 1}, own, {}))
+        with (folder / "clients.records").open("wb") as file:
+            places = store.freeze().write(file)
+        (folder / "state.json").write_text(json.dumps({"records": places}))
     return load_run(directory)
 
 
@@ -59,8 +67,11 @@ def test_a_checkpoint_that_gives_way_is_nothing_to_show(going):
 
 def test_names_of_clients_reach_nothing_outside(going, tmp_path):
     save_file({"state.prototypes": torch.ones(4, 2), "state.present": torch.ones(4)}, tmp_path / "x.safetensors")
+    assert tables(going, "../../../../x") is None
+    (going.directory / "checkpoint" / "round-000003" / "clients.records").unlink()
+    (going.directory / "checkpoint" / "round-000003" / "clients.records").symlink_to(tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="leads out of"):
-        vectors.source(going, Border(going.directory), "../../../../x")
+        vectors.source(going, Border(going.directory), "client_01")
 
 
 @pytest.mark.parametrize(

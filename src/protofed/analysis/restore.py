@@ -89,8 +89,15 @@ def restore_features(
     return features
 
 
-def prototypes(run: RunData) -> dict[str, Tensor]:
-    """Return the tensors of ``prototypes.safetensors``; none where the run has left no such file.
+def prototypes(run: RunData, whose: str) -> dict[str, Tensor]:
+    """Return tensors of ``prototypes.safetensors``; none where the run has left no such file.
+
+    Args:
+        run: The run.
+        whose: ``global``, or ``local.`` and a client's name: no others are read.
+
+    Returns:
+        ``prototypes`` and ``present``, where they exist.
 
     Raises:
         CheckpointError: If the file is damaged.
@@ -98,7 +105,11 @@ def prototypes(run: RunData) -> dict[str, Tensor]:
     from protofed.files import read_tensors
 
     path = run.directory / "prototypes.safetensors"
-    return read_tensors(path) if Border(run.directory).signature(path) else {}
+    if not Border(run.directory).signature(path):
+        return {}
+    prefix = f"{whose}."
+    found = read_tensors(path, [f"{prefix}{name}" for name in ("prototypes", "present")])
+    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
 def _check_code(run: RunData, trusted: bool) -> None:

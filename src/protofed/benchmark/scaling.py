@@ -1,8 +1,10 @@
-"""Benchmark of growing numbers of clients: seconds per round and peak memory, each size in its own process."""
+"""Benchmark of growing numbers of clients: time, memory, checkpoint and report, each size in its own process."""
 
 from __future__ import annotations
 
+import shutil
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -12,14 +14,19 @@ import torch
 from rich import box
 from rich.table import Table
 
+from protofed import scratch
+from protofed.analysis.report import write_report
 from protofed.benchmark.cases import refuse
 from protofed.benchmark.request import Note, Request, Result
 from protofed.data.loading import load_pool
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree, apply_overrides, resolve
+from protofed.experiments.description import describe_clients
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.hardware import Hardware
-from protofed.experiments.memory import PeakMemory
+from protofed.experiments.memory import PeakMemory, TreeMemory
+from protofed.experiments.rundir import RunDirectory
+from protofed.experiments.running import summary_of
 from protofed.formats import size as in_bytes
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
@@ -29,7 +36,7 @@ from protofed.training.workers import process_context, stay_with_parent
 BASE: Tree = {
     "recipe": "scaling",
     "data": {"source": "digits"},
-    "model": {"name": "resnet8", "d": 512},
+    "model": {"name": "cnn2", "d": 512},
     "training": {"batch_size": 32, "lr": 0.01},
     "method": {"name": "fedproto"},
     "execution": {"executor": "sequential"},
@@ -57,35 +64,64 @@ def scaling(request: Request, note: Note) -> Result:
         note(f"{clients} clients")
         # A process that ran a smaller federation would retain some of its memory.
         with ProcessPoolExecutor(1, process_context(PRELOAD), stay_with_parent) as pool:
-            figures.append(pool.submit(measure_size, tree, clients, request.per_client).result())
+            figures.append(pool.submit(measure_size, tree, clients, request.per_client, request.rounds).result())
     return Result(_table(figures, request), figures)
 
 
 def _tree(request: Request) -> Tree:
     refuse(request.overrides, OWN)
-    return apply_overrides(BASE, {**request.overrides, "rounds": request.rounds + 1})
+    return apply_overrides(BASE, {**request.overrides, "rounds": request.rounds + 2})
 
 
-def measure_size(tree: Tree, clients: int, per_client: int) -> dict[str, Any]:
-    """Measure one federation.
+def measure_size(tree: Tree, clients: int, per_client: int, rounds: int) -> dict[str, Any]:
+    """Measure one federation, from its start to its report.
 
     Args:
         tree: Options of the experiment.
         clients: Number of clients.
         per_client: Number of samples per client.
+        rounds: Number of rounds to measure, which follow a warm-up round; one with a checkpoint comes after them.
 
     Returns:
-        Seconds of each round, memory in bytes, and the settings, as plain values.
+        Seconds of each part, sizes in bytes, and the settings, as plain values.
     """
     experiment = resolve(tree)
     hardware = Hardware.of(experiment.execution)
-    memory = PeakMemory(hardware.device)
-    before = memory.bytes()
-    federation, _ = assemble(experiment, alike(experiment, clients, per_client), hardware=hardware)
-    with closing(federation.executor):
-        store = "disk" if isinstance(federation.executor.clients.store, Files) else "memory"
-        seconds = [record.seconds["total"] for record in federation.run()]
-        description = federation.executor.description()
+    before = PeakMemory(hardware.device).bytes()
+    path = scratch.subfolder("scaling")
+    files = RunDirectory(path)
+    try:
+        with TreeMemory() as memory:
+            start = time.perf_counter()
+            federation, federated = assemble(experiment, alike(experiment, clients, per_client), hardware=hardware)
+            with closing(federation.executor), files.saving:
+                store = "disk" if isinstance(federation.executor.clients.store, Files) else "memory"
+                files.check_room(federation, every=1)
+                files.open(experiment, resume=False)
+                files.write_federation(describe_clients(federation, federated))
+                started = time.perf_counter() - start
+                records = []
+                for record in federation.run():
+                    records.append(record)
+                    files.add_round(record, federation, every=0)
+                    if len(records) == rounds + 1:
+                        checkpoint = time.perf_counter()
+                        files.saving.save(federation.state, federation.executor.clients)
+                files.saving.wait()
+                checkpoint = time.perf_counter() - checkpoint
+                written = sum(file.stat().st_size for file in files.checkpoints.rglob("*") if file.is_file())
+                start = time.perf_counter()
+                files.finish(federation, summary_of(experiment, hardware.device, records, federation, 0))
+                finished = time.perf_counter() - start
+                description = federation.executor.description()
+            peak = memory.peak
+            start = time.perf_counter()
+            write_report([path], path / "report.html")
+            report = time.perf_counter() - start
+        size = (path / "report.html").stat().st_size
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+    seconds = [record.seconds["total"] for record in records[1 : rounds + 1]]
     return {
         "clients": clients,
         "samples_per_client": per_client,
@@ -93,10 +129,17 @@ def measure_size(tree: Tree, clients: int, per_client: int) -> dict[str, Any]:
         "data": experiment.data.source,
         "clients_in": store,
         **description,
-        "first_round": seconds[0],
-        "seconds": seconds[1:],
+        "start": started,
+        "first_round": records[0].seconds["total"],
+        "seconds": seconds,
+        "checkpoint": checkpoint - statistics.median(seconds),
+        "checkpoint_bytes": written,
+        "finish": finished,
+        "report": report,
+        "report_bytes": size,
         "memory_before_bytes": before,
-        "peak_memory_bytes": memory.bytes(),
+        "peak_memory_bytes": max(peak, before),
+        "peak_memory_with_report_bytes": max(memory.peak, before),
     }
 
 
@@ -128,27 +171,41 @@ def _table(figures: Sequence[Mapping[str, Any]], request: Request) -> Table:
     table = Table(
         title=f"Scaling: seconds per round, median of {request.rounds}; {first['model']} on {first['data']}, "
         f"{request.per_client} samples per client",
-        caption=f"Ratios are to {first['clients']} clients. Memory is that of the main process; from start: "
-        "without the memory taken by imports.",
+        caption=f"Ratio: time per client, to {first['clients']} clients. Checkpoint: time that one written beside "
+        "a round adds to it. Memory: of all processes, before the report.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
-    for heading in ("clients", "stored in", "s/round", "ms/client", "ratio", "peak memory", "ratio", "from start"):
+    headings = (
+        "clients",
+        "stored in",
+        "start",
+        "s/round",
+        "ms/client",
+        "ratio",
+        "checkpoint",
+        "memory",
+        "report",
+        "",
+    )
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "stored in" else "right")
-    start = statistics.median(first["seconds"]) / first["clients"]
+    base = statistics.median(first["seconds"]) / first["clients"]
     for row in figures:
         seconds = statistics.median(row["seconds"])
         each = seconds / row["clients"]
         table.add_row(
             str(row["clients"]),
             row["clients_in"],
+            f"{row['start']:.3g} s",
             f"{seconds:.3g}",
             f"{1e3 * each:.3g}",
-            f"{each / start:.2f}",
+            f"{each / base:.2f}",
+            f"{100 * row['checkpoint'] / seconds:.0f} %",
             in_bytes(row["peak_memory_bytes"]),
-            f"{row['peak_memory_bytes'] / first['peak_memory_bytes']:.2f}",
-            in_bytes(row["peak_memory_bytes"] - row["memory_before_bytes"]),
+            f"{row['report']:.2g} s",
+            in_bytes(row["report_bytes"]),
         )
     return table

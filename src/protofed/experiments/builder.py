@@ -88,7 +88,8 @@ class Builder:
     @property
     def size(self) -> int:
         """Total bytes of all clients' parameters."""
-        return sum(models.parameter_bytes(self.models[member.kind]) for member in self.members)
+        each = {kind: models.parameter_bytes(model) for kind, model in self.models.items()}
+        return sum(each[member.kind] for member in self.members)
 
     def roster(self, store: Store | None) -> Roster:
         """Return the clients, stored in ``store``, or at their nodes if it is None."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,7 @@ from protofed.experiments.builder import Builder
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
+from protofed.files import check_room
 from protofed.samples import FederatedData
 from protofed.training import Executor, Files, Fused, LocalTrainer, Memory, Roster, Sequential, Store, Workers
 from protofed.training.workers import shared_folder
@@ -53,7 +56,8 @@ def build_executor(
         bfloat16: Kinds of models found faster in bfloat16 before; None to measure.
 
     Raises:
-        OutputError: If there is too little shared memory for worker processes.
+        OutputError: If there is too little shared memory for worker processes, or too little room for the states of
+            the clients.
     """
     execution = experiment.execution
     training = sum(1 for m in builder.members if len(m.train))
@@ -65,7 +69,7 @@ def build_executor(
         executor = "workers" if processes > 1 and _worth_processes(experiment, builder) else "sequential"
     devices = min(hardware.devices, len(builder.members)) if executor == "fused" else 1
     in_processes = executor == "workers" or devices > 1
-    store = Files(shared_folder()) if in_processes else resting_place(experiment, builder.size)
+    store = _in_files(builder.size) if in_processes else resting_place(experiment, builder.size)
     roster = builder.roster(store)
     try:
         roster.compute_in_bfloat16(bfloat16_kinds(experiment, bfloat16, lambda: roster))
@@ -96,7 +100,18 @@ def resting_place(experiment: Experiment, size: int) -> Store:
         size: Bytes of all clients' models.
     """
     wanted = experiment.execution.clients_in
-    return Files(shared_folder()) if wanted == "disk" or (wanted == "auto" and size > LARGE) else Memory()
+    in_files = wanted == "disk" or (wanted == "auto" and size > LARGE)
+    return _in_files(size) if in_files else Memory()
+
+
+def _in_files(size: int) -> Store:
+    """Return a store on disk.
+
+    Raises:
+        OutputError: If there is too little room for it.
+    """
+    check_room(Path(tempfile.gettempdir()), size, "clients", "let TMPDIR name a folder with more room")
+    return Files(shared_folder())
 
 
 def _process_executor(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree
-from protofed.federation import Federation, load_checkpoint, save_checkpoint
-from protofed.files import remove_partial, write_json, write_tensors, write_text
+from protofed.federation import Federation, Saving, load_checkpoint
+from protofed.files import check_room, remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
@@ -31,11 +31,13 @@ class RunDirectory:
     Attributes:
         path: The directory.
         checkpoints: Folder of the checkpoint.
+        saving: Writes checkpoints; a run works inside its block.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoint"
+        self.saving = Saving(self.checkpoints)
 
     @property
     def finished(self) -> bool:
@@ -83,6 +85,27 @@ class RunDirectory:
                 f"{self.path} holds a run with another configuration ({name} is {kept.get(name)!r} there and "
                 f"{wanted.get(name)!r} here): choose another --out"
             )
+
+    def check_room(self, federation: Federation, every: int) -> None:
+        """Check before training that there is room for checkpoints and for the final models.
+
+        Args:
+            federation: The federation before its first round.
+            every: Number of rounds between checkpoints; 0 for none.
+
+        Raises:
+            OutputError: If there is too little room.
+        """
+        clients = federation.executor.clients
+        if not clients.rests_here:
+            return
+        copies = 1 + bool(every) - self.checkpoints.is_dir()  # the new one is written before the old one goes
+        check_room(
+            self.path,
+            max(0, copies) * clients.size,
+            f"checkpoints and models of {len(clients)} clients",
+            "choose another --out, checkpoint.every=0, fewer clients or a smaller model",
+        )
 
     # Rounds and checkpoints.
 
@@ -133,7 +156,7 @@ class RunDirectory:
         with writing(path), path.open("a") as file:
             file.write(_line(values))
         if every and federation.round % every == 0 and federation.round < federation.rounds:
-            save_checkpoint(self.checkpoints, federation.state, federation.executor.clients)
+            self.saving.save(federation.state, federation.executor.clients)
         return values
 
     def _check_present(self) -> None:
@@ -167,6 +190,7 @@ class RunDirectory:
             OutputError: If a file cannot be written, or the directory is gone.
         """
         self._check_present()
+        self.saving.wait()
         clients = federation.executor.clients
         for name in clients if clients.rests_here else ():
             # Only one entry, because safetensors does not keep the order of several.

@@ -145,7 +145,8 @@ def run_federation(
         hardware = Hardware.of(experiment.execution)
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
-        with closing(federation.executor):
+        with closing(federation.executor), files.saving:
+            files.check_room(federation, experiment.checkpoint.every)
             files.open(experiment, resume=resume)
             files.write_federation(description)
             rounds = files.restore(federation)
@@ -153,7 +154,7 @@ def run_federation(
             for record in federation.run():
                 rounds.append(record)
                 progress.round(label, files.add_round(record, federation, experiment.checkpoint.every))
-            files.finish(federation, _summary(experiment, hardware.device, rounds, federation, memory.bytes()))
+            files.finish(federation, summary_of(experiment, hardware.device, rounds, federation, memory.bytes()))
     else:
         files.open(experiment, resume=resume)
     result = Run(files.path, files.summary().to_dict(), [record.to_dict() for record in files.rounds()])
@@ -163,14 +164,22 @@ def run_federation(
     return result
 
 
-def _summary(
+def summary_of(
     experiment: Experiment,
     device: torch.device,
     rounds: Sequence[RoundRecord],
     federation: Federation,
     memory: int,
 ) -> Summary:
-    """Return the summary of a run after its last round."""
+    """Return the summary of a run after its last round.
+
+    Args:
+        experiment: The experiment.
+        device: Device of the run.
+        rounds: Records of all rounds.
+        federation: The federation after the last round.
+        memory: Peak memory in bytes.
+    """
     return Summary(
         protofed=protofed.__version__,
         recipe=experiment.recipe,

@@ -1,6 +1,6 @@
 """The round loop and its checkpoints."""
 
-from protofed.federation.checkpoint import load_checkpoint, save_checkpoint
+from protofed.federation.checkpoint import Saving, load_checkpoint, read_rest, save_checkpoint
 from protofed.federation.loop import EvaluationOptions, Federation, ParticipationOptions
 from protofed.federation.state import ServerState
 from protofed.runs import Accuracy, RoundRecord
@@ -11,7 +11,9 @@ __all__ = [
     "Federation",
     "ParticipationOptions",
     "RoundRecord",
+    "Saving",
     "ServerState",
     "load_checkpoint",
+    "read_rest",
     "save_checkpoint",
 ]

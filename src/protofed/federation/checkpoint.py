@@ -4,20 +4,82 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from protofed import claims, snapshots
+from torch import Tensor
+
+from protofed import claims
 from protofed.errors import CheckpointError, writing
 from protofed.federation.standing import Standing
 from protofed.federation.state import ServerState
 from protofed.files import PARTIAL, check_format, read_json, read_tensors, write_json, write_tensors
+from protofed.reading import open_ordinary, reason
+from protofed.records import Records, read_at
+from protofed.snapshots import Snapshot, unflatten
 from protofed.training import Roster
 
-VERSION = 2
+VERSION = 3
 """Number of the format."""
+CLIENTS = "clients.records"
+"""File with the snapshots of all clients, as :mod:`protofed.records`; ``state.json`` says where each one lies."""
+LARGE = 2**20
+"""Bytes of clients from which on they are written while the next round is trained."""
 _PREFIX = "round-"
+
+
+class Checkpoint:
+    """The state after a round, held until it is written, whatever is trained meanwhile.
+
+    Args:
+        folder: Folder of all checkpoints.
+        state: State of the server.
+        clients: All clients; their snapshots are stored too if they rest in this process.
+    """
+
+    def __init__(self, folder: Path, state: ServerState, clients: Roster) -> None:
+        self.folder = folder
+        self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
+        self.generations = dict(state.generations)
+        self.record: dict[str, Any] = {
+            "version": VERSION,
+            "round": state.round,
+            "clients": list(clients),
+            "refusals": state.standing.to_dict(),
+            "generations": self.generations,
+        }
+        self.frozen = clients.store.freeze() if clients.rests_here else None
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the clients."""
+        return self.frozen.size if self.frozen else 0
+
+    def write(self) -> None:
+        """Write ``folder/round-NNNNNN``, and remove older checkpoints.
+
+        Raises:
+            OutputError: If the checkpoint cannot be written; the previous one stays valid.
+        """
+        target = self.folder / f"{_PREFIX}{self.record['round']:06d}"
+        partial = self.folder / f".{target.name}{PARTIAL}"
+        shutil.rmtree(partial, ignore_errors=True)
+        with writing(target):
+            try:
+                partial.mkdir(parents=True)
+                write_tensors(partial / "server.safetensors", self.tensors)
+                if self.frozen:
+                    with (partial / CLIENTS).open("wb") as file:
+                        self.record["records"] = self.frozen.write(file)
+                write_json(partial / "state.json", self.record)
+                os.rename(partial, target)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            for older in _checkpoints(self.folder)[:-1]:
+                shutil.rmtree(older, ignore_errors=True)
 
 
 def save_checkpoint(folder: Path, state: ServerState, clients: Roster) -> None:
@@ -31,30 +93,70 @@ def save_checkpoint(folder: Path, state: ServerState, clients: Roster) -> None:
     Raises:
         OutputError: If the checkpoint cannot be written; the previous one stays valid.
     """
-    target = folder / f"{_PREFIX}{state.round:06d}"
-    partial = folder / f".{target.name}{PARTIAL}"
-    shutil.rmtree(partial, ignore_errors=True)
-    with writing(target):
+    checkpoint = Checkpoint(folder, state, clients)
+    checkpoint.write()
+    state.saved = checkpoint.generations
+
+
+class Saving:
+    """Writes checkpoints, large ones beside the training, and waits for the last one when the block ends.
+
+    Args:
+        folder: Folder of all checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, state: ServerState, clients: Roster) -> None:
+        """Store the state after a round.
+
+        Args:
+            state: State of the server.
+            clients: All clients.
+
+        Raises:
+            OutputError: If this or the previous checkpoint cannot be written.
+        """
+        self.wait()
+        checkpoint = Checkpoint(self.folder, state, clients)
+        if checkpoint.size < LARGE:
+            checkpoint.write()
+            state.saved = checkpoint.generations
+        else:  # of clients that rest here, so that no node asks for generations
+            self._thread = threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint")
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint has been written.
+
+        Raises:
+            OutputError: If it cannot be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _write(self, checkpoint: Checkpoint) -> None:
         try:
-            (partial / "clients").mkdir(parents=True)
-            write_tensors(partial / "server.safetensors", state.tensors)
-            for name in clients if clients.rests_here else ():
-                snapshots.write(_client_file(partial, name), clients.snapshot(name))
-            record = {
-                "version": VERSION,
-                "round": state.round,
-                "clients": list(clients),
-                "refusals": state.standing.to_dict(),
-                "generations": state.generations,
-            }
-            write_json(partial / "state.json", record)
-            os.rename(partial, target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        state.saved = dict(state.generations)
-        for older in _checkpoints(folder)[:-1]:
-            shutil.rmtree(older, ignore_errors=True)
+            checkpoint.write()
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> Saving:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if kind is None:  # otherwise the first error is the one to report
+                raise
 
 
 def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
@@ -88,20 +190,82 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
         raise CheckpointError(f"{newest / 'state.json'}: damaged ({claims.clean(error)})") from None
     generations = _generations(newest, record, clients)
     tensors = read_tensors(newest / "server.safetensors")
-    for name in clients if clients.rests_here else ():
-        path = _client_file(newest, name)
-        try:
-            clients.replace(name, snapshots.read(path))
-        except (KeyError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(f"{path}: does not fit the model of {name} ({reason})") from None
+    if clients.rests_here:
+        _restore(newest / CLIENTS, record.get("records"), clients)
     state.round, state.tensors, state.standing = round, tensors, standing
     state.generations, state.saved = generations, dict(generations)
     return True
 
 
-def _client_file(checkpoint: Path, name: str) -> Path:
-    return checkpoint / "clients" / f"{name}.safetensors"
+def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
+    """Return all that a checkpoint holds of a client except its model, which is not read; empty without the client.
+
+    Args:
+        folder: The checkpoint.
+        client: Name of the client.
+
+    Raises:
+        FileNotFoundError: If the checkpoint has given way to the next one.
+        CheckpointError: If it is damaged.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(folder)
+    places = read_json(folder / "state.json").get("records")
+    if not isinstance(places, dict) or client not in places:
+        return {}
+    path = folder / CLIENTS
+    try:
+        with open_ordinary(path) as file:
+            _, place = claims.items(places[client], "place", 2)
+            return _record(file, os.fstat(file.fileno()).st_size, place, Records())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def _restore(path: Path, places: object, clients: Roster) -> None:
+    """Give all clients the snapshots in the file of a checkpoint."""
+    if not isinstance(places, dict) or places.keys() != set(clients):
+        raise CheckpointError(f"{path.parent / 'state.json'}: damaged (it does not say where each client is)")
+    records = Records()
+    try:
+        with open_ordinary(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            for name in clients:
+                try:
+                    snapshot = _client(file, size, places[name], records)
+                except (ValueError, KeyError) as error:
+                    raise CheckpointError(f"{path}: {name} cannot be read ({claims.clean(error)})") from None
+                try:
+                    clients.replace(name, snapshot)
+                except (KeyError, RuntimeError) as error:
+                    why = str(error).splitlines()[0]
+                    raise CheckpointError(f"{path}: does not fit the model of {name} ({why})") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def _client(file: BinaryIO, size: int, places: object, records: Records) -> Snapshot:
+    """Return a client.
+
+    Raises:
+        ValueError: If its places or one of its records is damaged.
+        KeyError: If a tensor belongs to no part of a snapshot.
+    """
+    model, rest = (_record(file, size, place, records) for place in claims.items(places, "places", 2))
+    return unflatten(rest)._replace(model=model)
+
+
+def _record(file: BinaryIO, size: int, place: object, records: Records) -> dict[str, Tensor]:
+    """Return the tensors of a record of a file of ``size`` bytes.
+
+    Raises:
+        ValueError: If the place or the record is damaged.
+    """
+    offset, length = claims.items(place, "place", 2)
+    first = claims.whole(offset, "position", 0, size)
+    return records.unpack(read_at(file, first, claims.whole(length, "length", 8, size - first)))
 
 
 def _generations(folder: Path, record: Mapping[str, Any], clients: Roster) -> dict[str, str]:

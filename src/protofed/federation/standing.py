@@ -67,7 +67,7 @@ class Standing:
         return {
             "damaged": +self.damaged,
             "diverged": +self.diverged,
-            "last": self._last,
+            "last": dict(self._last),
             "misled": sorted(self._misled),
         }
 

@@ -13,7 +13,6 @@ from protofed.errors import ConfigError, PayloadError, ProtofedError
 from protofed.imports import uncollected
 
 with uncollected():  # each message is answered by a new process
-    from protofed.flower.grid import RECORD
     from protofed.flower.messages import (
         Job,
         Values,
@@ -23,6 +22,7 @@ with uncollected():  # each message is answered by a new process
         trained_values,
     )
     from protofed.flower.node import Node
+    from protofed.flower.nodes import part
     from protofed.flower.sources import source_of
 
 app = ClientApp()
@@ -91,14 +91,16 @@ def _visit(message: Message, context: Context, work: Callable[[Node, Job], Value
 
 
 def _answer(message: Message, act: Callable[[Values], Values]) -> Message:
-    """Answer a message with the result of ``act``, or with a one-line error."""
-    given = message.content.get(RECORD)
-    values = dict(given) if isinstance(given, ConfigRecord) else {}
-    try:
-        answer = act(values)
-    except ProtofedError as error:
-        answer = {"error": str(error), "client": str(values.get("client", ""))}
-    content: dict[str, Any] = {RECORD: ConfigRecord(answer)}
+    """Answer each part of a message with the result of ``act``, or with a one-line error."""
+    content: dict[str, Any] = {}
+    for number in range(max(1, len(message.content))):
+        given = message.content.get(part(number))
+        values = dict(given) if isinstance(given, ConfigRecord) else {}
+        try:
+            answer = act(values)
+        except ProtofedError as error:
+            answer = {"error": str(error), "client": str(values.get("client", ""))}
+        content[part(number)] = ConfigRecord(answer)
     return Message(RecordDict(content), reply_to=message)
 
 

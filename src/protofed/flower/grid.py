@@ -23,6 +23,10 @@ __all__ = ["EVALUATE", "QUERY", "RECORD", "TRAIN", "GridExecutor", "Nodes"]
 
 UNDER_WAY = 2**28
 """Maximum bytes of clients' models in transit at a time, in a simulation."""
+MESSAGES = 16, 64
+"""Least and most messages in transit at a time, in a simulation, whatever they hold."""
+VISITS = 8
+"""Maximum visits in one message; each message costs the engine about as much as a visit of a small client."""
 T = TypeVar("T", Trained, Evaluated)
 
 
@@ -143,17 +147,22 @@ class GridExecutor:
         }
         order = iter(jobs)
         job = next(order, None)
-        messages = (message(self._packed(j).to_values(), self.nodes.node_of[j.client], kind) for j in sent)
+        groups = self._groups(sent)
+        messages = (
+            message([self._packed(j).to_values() for j in group], self.nodes.node_of[group[0].client], kind)
+            for group in groups
+        )
         for number, reply in self.nodes.exchange(messages, self.deadline, self._at_once()):
-            name = sent[number].client
-            try:
-                values = values_of(reply)
-                result, left = read(values, name), self._left(sent[number], values)
-            except Exception as error:  # no answer of a node may end the run
-                answers[name] = Missing(name, reason_of(error))
-            else:
-                self._keep(sent[number], *left)
-                answers[name] = result
+            for place, sender in enumerate(groups[number]):
+                name = sender.client
+                try:
+                    values = values_of(reply, place)
+                    result, left = read(values, name), self._left(sender, values)
+                except Exception as error:  # no answer of a node may end the run
+                    answers[name] = Missing(name, reason_of(error))
+                else:
+                    self._keep(sender, *left)
+                    answers[name] = result
             while job is not None and job.client in answers:
                 yield answers.pop(job.client)
                 job = next(order, None)
@@ -166,13 +175,31 @@ class GridExecutor:
         """Return a job with its client's state, if that is stored at the server."""
         return replace(job, state=pack(self.clients.snapshot(job.client))) if self.clients.rests_here else job
 
+    def _groups(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """Divide jobs into those of one message each: in a simulation, several visits to the same node."""
+        most = self._together() if self.clients.rests_here else 1
+        by_node: dict[int, list[Job]] = {}
+        for job in jobs:
+            by_node.setdefault(self.nodes.node_of[job.client], []).append(job)
+        return [own[start : start + most] for own in by_node.values() for start in range(0, len(own), most)]
+
+    def _together(self) -> int:
+        """Return the maximum number of visits in one message of a simulation."""
+        return min(VISITS, max(1, UNDER_WAY // (MESSAGES[0] * self._largest)))
+
     def _at_once(self) -> int:
-        """Return the maximum number of visits in progress at a time."""
+        """Return the maximum number of messages without an answer at a time."""
         if not self.clients.rests_here:
             return sys.maxsize
-        largest = max(sum(t.nbytes for t in m.state_dict().values()) for m in self.clients.models.values())
-        result: int = max(16, UNDER_WAY // max(1, largest))
-        return result
+        least, most = MESSAGES
+        return min(most, max(least, UNDER_WAY // (self._together() * self._largest)))
+
+    @property
+    def _largest(self) -> int:
+        """Bytes of the largest model."""
+        models = self.clients.models.values()
+        sizes = [sum(tensor.nbytes for tensor in model.state_dict().values()) for model in models]
+        return int(max(1, *sizes))
 
     def _left(self, job: Job, values: Values) -> tuple[VisitOutcome, Snapshot | None]:
         """Read the outcome of a visit for its client, with the client's state if it travels and has changed.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,6 @@ from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import ClientFolder, locked
 from protofed.flower.summary import read_summary
 from protofed.flower.visits import Carried, Kept, Place
-from protofed.samples import ClientData
 from protofed.snapshots import Snapshot
 from protofed.training import Evaluated, LocalTrainer, Memory, Roster, Sequential, Trained
 
@@ -117,14 +116,16 @@ class Node:
             raise ConfigError("the server sent the client's state, but this node stores its clients itself")
         experiment = self._experiment(job.config)
         check_counts(experiment, job.client, self.counts(job))
-        trainer, roster, initial = _built(self.source, experiment_key(experiment), job.summary, job.client)
-        keep = nullcontext() if self.state is None else locked(self.state / job.client, job.run, job.order)
-        with keep, closing(roster.store):
-            roster.store.write(job.client, initial)
-            if self.state is None:
-                roster.compute_in_bfloat16(read_summary(job.summary).bfloat16)
+        config = experiment_key(experiment)
+        if self.state is None:
+            (own,) = self.source.load(experiment, job.client, read_summary(job.summary).classes).clients
+            trainer, roster = _company(self.source.company, config, job.summary, own.settings.get("model", ""))
+            with closing(roster.store):
                 yield trainer, roster, Carried(job, roster)
-                return
+            return
+        trainer, roster, initial = _built(self.source, config, job.summary, job.client)
+        with locked(self.state / job.client, job.run, job.order), closing(roster.store):
+            roster.store.write(job.client, initial)
             folder = ClientFolder(self.state / job.client, job.run)
             if experiment.execution.precision == "bf16":
                 if BFLOAT16 not in folder.notes:  # measured once per run
@@ -155,24 +156,53 @@ def _built(source: Source, config: str, text: str, name: str) -> tuple[LocalTrai
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
     federated = hardware.place(source.load(experiment, name, summary.classes))
-    architecture = _architecture(experiment, summary.architectures[0], federated.clients[0])
+    model = federated.clients[0].settings.get("model", "")
+    architecture = _architecture(experiment, summary.architectures[0], model)
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)))
     roster = builder.roster(Memory())
     builder.fill(roster)
     return builder.trainer, roster, roster.snapshot(name)
 
 
-def _architecture(experiment: Experiment, assigned: Architecture, client: ClientData) -> Architecture:
+@lru_cache(maxsize=16)
+def _company(source: Source, config: str, text: str, model: str) -> tuple[LocalTrainer, Roster]:
+    """Return the trainer and roster for the visits of all clients that travel and have one architecture.
+
+    They stay with the process: data and models are loaded once, whichever client comes next.
+
+    Args:
+        source: Source of all clients.
+        config: The experiment's configuration, as JSON.
+        text: The server's summary for each of these clients.
+        model: Name of the model that these clients choose; "" for none.
+    """
+    experiment, summary = _resolve(config), read_summary(text)
+    hardware = Hardware.of(experiment.execution)
+    federated = hardware.place(source.everyone(experiment, summary.classes))
+    architecture = _architecture(experiment, summary.architectures[0], model)
+    architectures = (architecture,) * len(federated.clients)
+    builder = Builder(experiment, federated, hardware, replace(summary, architectures=architectures))
+    roster = builder.roster(Memory())
+    roster.compute_in_bfloat16(summary.bfloat16)
+    return builder.trainer, roster
+
+
+def _architecture(experiment: Experiment, assigned: Architecture, model: str) -> Architecture:
     """Return the architecture that the server assigned, with the name of a private model filled in.
+
+    Args:
+        experiment: The experiment.
+        assigned: The architecture that the server assigned.
+        model: Name of the model that the client chooses; "" for none.
 
     Raises:
         PayloadError: If it is code that neither the recipe nor the client names.
     """
     if assigned.name == claims.PRIVATE:
-        if not is_code(name := client.settings.get("model", "")):
+        if not is_code(model):
             raise PayloadError("summary: the client has its own model, but its client.toml names none")
-        return replace(assigned, name=name, options={})
-    named = recipe_names(experiment, assigned.name) or assigned.name == client.settings.get("model")
+        return replace(assigned, name=model, options={})
+    named = recipe_names(experiment, assigned.name) or assigned.name == model
     if is_code(assigned.name) and not named:
         raise PayloadError(f"summary: architecture {assigned.name!r} is code that no recipe or client names")
     return assigned

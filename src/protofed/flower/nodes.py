@@ -238,23 +238,34 @@ class Unreachable(PayloadError):  # noqa: N818  # the fault is in the network
     """Raised if Flower reports that a node could not be reached; the node may be asked again."""
 
 
-def message(values: Values, node: int, kind: str) -> Message:
+def part(number: int) -> str:
+    """Return the name of a record of a message that holds several: those of a node's visits, from 0."""
+    return f"{RECORD}.{number}" if number else RECORD
+
+
+def message(values: Values | Sequence[Values], node: int, kind: str) -> Message:
     """Return a message to a node.
 
     Flower numbers messages by a digest of their content and accepts a reply from any node that knows the number. A
     random nonce in the content makes the number impossible to guess, so only the addressed node can reply.
 
     Args:
-        values: Contents of the message.
+        values: Contents of the message, or of each of its parts.
         node: Number of the node.
         kind: Type of the message: ``query``, ``train`` or ``evaluate``.
     """
-    content: dict[str, Any] = {RECORD: ConfigRecord({**values, "nonce": secrets.token_hex(16)})}
+    parts = [values] if isinstance(values, Mapping) else values
+    nonce = {"nonce": secrets.token_hex(16)}
+    content: dict[str, Any] = {part(n): ConfigRecord({**own, **nonce}) for n, own in enumerate(parts)}
     return Message(RecordDict(content), dst_node_id=node, message_type=kind)
 
 
-def values_of(reply: Message) -> Values:
+def values_of(reply: Message, number: int = 0) -> Values:
     """Return the contents of a reply.
+
+    Args:
+        reply: The reply.
+        number: Number of the part, from 0.
 
     Raises:
         PayloadError: If the reply reports an error of Flower or of the node.
@@ -263,9 +274,9 @@ def values_of(reply: Message) -> Values:
         kind = PayloadError if reply.error.code == UNREADABLE else Unreachable
         reason = claims.clean(reply.error.reason, 200) or "no reason given"
         raise kind(f"node: {reason} (Flower's error {reply.error.code})")
-    if not reply.has_content() or not isinstance(reply.content.get(RECORD), ConfigRecord):
+    if not reply.has_content() or not isinstance(reply.content.get(part(number)), ConfigRecord):
         raise PayloadError("message: not an answer of protofed")
-    values: Mapping[str, Any] = dict(reply.content[RECORD])
+    values: Mapping[str, Any] = dict(reply.content[part(number)])
     if "error" in values:
         raise PayloadError(f"node: {claims.clean(values['error'])}")
     return dict(values)

@@ -22,11 +22,14 @@ from protofed.flower.gathering import Gathering
 from protofed.flower.ray_backend import lasting
 from protofed.flower.server_app import serve
 
+NODES = 32
+"""Maximum number of simulated nodes: Flower's engine looks through all messages for each, ten times a second."""
+
 
 def simulate(
     experiment: Experiment, directory: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> Run:
-    """Run an experiment on Flower's simulation engine, one node per client.
+    """Run an experiment on Flower's simulation engine, whose nodes share the clients.
 
     The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
 
@@ -75,7 +78,7 @@ def simulate(
     }
     try:
         with lasting():
-            run_simulation(server, app, num_supernodes=clients, backend_config=backend)
+            run_simulation(server, app, num_supernodes=min(clients, NODES), backend_config=backend)
     except Exception:
         if not errors:
             raise

@@ -39,6 +39,20 @@ class Source(Protocol):
         """
         ...
 
+    @property
+    def company(self) -> Source:
+        """The source with all clients that may visit this node's process, however many nodes it serves."""
+        ...
+
+    def everyone(self, experiment: Experiment, classes: tuple[str, ...]) -> FederatedData:
+        """Return the samples of all clients.
+
+        Args:
+            experiment: The experiment.
+            classes: Names of all classes, in the order of the labels.
+        """
+        ...
+
     def counts(self, experiment: Experiment, name: str) -> str:
         """Return a client's disclosure of its numbers of samples, one of :data:`protofed.claims.COUNTS`.
 
@@ -81,6 +95,20 @@ class Folder:
         """
         if name != self.name:
             raise ConfigError(f"{self.path}: is the folder of client {self.name!r}, not of {name!r}")
+        return self._read(experiment, classes)[0]
+
+    @property
+    def company(self) -> Folder:
+        """This source: nobody else visits."""
+        return self
+
+    def everyone(self, experiment: Experiment, classes: tuple[str, ...]) -> FederatedData:
+        """Return the samples of the client.
+
+        Args:
+            experiment: The experiment.
+            classes: Names of all classes, in the order of the labels.
+        """
         return self._read(experiment, classes)[0]
 
     def counts(self, experiment: Experiment, name: str) -> str:
@@ -134,6 +162,20 @@ class Share:
         for client in clients:
             check_trusted(experiment, name, client.settings.get("model", ""))
         return replace(federated, clients=clients)
+
+    @property
+    def company(self) -> Share:
+        """The whole federation: a process of a simulation serves any node."""
+        return Share(0, 1)
+
+    def everyone(self, experiment: Experiment, classes: tuple[str, ...]) -> FederatedData:
+        """Return the samples of all clients of the experiment.
+
+        Args:
+            experiment: The experiment.
+            classes: Ignored, as by :meth:`load`.
+        """
+        return load_data(experiment)
 
     def counts(self, experiment: Experiment, name: str) -> str:
         """Return a client's disclosure of its numbers of samples.

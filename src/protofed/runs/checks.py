@@ -7,6 +7,8 @@ from typing import Any
 
 from protofed import limits
 
+_NUMBERS = {int, float, type(None)}
+
 
 def is_count(value: Any, least: int = 0, most: int = 2**53) -> bool:
     """Return whether a value is an integer in ``[least, most)``; a bool is none.
@@ -46,7 +48,11 @@ def are_counts(values: Any) -> bool:
 
 def are_numbers(values: Any) -> bool:
     """Return whether a value is a list of numbers or None."""
-    return isinstance(values, list) and all(value is None or is_number(value) for value in values)
+    if not isinstance(values, list) or not _NUMBERS.issuperset(map(type, values)):
+        return False
+    known = [value for value in values if value is not None] or [0.0]
+    total = float(sum(known))  # NaN if one of them is
+    return -1e300 < min(known) <= max(known) < 1e300 and total == total
 
 
 def are_named_numbers(values: Any) -> bool:

@@ -66,6 +66,8 @@ class Findings:
         Raises:
             CheckpointError: If ``value`` is something else.
         """
+        if value == {}:
+            return cls()
         table = value if isinstance(value, dict) else {}
         clipped, left_out, capped, alone, long = (
             table.get(name, []) for name in ("clipped", "left_out", "capped", "alone", "out_of_proportion")

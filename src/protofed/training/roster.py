@@ -8,26 +8,36 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import secrets
 import shutil
+import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from protofed import snapshots
-from protofed.errors import CheckpointError, OutputError
+from protofed.errors import CheckpointError, OutputError, writing
 from protofed.optimizers import check_kept
+from protofed.reading import reason
+from protofed.records import Records, read_at, write_at
 from protofed.samples import Samples
-from protofed.snapshots import Snapshot
+from protofed.snapshots import Snapshot, flatten, unflatten
 from protofed.training.client import Member
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
+
+PAGE = 4096
+"""Bytes of a page; no two records share one."""
+AT_ONCE = 2**26
+"""Bytes of a checkpoint that may wait in memory to be written."""
 
 
 class Store(Protocol):
@@ -61,6 +71,66 @@ class Store(Protocol):
         """Free all snapshots."""
         ...
 
+    def freeze(self) -> Frozen:
+        """Return all clients as they are now, to be written while others are stored."""
+        ...
+
+
+class Frozen:
+    """All clients of a store as they were at one moment, whatever is stored from then on.
+
+    Args:
+        parts: Handles of each client's model and of the rest of its snapshot; clients may share a model.
+        copy: Writes what a handle stands for as a record to a file, and returns the number of bytes.
+        release: Called with the handles of each client once they have been written.
+        size: Number of bytes of all of them.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[Any, Any]],
+        copy: Callable[[Any, BinaryIO], int],
+        release: Callable[[tuple[Any, Any]], None],
+        size: int,
+    ) -> None:
+        self.parts = dict(parts)
+        self.size = size
+        self._copy = copy
+        self._release = release
+
+    def write(self, file: BinaryIO) -> dict[str, list[list[int]]]:
+        """Write all clients to an empty file; any thread may do this, once.
+
+        Args:
+            file: The file, opened for writing.
+
+        Returns:
+            Position and length of each client's model and of the rest of its snapshot, by name.
+
+        Raises:
+            OSError: If the file cannot be written.
+            CheckpointError: If a client cannot be read.
+        """
+        places: dict[Any, list[int]] = {}
+        written = synced = 0
+        index = {}
+        for name, handles in self.parts.items():
+            for handle in handles:
+                if (key := _key(handle)) not in places:
+                    places[key] = [written, self._copy(handle, file)]
+                    written += places[key][1]
+            index[name] = [places[_key(handle)] for handle in handles]
+            if written - synced > AT_ONCE:  # what is to be written must not pile up in memory
+                file.flush()
+                os.fsync(file.fileno())
+                synced = written
+            self._release(handles)
+        return index
+
+
+def _key(handle: Any) -> Any:
+    return handle if isinstance(handle, Place) else id(handle)
+
 
 class Memory(Store):
     """Store in host memory."""
@@ -82,89 +152,215 @@ class Memory(Store):
         """Store a client that starts from the model of another one."""
         self.snapshots[name] = Snapshot(self.snapshots[other].model, _on_host(state), {})
 
+    def freeze(self) -> Frozen:
+        """Return all clients as they are now; nobody changes a snapshot."""
+        records = Records()
+
+        def copy(part: dict[str, Tensor] | Snapshot, file: BinaryIO) -> int:
+            version = part.version if isinstance(part, Snapshot) else snapshots.WITHOUT_OPTIMIZER
+            return file.write(records.pack(flatten(part) if isinstance(part, Snapshot) else part, version))
+
+        parts = {name: (s.model, s._replace(model={})) for name, s in self.snapshots.items()}
+        size = sum(tensor.nbytes for snapshot in self.snapshots.values() for tensor in flatten(snapshot).values())
+        return Frozen(parts, copy, lambda _: None, size)
+
     def close(self) -> None:
         """Free all snapshots."""
         self.snapshots.clear()
 
 
-class Address(NamedTuple):
-    """Names of a client's files: the model's weights, and the rest of the snapshot."""
+class Place(NamedTuple):
+    """Place of a record: a file of the store's folder, the position of the first byte, and the number of bytes."""
 
-    model: str
-    rest: str
+    file: str
+    offset: int
+    length: int
+
+    @property
+    def room(self) -> int:
+        """Number of bytes that are reserved: a little more than the record's, so that others fit there later."""
+        step = max(PAGE, 1 << max(0, self.length.bit_length() - 4))
+        return -(-self.length // step) * step
+
+
+class Address(NamedTuple):
+    """Places of a client's records: the model's weights, and the rest of the snapshot."""
+
+    model: Place
+    rest: Place
+
+
+class _Opened:
+    """Files of a folder, which stay open as long as this object exists."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, BinaryIO] = {}
+
+    def get(self, name: str) -> BinaryIO:
+        if name not in self._files:
+            self._files[name] = open(self.folder / name, "r+b", buffering=0, opener=_create)  # noqa: SIM115
+        return self._files[name]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    __del__ = close
+
+
+def _create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o600)
 
 
 class Files(Store):
-    """Store of safetensors files in a folder that several processes may share.
+    """Store of records in a folder that several processes may share; each process appends to a file of its own.
 
-    Files are never modified: every write creates a new file, so the old one stays valid if the write fails.
+    A record that is in use is never modified: every write goes to a place that no client uses, so the old record
+    stays valid if the write fails. The owner, one process, keeps account of the places; others write where it lets
+    them.
 
     Args:
         folder: Existing folder.
-        owner: Whether this process removes files that are no longer needed; exactly one process does.
+        owner: Whether this process keeps account of the places, and removes the folder.
+
+    Attributes:
+        addresses: Places of the clients.
+        free: Places that may be written over, by their room.
     """
 
     def __init__(self, folder: Path, *, owner: bool = True) -> None:
         self.folder = folder
         self.owner = owner
         self.addresses: dict[str, Address] = {}
-        self._users: Counter[str] = Counter()
-        self._prefix = secrets.token_hex(4)
-        self._numbers = itertools.count()
+        self.free: dict[int, list[Place]] = {}
+        self._users: Counter[Place] = Counter()
+        self._lock = threading.Lock()
+        self._records = Records()
+        self._files = _Opened(folder)
+        self._own = f"{secrets.token_hex(4)}.records"
+        self._end = 0
 
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot.
 
         Raises:
-            CheckpointError: If its files cannot be read.
+            CheckpointError: If it cannot be read.
         """
-        address = self.addresses[name]
-        try:
-            return snapshots.read(self.folder / address.rest, self.folder / address.model)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}: go on with --resume") from None
+        with self._readable():
+            model, rest = (self._records.unpack(self._load(p, self._files)) for p in self.addresses[name])
+        return unflatten(rest)._replace(model=model)
 
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
-        """Write the snapshot to new files."""
-        self.adopt(name, self._write(snapshot, None if model else self.addresses[name].model))
+        """Write the snapshot to free places."""
+        place = self._write(snapshot.model, snapshots.WITHOUT_OPTIMIZER) if model else self.addresses[name].model
+        rest = snapshot._replace(model={})
+        self.adopt(name, Address(place, self._write(flatten(rest), rest.version)))
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
-        self.adopt(name, self._write(Snapshot({}, state, {}), self.addresses[other].model))
+        rest = self._write(flatten(Snapshot({}, state, {})), snapshots.WITHOUT_OPTIMIZER)
+        self.adopt(name, Address(self.addresses[other].model, rest))
 
     def close(self) -> None:
         """Remove the folder."""
+        self._files.close()
         if self.owner:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def adopt(self, name: str, address: Address) -> None:
-        """Replace the files of a client; the owner removes files that are no longer in use.
+        """Replace the places of a client; the owner frees those that are no longer in use.
 
         Args:
             name: Name of the client.
-            address: Its new files.
+            address: Its new places.
         """
         old = self.addresses.get(name)
         self.addresses[name] = address
-        if not self.owner:
-            return
-        self._users.update(address)
-        self._users.subtract(old or ())
-        for file in old or ():
-            if not self._users[file]:
-                del self._users[file]
-                (self.folder / file).unlink(missing_ok=True)
+        if self.owner:
+            with self._lock:
+                self._users.update(address)
+            if old is not None:
+                self._release(old)
 
-    def _write(self, snapshot: Snapshot, model: str | None) -> Address:
-        number = f"{self._prefix}-{next(self._numbers)}"
+    def freeze(self) -> Frozen:
+        """Return all clients as they are now; their places are not written over until they have been copied."""
+        opened = _Opened(self.folder)
+
+        def copy(place: Place, file: BinaryIO) -> int:
+            with self._readable():
+                record = self._load(place, opened)
+            return file.write(record.numpy().data)
+
+        with self._lock:
+            for address in self.addresses.values():
+                self._users.update(address)
+        places = {place for address in self.addresses.values() for place in address}
+        return Frozen(self.addresses, copy, self._release, sum(place.length for place in places))
+
+    def lend(self, names: Iterable[str]) -> dict[int, list[Place]]:
+        """Take as many free places as another process needs to write the snapshots of clients.
+
+        Args:
+            names: Names of the clients.
+
+        Returns:
+            Places by their room; it lacks those that there are none of.
+        """
+        lent: dict[int, list[Place]] = {}
+        with self._lock:
+            for room in (place.room for name in names for place in self.addresses[name]):
+                if self.free.get(room):
+                    lent.setdefault(room, []).append(self.free[room].pop())
+        return lent
+
+    def take_back(self, places: Mapping[int, list[Place]]) -> None:
+        """Take back the places that another process has not used.
+
+        Args:
+            places: Places by their room.
+        """
+        with self._lock:
+            for room, free in places.items():
+                self.free.setdefault(room, []).extend(free)
+
+    def _release(self, places: tuple[Place, Place]) -> None:
+        """Note that some client or copy no longer uses places."""
+        with self._lock:
+            for place in places:
+                self._users[place] -= 1
+                if not self._users[place]:
+                    del self._users[place]
+                    self.free.setdefault(place.room, []).append(place)
+
+    @staticmethod
+    def _load(place: Place, files: _Opened) -> Tensor:
+        return read_at(files.get(place.file), place.offset, place.length)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
         try:
-            if model is None:
-                model = f"{number}.model"
-                snapshots.write_weights(self.folder / model, snapshot.model)
-            snapshots.write(self.folder / f"{number}.rest", snapshot._replace(model={}))
+            yield
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.folder}: a client cannot be read ({reason(error)}): go on with --resume"
+            ) from None
+
+    def _write(self, tensors: Mapping[str, Tensor], version: int) -> Place:
+        record = self._records.pack(tensors, version)
+        place = Place(self._own, self._end, len(record))
+        with self._lock:
+            if free := self.free.get(place.room):
+                place = free.pop()._replace(length=len(record))
+            else:
+                self._end += place.room
+        try:
+            with writing(self.folder / place.file):
+                write_at(self._files.get(place.file), place.offset, record)
         except OutputError as error:
             raise OutputError(f"{error}; TMPDIR may name another folder") from None
-        return Address(model, f"{number}.rest")
+        return place
 
 
 class Roster(Mapping[str, Member]):
@@ -205,6 +401,12 @@ class Roster(Mapping[str, Member]):
         return able[place % len(able)]
 
     @property
+    def size(self) -> int:
+        """Bytes of the weights of all clients."""
+        each = {kind: sum(t.nbytes for t in m.state_dict().values()) for kind, m in self.models.items()}
+        return sum(each[member.kind] for member in self.values() if member.kind in each)
+
+    @property
     def rests_here(self) -> bool:
         """Whether the clients rest in a store of this process rather than on nodes of a network."""
         return self._store is not None
@@ -238,19 +440,25 @@ class Roster(Mapping[str, Member]):
         """Return a copy of a client's model, for inspection."""
         return copy.deepcopy(self.working_model(name))
 
-    def working_model(self, name: str) -> SplitModel:
+    def working_model(self, name: str, weights: Mapping[str, Tensor] | None = None) -> SplitModel:
         """Load a client's weights into the working model of its kind and return it.
 
-        The model is valid until the next call for a client of the same kind.
+        Args:
+            name: Name of the client.
+            weights: Its weights, where they have been read already.
+
+        Returns:
+            The model, which is valid until the next call for a client of the same kind.
         """
-        model, weights = self.models[self[name].kind], self.snapshot(name).model
+        model = self.models[self[name].kind]
+        weights = self.snapshot(name).model if weights is None else weights
         own: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         own.update(model.named_buffers(remove_duplicate=False))
         if weights.keys() <= own.keys():  # unchecked, and so faster than load_state_dict
             with torch.no_grad():
                 torch._foreach_copy_([own[name] for name in weights], list(weights.values()))
         else:  # a model that saves itself under other names
-            model.load_state_dict(weights)
+            model.load_state_dict(dict(weights))
         return model
 
     def compute_in_bfloat16(self, kinds: Collection[str]) -> None:

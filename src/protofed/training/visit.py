@@ -348,7 +348,8 @@ class LocalTrainer:
 
     def _load(self, clients: Roster, name: str, round: int) -> tuple[Local, Tensors]:
         """Load a client onto the device, as :meth:`open`; return it with the kept state of its optimisers."""
-        client, snapshot, model = clients[name], clients.snapshot(name), clients.working_model(name)
+        client, snapshot = clients[name], clients.snapshot(name)
+        model = clients.working_model(name, snapshot.model)
         device = next(model.parameters()).device
 
         def features() -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """Visits in parallel processes that live as long as the run.
 
 Each process takes one client at a time, the longest visits first; or, if its own executor stacks clients, its share
-of the clients of each architecture. Snapshots are files that every process can read. A process writes new files,
-which replace the old ones only when its result has arrived, so a process that dies during a visit changes nothing
-and the visit is repeated.
+of the clients of each architecture. Snapshots are in files that every process can read. A process writes new
+records, which replace the old ones only when its result has arrived, so a process that dies during a visit changes
+nothing and the visit is repeated.
 """
 
 from __future__ import annotations
@@ -28,19 +28,25 @@ from protofed.errors import ProtofedError
 from protofed.samples import FederatedData
 from protofed.training.executor import Executor
 from protofed.training.packing import PackedData
-from protofed.training.roster import Address, Files, Roster
+from protofed.training.roster import Address, Files, Place, Roster
 from protofed.training.visit import Evaluated, Messages, Trained
 
 Build = Callable[[FederatedData, Files, int], Executor]
 """Builds the executor of a process from the data, the store and the number of the process."""
 
 RETRIES = 3
+AHEAD = 16
+"""Tasks per process that are handed over in advance; later ones know which places of the store are free by then."""
 
 
 class _Task(NamedTuple):
-    """Visits for one process: ``training``, or evaluation with or without ``messages``."""
+    """Visits for one process: ``training``, or evaluation with or without ``messages``.
+
+    Clients start from ``addresses``; the process may write over ``free`` places of the store.
+    """
 
     addresses: dict[str, Address]
+    free: dict[int, list[Place]]
     messages: Messages | None
     round: int
     training: bool
@@ -114,6 +120,7 @@ class Workers(Executor):
         tasks = [
             _Task(
                 {name: self.store.addresses[name] for name in group},
+                {},
                 None if messages is None else {name: messages[name] for name in group},
                 round,
                 training,
@@ -123,7 +130,8 @@ class Workers(Executor):
         done: dict[str, Trained | Evaluated] = {}
         order = iter(names)
         name = next(order, None)
-        for results, addresses in self._finished(tasks):
+        for results, addresses, free in self._finished(tasks):
+            self.store.take_back(free)
             for result in results:
                 self.store.adopt(result.client, addresses[result.client])
                 self._seconds[result.client, training] = result.seconds
@@ -139,22 +147,26 @@ class Workers(Executor):
 
     def _finished(self, tasks: list[_Task]) -> Iterator[_Done]:
         """Run tasks, the longest first, and yield their results; repeat tasks of processes that died."""
-        left = sorted(tasks, key=self._expected, reverse=True)
+        left = sorted(tasks, key=self._expected, reverse=True)[::-1]  # the next one is at the end
         deaths = 0
         while left:
             pending: dict[Future[_Done], _Task] = {}
             try:
-                pending |= self._submit(left)
-                while pending:
+                while left or pending:
+                    while left and len(pending) < AHEAD * self.processes:
+                        task = left[-1]._replace(free=left[-1].free or self.store.lend(left[-1].addresses))
+                        pending[self._submit(task)] = task
+                        left.pop()
                     for future in wait(pending, return_when=FIRST_COMPLETED).done:
                         result = future.result()
-                        left.remove(pending.pop(future))
+                        del pending[future]
                         yield result
             except BrokenProcessPool:
                 self._end()
+                left += reversed(pending.values())
                 deaths += 1
                 if deaths > RETRIES:
-                    names = [name for task in left for name in task.addresses]
+                    names = [name for task in reversed(left) for name in task.addresses]
                     raise ProtofedError(
                         f"worker processes died {deaths} times in one round, last with {names[0]} or another of "
                         f"{len(names)} clients: short of memory? Lower execution.workers, or set "
@@ -164,9 +176,9 @@ class Workers(Executor):
                 if pending:  # abandoned by the caller
                     self._end()
 
-    def _submit(self, tasks: Sequence[_Task]) -> dict[Future[_Done], _Task]:
+    def _submit(self, task: _Task) -> Future[_Done]:
         try:
-            return {self._workers().submit(_visit, task): task for task in tasks}
+            return self._workers().submit(_visit, task)
         except OSError as error:
             self._end()
             raise ProtofedError(
@@ -243,7 +255,7 @@ def stay_with_parent() -> None:
 
 # In the worker process.
 
-_Done = tuple[list[Trained | Evaluated], dict[str, Address]]
+_Done = tuple[list[Trained | Evaluated], dict[str, Address], dict[int, list[Place]]]
 _bench: tuple[Executor, Files]
 
 
@@ -266,11 +278,11 @@ def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Q
 
 def _visit(task: _Task) -> _Done:
     executor, store = _bench
-    store.addresses |= task.addresses
+    store.addresses, store.free = dict(task.addresses), task.free
     results: list[Any] = []
     if task.training:
         assert task.messages is not None
         results += executor.train(task.addresses, task.messages, task.round)
     else:
         results += executor.evaluate(task.addresses, task.messages, task.round)
-    return results, {name: store.addresses[name] for name in task.addresses}
+    return results, store.addresses, store.free

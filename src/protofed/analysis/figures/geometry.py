@@ -46,8 +46,8 @@ def final_prototypes(run: RunData, whose: str) -> Prototypes | None:
     """
     from protofed.prototypes.table import Prototypes
 
-    tensors = prototypes(run)
-    rows, present = tensors.get(f"{whose}.prototypes"), tensors.get(f"{whose}.present")
+    tensors = prototypes(run, whose)
+    rows, present = tensors.get("prototypes"), tensors.get("present")
     if rows is None:
         return None
     if present is None or rows.dim() != 2 or len({len(rows), len(present), len(run.class_names)}) > 1:

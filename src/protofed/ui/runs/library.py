@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from protofed.ui.runs.following import Follower, Seen, State
 
 LOOKING_SHARE = 0.1
 """Looking for new runs may take this share of the time: large trees are searched less often."""
+
+READING_S = 0.4
+"""A page waits so long for runs that are read for the first time; it shows the others as they come."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Library:
         self._named: object = None
         self._look_at = self._again_at = 0.0
         self._places: list[Place] = []
+        self._complete = True
         self._lock = threading.Lock()
 
     @property
@@ -67,11 +72,14 @@ class Library:
         """Key → what is known of each run, in the order in which they are found."""
         return self._runs
 
-    def poll(self, *, look: bool = False) -> bool:
+    def poll(self, *, look: bool = False, first: Collection[str] = (), most_s: float = math.inf) -> bool:
         """Bring everything up to date; return whether anything changed.
 
         Args:
             look: Search for new runs, even if that was done a moment ago.
+            first: Keys of runs to read before all others.
+            most_s: Seconds after which no further runs are read for the first time, except those of ``first``; the
+                next call goes on with them.
         """
         with self._lock:
             started = time.monotonic()
@@ -79,32 +87,37 @@ class Library:
                 self._places = list(places(self.root, self.border))
                 took = time.monotonic() - started
                 self._look_at = started + max(1.0, took / LOOKING_SHARE)
-            return self._follow()
+            return self._follow(first, started + most_s)
 
     def refresh(self) -> None:
         """Bring everything up to date, unless that was done a moment ago: pages may ask as often as they like."""
         if time.monotonic() >= self._again_at:
             started = time.monotonic()
-            self.poll()
+            self.poll(most_s=READING_S)
             took = time.monotonic() - started
-            self._again_at = started + max(0.3, took / LOOKING_SHARE)
+            self._again_at = started + max(0.3, took / LOOKING_SHARE) if self._complete else 0.0
 
-    def _follow(self) -> bool:
-        followed: dict[str, Seen] = {}
-        for place in self._places:
+    def _follow(self, first: Collection[str], deadline: float) -> bool:
+        found: dict[str, Seen] = {}
+        self._complete = True
+        for place in sorted(self._places, key=lambda place: place.key not in first):
             if place.reason:
                 state = State.DAMAGED if place.damaged else State.WAITING
                 before = self._runs.get(place.key)
                 same = before is not None and (before.state, before.reason) == (state, place.reason)
                 version = before.version + 1 if before is not None else 1
                 new = Seen(place.key, place.directory, state, None, place.reason, 0.0, version)
-                followed[place.key] = before if same and before is not None else new
+                found[place.key] = before if same and before is not None else new
                 continue
             follower = self._followers.get(place.key)
             if follower is None:
+                if time.monotonic() > deadline and place.key not in first:
+                    self._complete = False
+                    continue
                 follower = self._followers[place.key] = Follower(place.key, place.directory, self.border)
             follower.poll()
-            followed[place.key] = follower.seen
+            found[place.key] = follower.seen
+        followed = {place.key: found[place.key] for place in self._places if place.key in found}
         for key in self._followers.keys() - followed.keys():
             del self._followers[key]
         self._name(followed)

@@ -9,7 +9,7 @@ from nicegui import Client, app, run, ui
 
 from protofed.ui import shell
 from protofed.ui.runs.comparing import Comparing
-from protofed.ui.runs.library import Library
+from protofed.ui.runs.library import READING_S, Library
 from protofed.ui.runs.one import OneRun
 from protofed.ui.runs.overview import Overview
 from protofed.ui.runs.parts import STATIC, assets, tell_again
@@ -66,7 +66,7 @@ def register(library: Library) -> None:
     async def one(key: str) -> None:
         assets()
         if key not in library.runs:
-            await run.io_bound(library.poll, look=True)
+            await run.io_bound(library.poll, look=True, first=[key], most_s=0.0)
         seen = library.runs.get(key)
         if seen is None:
             ui.context.client.status_code = 404
@@ -80,8 +80,9 @@ def register(library: Library) -> None:
     @ui.page("/compare")
     async def compare(request: Request) -> None:
         assets()
-        if not library.version:
-            await run.io_bound(library.poll, look=True)
-        asked = [key for key in request.query_params.getlist("run") if key in library.runs]
+        keys = request.query_params.getlist("run")
+        if not library.runs or any(key not in library.runs for key in keys):
+            await run.io_bound(library.poll, look=True, first=keys, most_s=READING_S)
+        asked = [key for key in keys if key in library.runs]
         with shell.page("Compare", links=LINKS):
             await follow(Comparing(library, list(dict.fromkeys(asked))).show)

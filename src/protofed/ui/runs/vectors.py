@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ class Source:
 
     Attributes:
         path: The file.
+        client: Name of the client whose record of a checkpoint it is; ``""`` for any other file.
         table: Name of the ``(K, d)`` tensor in it.
         present: Name of the ``(K,)`` tensor that tells which classes have one.
         round: After which round it was written.
@@ -32,6 +34,7 @@ class Source:
     """
 
     path: Path
+    client: str
     table: str
     present: str
     round: int
@@ -53,14 +56,14 @@ def source(run: RunData, border: Border, client: str = "") -> Source | None:
     signature = border.signature(place)
     if signature is not None:
         name = f"local.{client}" if client else "global"
-        return Source(place, f"{name}.prototypes", f"{name}.present", run.last_round, signature)
+        return Source(place, "", f"{name}.prototypes", f"{name}.present", run.last_round, signature)
     for folder in sorted((run.directory / "checkpoint").glob("round-*"), reverse=True):
         number = folder.name.removeprefix("round-")
-        place = folder / "clients" / f"{client}.safetensors" if client else folder / "server.safetensors"
+        place = folder / ("clients.records" if client else "server.safetensors")
         signature = border.signature(place)
         if signature is not None and number.isdigit():
             name = "state." if client else ""
-            return Source(place, f"{name}prototypes", f"{name}present", int(number), signature)
+            return Source(place, client, f"{name}prototypes", f"{name}present", int(number), signature)
     return None
 
 
@@ -76,24 +79,30 @@ def read(source: Source, classes: int) -> tuple[Tensor, Tensor] | None:
     Raises:
         CheckpointError: If the file is damaged, or its tensors do not fit ``classes``.
     """
-    from safetensors import SafetensorError, safe_open
-
-    from protofed.files import check_tensors
-
     try:
-        if source.path.exists():
-            check_tensors(source.path)
-        with safe_open(source.path, "pt") as file:
-            if source.table not in file.keys() or source.present not in file.keys():  # noqa: SIM118
-                return None
-            table, present = file.get_tensor(source.table), file.get_tensor(source.present)
+        tensors = _of_client(source) if source.client else _of_file(source)
     except FileNotFoundError:
         return None  # a checkpoint gives way to the next one
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{source.path}: cannot be read ({error})") from None
+    if source.table not in tensors or source.present not in tensors:
+        return None
+    table, present = tensors[source.table], tensors[source.present]
     if table.dim() != 2 or present.shape != (classes,) or len(table) != classes or not table.is_floating_point():
         raise CheckpointError(f"{source.path}: expected {classes} rows in {source.table} and {source.present}")
     return table, present.bool() & table.isfinite().all(1)
+
+
+def _of_client(source: Source) -> Mapping[str, Tensor]:
+    from protofed.federation import read_rest
+
+    return read_rest(source.path.parent, source.client)
+
+
+def _of_file(source: Source) -> Mapping[str, Tensor]:
+    from protofed.files import read_tensors
+
+    if not source.path.exists():
+        raise FileNotFoundError(source.path)
+    return read_tensors(source.path, [source.table, source.present])
 
 
 def geometry(table: Tensor, present: Tensor, names: list[str]) -> dict[str, Any]:

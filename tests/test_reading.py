@@ -1,0 +1,43 @@
+"""Numbers in JSON texts, which are parsed without a function in Python wherever none of them can be too large."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofed.reading import parse_json
+from protofed.runs.checks import are_numbers
+
+HUGE = ["1e309", "-1E+400", "2" * 400 + ".5", "[1e-5, " + "9" * 310 + ".0]", "1.7E999", "1e" + "0" * 9 + "999"]
+
+
+@pytest.mark.parametrize("text", HUGE)
+def test_a_number_beyond_the_largest_float_is_refused(text):
+    with pytest.raises(ValueError, match="too large a number"):
+        parse_json(text)
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)))
+def test_all_other_numbers_are_read_as_they_are(values):
+    assert parse_json(json.dumps(values)) == values
+
+
+def test_long_fractions_and_tiny_numbers_are_no_large_ones():
+    assert parse_json(f"[0.{'3' * 500}, 1e-999, 1e300]") == [1 / 3, 0.0, 1e300]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[True], [float("nan")], [1.0, float("inf")], [1e301], ["1"], [[1.0]], None, {}, (1.0,), [1, False]],
+)
+def test_what_is_no_list_of_numbers(values):
+    assert not are_numbers(values)
+
+
+def test_lists_of_numbers():
+    assert are_numbers([])
+    assert are_numbers([None])
+    assert are_numbers([1, 0.5, None, -1e299])
