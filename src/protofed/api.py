@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.report import write_report
 from protofed.errors import ConfigError, unknown_name
@@ -12,6 +12,10 @@ from protofed.experiments.comparing import Comparison, Plan
 from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, resolve
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Run, run_experiment
+from protofed.runs import load_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
@@ -98,6 +102,29 @@ def compare(
     chosen |= {"seeds": list(seeds)} if seeds else {}
     tree = apply_overrides(tree, {f"compare.{name}": value for name, value in chosen.items()})
     return _compare(tree, out, resume, progress, jobs)
+
+
+def figure(
+    name: str, runs: Run | Comparison | str | Path | Sequence[Run | Comparison | str | Path], **options: Any
+) -> Figure:
+    """Draw a figure.
+
+    Args:
+        name: Name of a figure (``protofed list figures``).
+        runs: One or several runs, comparisons, or directories of either.
+        options: Options of the figure.
+
+    Returns:
+        A matplotlib figure, which notebooks show and ``savefig`` writes.
+
+    Raises:
+        ProtofedError: If there is no such figure, or the runs do not hold what it shows.
+    """
+    from protofed.analysis.figures import draw_figure
+
+    chosen = [runs] if isinstance(runs, (Run, Comparison, str, Path)) else runs
+    places = [Path(each.directory if isinstance(each, (Run, Comparison)) else each) for each in chosen]
+    return draw_figure(name, load_runs(places), options)
 
 
 def _compare(

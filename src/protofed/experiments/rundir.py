@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree
+from protofed.experiments.ending import write_end
 from protofed.federation import Federation, load_checkpoint, save_checkpoint
 from protofed.files import remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
@@ -177,6 +178,8 @@ class RunDirectory:
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
         if federation.server:
             write_tensors(self.path / "server.safetensors", federation.server)
+        if clients.rests_here:
+            write_end(self.path, federation)
         write_json(self.path / "summary.json", summary.to_dict())
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
