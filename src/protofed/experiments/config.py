@@ -37,6 +37,10 @@ class ModelOptions(Options):
         "same",
         "initial weights: the same for all clients of one architecture, as in all public code, or own per client",
     )
+    start: str = option(
+        "",
+        "directory of a finished run from whose clients those of the same names start ('' = from initial weights)",
+    )
     shared: str = option("", "architecture for methods that need the same one for all clients ('' = model.name)")
     options: dict[str, Any] = option(
         {},

@@ -274,7 +274,7 @@ def run_federation(
     """
     progress = progress or Progress()
     label = label or experiment.method
-    if not files.finished:
+    if not files.finished or (resume and files.changed(experiment)):
         numerics.warn_if_unrepeatable()
         hardware = Hardware.of(experiment.execution)
         memory = PeakMemory(hardware.device)
@@ -284,7 +284,8 @@ def run_federation(
             files.write_federation(description)
             rounds = files.restore(federation)
             progress.started(label, experiment.rounds, federation.round, files.path)
-            for record in federation.run():
+            remaining = federation.run()
+            while not federation.stalled(rounds) and (record := next(remaining, None)):
                 rounds.append(record)
                 progress.round(label, files.add_round(record, federation, experiment.checkpoint.every))
             files.finish(federation, _summary(experiment, hardware.device, rounds, federation, memory.bytes()))

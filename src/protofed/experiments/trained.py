@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from protofed import runs
 from protofed.errors import CheckpointError, ConfigError, DataError, unknown_name
@@ -241,34 +240,3 @@ def _check_size(experiment: Experiment, federated: FederatedData, architecture: 
     wrong = [n for n, t in model.state_dict().items() if stored.get(n) != tuple(t.shape)]
     if wrong:
         raise CheckpointError(f"{path}: does not fit the model of {architecture} ({wrong[0]})")
-
-
-def trained_weights(run: RunData) -> Callable[[str, nn.Module], bool]:
-    """Return a function that gives a client's model the weights with which the client of that name ended a run.
-
-    The function returns whether there was such a client; a method's own networks are taken over where they are the
-    same.
-
-    Args:
-        run: A finished run.
-
-    Raises:
-        CheckpointError: If the run has not finished.
-    """
-    if not (run.directory / "clients").is_dir():
-        raise CheckpointError(f"{run.directory}: no trained clients: the run has not finished")
-    names = {client.name for client in run.clients}
-
-    def load(name: str, model: nn.Module) -> bool:
-        path = client_model(run.directory, name)
-        if name not in names or Border(run.directory).signature(path) is None:
-            return False
-        weights, own = read_tensors(path), model.state_dict()
-        shared = {n: t for n, t in weights.items() if n in own and own[n].shape == t.shape}
-        lacking = [n for n in own if n not in shared and not n.startswith("extras.")]
-        if lacking:
-            raise CheckpointError(f"{path}: does not fit the model of {name} ({lacking[0]})")
-        model.load_state_dict(own | shared)
-        return True
-
-    return load

@@ -296,6 +296,14 @@ class Method(Generic[O]):
         """
         return False
 
+    @classmethod
+    def depends_on_rounds(cls, options: O) -> str:
+        """Return why the planned number of rounds matters before the last one, so that a run cannot be extended.
+
+        Called before there is a method; "" if it does not matter.
+        """
+        return ""
+
     def check(self) -> None:
         """Check that options and task fit each other, before any training.
 

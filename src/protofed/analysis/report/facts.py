@@ -52,7 +52,8 @@ def rule_text(rule: str) -> str:
 def status(run: RunData) -> str:
     """Return how far a run has come."""
     if run.finished:
-        return f"finished, {plural(run.last_round, 'round')}"
+        early = f" of {run.planned_rounds}, stopped early" if run.last_round < run.planned_rounds else ""
+        return f"finished, {plural(run.last_round, 'round')}{early}"
     return f"running or stopped after round {run.last_round} of {run.planned_rounds}"
 
 
