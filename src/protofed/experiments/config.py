@@ -28,7 +28,7 @@ Tree = dict[str, Any]
 class ModelOptions(Options):
     """The models of the clients."""
 
-    name: str = option("cnn2", "architecture, group of architectures, or package.module:callable")
+    name: str = option("cnn2", "architecture, group of architectures, package.module:callable or file.py:callable")
     d: int = option(512, "prototype dimension d", least=1)
     map: Literal["pool", "linear"] = option(
         "pool", "map from a backbone's features to d: pooling, or a learned linear map"
