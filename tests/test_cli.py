@@ -83,7 +83,9 @@ def test_compare_several_seeds(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "again.html").read_text() == (tmp_path / "c" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "recipes", "variants", "figures"])
+@pytest.mark.parametrize(
+    "kind", ["methods", "models", "datasets", "partitions", "recipes", "variants", "figures", "options"]
+)
 def test_list(kind, tmp_path, monkeypatch, capsys):
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "list", kind)
     assert status == 0
@@ -157,7 +159,9 @@ def test_a_signal_that_a_library_turned_into_its_own_error(number, ends, tmp_pat
         for each, handler in handlers.items():
             signal.signal(each, handler)
     assert status == ends
-    assert errors == "stopped; repeat the command with --resume to continue\n"
+    assert (
+        errors == "stopped before the first round: nothing was kept; repeat the command with --resume to continue\n"
+    )
 
 
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):

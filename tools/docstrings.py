@@ -23,7 +23,7 @@ def modules(name: str) -> Iterator[Any]:
     root = importlib.import_module(name)
     yield root
     for info in pkgutil.walk_packages(getattr(root, "__path__", []), f"{name}."):
-        if not info.name.endswith(("__main__", "_main", ".cli")):
+        if not info.name.endswith(("__main__", "_main", ".cli", ".commands")):
             yield importlib.import_module(info.name)
 
 

@@ -18,18 +18,20 @@ __version__ = "0.2.0"
 _EXPORTS = {
     "run": "protofed.api",
     "compare": "protofed.api",
+    "figure": "protofed.api",
+    "load_run": "protofed.experiments",
     "Run": "protofed.experiments",
     "Comparison": "protofed.experiments",
     "Progress": "protofed.experiments",
     "ProtofedError": "protofed.errors",
 }
 
-__all__ = ["Comparison", "Progress", "ProtofedError", "Run", "__version__", "compare", "run"]
+__all__ = ["Comparison", "Progress", "ProtofedError", "Run", "__version__", "compare", "figure", "load_run", "run"]
 
 if TYPE_CHECKING:
-    from protofed.api import compare, run
+    from protofed.api import compare, figure, run
     from protofed.errors import ProtofedError
-    from protofed.experiments import Comparison, Progress, Run
+    from protofed.experiments import Comparison, Progress, Run, load_run
 
 
 def __getattr__(name: str) -> Any:
@@ -41,3 +43,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_EXPORTS[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also before their first use."""
+    return sorted(__all__)

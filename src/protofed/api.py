@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.report import write_report
 from protofed.errors import ConfigError, unknown_name
@@ -12,6 +13,10 @@ from protofed.experiments.comparing import Comparison, Plan
 from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, resolve
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Run, run_experiment
+from protofed.runs import load_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
@@ -26,6 +31,7 @@ def run(
     resume: bool = False,
     progress: Progress | None = None,
     engine: str = "local",
+    track: Sequence[str] = (),
 ) -> Run | Comparison:
     """Run a recipe.
 
@@ -34,8 +40,9 @@ def run(
         overrides: Values by dotted name, e.g. ``{"method.name": "fedtgp", "rounds": 40}``.
         out: Run directory; by default ``runs/RECIPE-METHOD``, with a number appended if that exists.
         resume: Whether to continue an existing run.
-        progress: Receives progress reports.
+        progress: Receives progress reports; in a notebook, a bar is shown by default.
         engine: ``local``, or ``flower`` for Flower's simulation engine (one method at a time).
+        track: Trackers that log the rounds: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``.
 
     Returns:
         A :class:`Comparison` if the recipe lists methods to compare and neither it nor ``overrides`` names one
@@ -46,6 +53,7 @@ def run(
     """
     if engine not in ENGINES:
         raise ConfigError(unknown_name("engine", engine, ENGINES))
+    progress = _receivers(progress, track)
     tree = apply_overrides(load_recipe(recipe), overrides or {})
     if "name" not in tree.get("method", {}) and comparison(tree).methods:
         if engine != "local":
@@ -72,6 +80,7 @@ def compare(
     resume: bool = False,
     progress: Progress | None = None,
     jobs: int = 1,
+    track: Sequence[str] = (),
 ) -> Comparison:
     """Run several methods on the same federation, with the same seeds.
 
@@ -86,6 +95,7 @@ def compare(
         progress: Receives progress reports; with several jobs, only of finished runs.
         jobs: Number of parallel runs, each in a process of its own with its share of the cores. Results equal
             those of one job up to the rounding effects of a different number of threads.
+        track: Trackers, as for :func:`run`.
 
     Returns:
         The finished comparison.
@@ -97,7 +107,44 @@ def compare(
     chosen: Tree = {"methods": list(methods)} if methods else {}
     chosen |= {"seeds": list(seeds)} if seeds else {}
     tree = apply_overrides(tree, {f"compare.{name}": value for name, value in chosen.items()})
-    return _compare(tree, out, resume, progress, jobs)
+    return _compare(tree, out, resume, _receivers(progress, track), jobs)
+
+
+def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:
+    """Return what receives progress reports: the display, and trackers."""
+    if progress is None and "IPython" in sys.modules:
+        from protofed.progress import in_notebook
+
+        progress = in_notebook()
+    if not track:
+        return progress or Progress()
+    from protofed.progress import Several
+    from protofed.tracking import trackers
+
+    return Several([progress or Progress(), *trackers([track] if isinstance(track, str) else track)])
+
+
+def figure(
+    name: str, runs: Run | Comparison | str | Path | Sequence[Run | Comparison | str | Path], **options: Any
+) -> Figure:
+    """Draw a figure.
+
+    Args:
+        name: Name of a figure (``protofed list figures``).
+        runs: One or several runs, comparisons, or directories of either.
+        options: Options of the figure.
+
+    Returns:
+        A matplotlib figure, which notebooks show and ``savefig`` writes.
+
+    Raises:
+        ProtofedError: If there is no such figure, or the runs do not hold what it shows.
+    """
+    from protofed.analysis.figures import draw_figure
+
+    chosen = [runs] if isinstance(runs, (Run, Comparison, str, Path)) else runs
+    places = [Path(each.directory if isinstance(each, (Run, Comparison)) else each) for each in chosen]
+    return draw_figure(name, load_runs(places), options)
 
 
 def _compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from protofed.errors import ConfigError, unknown_name
@@ -67,7 +68,24 @@ def _figures() -> list[Entry]:
     return [Entry(n, (d.__doc__ or "").strip().splitlines()[0], figure_rows(n)) for n, d in sorted(figures.items())]
 
 
+def _options() -> list[Entry]:
+    from protofed.experiments.config import SCALARS, SECTIONS
+
+    general = [(name, default, _SCALARS[name]) for name, default in SCALARS.items()]
+    sections = [
+        Entry(n, (kind.__doc__ or "").strip().splitlines()[0], option_rows(kind)) for n, kind in SECTIONS.items()
+    ]
+    return [Entry("general", "Options without a section.", general), *sections]
+
+
+_SCALARS = {
+    "recipe": "name of the recipe in tables and directories",
+    "seed": "seed of the split, the initial weights, the order of samples and all else that is drawn",
+    "rounds": "number of communication rounds",
+}
+
 KINDS = {
+    "options": _options,
     "methods": _methods,
     "models": _models,
     "datasets": _datasets,
@@ -78,15 +96,20 @@ KINDS = {
 }
 
 
-def entries(kind: str) -> list[Entry]:
+def entries(kind: str, names: Sequence[str] = ()) -> list[Entry]:
     """Return the entries of a list.
 
     Args:
         kind: A key of :data:`KINDS`.
+        names: Names of the entries to return; none for all.
 
     Raises:
-        ConfigError: If there is no such list.
+        ConfigError: If there is no such list, or no such entry.
     """
     if kind not in KINDS:
         raise ConfigError(unknown_name("list", kind, KINDS))
-    return KINDS[kind]()
+    found = {entry.name: entry for entry in KINDS[kind]()}
+    for name in names:
+        if name not in found:
+            raise ConfigError(unknown_name(f"name among the {kind}", name, found))
+    return [found[name] for name in names or found]

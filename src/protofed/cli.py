@@ -9,20 +9,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from protofed import __version__, commands
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.flower.cli import deploy
 from protofed.imports import uncollected
 from protofed.ui import cli as ui
 
+if TYPE_CHECKING:
+    from protofed.progress import Kept
+
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Prototype-based federated learning: different models, different data, a few kilobytes per round.",
 )
@@ -37,10 +40,32 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Folder with local copies of data sets (default: PROTOFED_DATA).")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
+LogFormat = Annotated[
+    str, typer.Option(help="auto (bars in a terminal, else lines), text (lines) or json (one object per line).")
+]
+Track = Annotated[str, typer.Option(help="Trackers, separated by commas: tensorboard, wandb, mlflow, trackio.")]
+From = Annotated[
+    Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
 ]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"protofed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def protofed(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Accept options that belong to no command."""
 
 
 @app.command()
@@ -59,18 +84,30 @@ def run(
     data_dir: DataDir = None,
     quiet: Quiet = False,
     engine: Annotated[str, typer.Option(help="local, or flower for Flower's simulation engine.")] = "local",
+    start: From = None,
+    track: Track = "",
+    log_format: LogFormat = "auto",
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
     with uncollected():
         from protofed import api
-        from protofed.progress import progress_bar
+        from protofed.progress import Several, progress_bar
 
     recipe, items = _split_recipe(arguments or [])
-    with _resumable(), progress_bar(console, quiet=quiet) as progress:
+    overrides = _overrides(items, device, data_dir)
+    if start is not None:
+        overrides["model.start"] = str(start.resolve())
+    with _resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
         result = api.run(
-            recipe, _overrides(items, device, data_dir), out=out, resume=resume, progress=progress, engine=engine
+            recipe,
+            overrides,
+            out=out,
+            resume=resume,
+            progress=Several([kept, shown]),
+            engine=engine,
+            track=_names(track),
         )
-    _show(result)
+    _show(result, table=log_format != "json")
 
 
 @app.command()
@@ -87,13 +124,15 @@ def compare(
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
+    track: Track = "",
+    log_format: LogFormat = "auto",
 ) -> None:
     """Run several methods on the same federation and compare them in one table and one report."""
     with uncollected():
         from protofed import api
-        from protofed.progress import progress_bar
+        from protofed.progress import Several, progress_bar
 
-    with _resumable(), progress_bar(console, quiet=quiet) as progress:
+    with _resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
         result = api.compare(
             recipe,
             _names(methods),
@@ -101,17 +140,25 @@ def compare(
             _overrides(overrides or [], device, data_dir),
             out=out,
             resume=resume,
-            progress=progress,
+            progress=Several([kept, shown]),
             jobs=jobs,
+            track=_names(track),
         )
-    _show(result)
+    _show(result, table=log_format != "json")
 
 
 @app.command(name="list")
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="methods, models, datasets, partitions, recipes, variants or figures.")
-    ],
+        str,
+        typer.Argument(
+            help="methods, models, datasets, partitions, recipes, variants, figures or options; without it, what "
+            "there is."
+        ),
+    ] = "",
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these, e.g. list methods fedproto.")
+    ] = None,
     markdown: Annotated[
         bool,
         typer.Option("--markdown", help="For methods: print a table of their requirements and measured traffic."),
@@ -119,8 +166,13 @@ def list_(
 ) -> None:
     """List the names that can be used in a recipe, with options and their defaults."""
     with uncollected():
-        from protofed.catalogue import entries
+        from protofed.catalogue import KINDS, entries
 
+    if not kind:
+        for each in KINDS:
+            found = ", ".join(entry.name for entry in entries(each))
+            console.print(f"[bold]{each}[/]  {escape(found)}", highlight=False, soft_wrap=True)
+        return
     if markdown:
         if kind != "methods":
             raise ConfigError(f"--markdown is for methods, not for {kind}")
@@ -128,7 +180,7 @@ def list_(
 
         console.print(method_table(), markup=False, highlight=False, soft_wrap=True)
         return
-    for entry in entries(kind):
+    for entry in entries(kind, names or ()):
         console.print(f"[bold]{entry.name}[/]  {entry.summary}", highlight=False, soft_wrap=True)
         for name, default, doc in entry.options:
             console.print(f"    {name} = {default!r}  [dim]{doc}[/]", highlight=False, soft_wrap=True)
@@ -147,8 +199,9 @@ def inspect(
     with uncollected():
         from protofed.analysis.split import inspect_split
 
-    table, drawn = inspect_split(recipe, _overrides(overrides or [], "auto", data_dir), out)
-    console.print(table)
+    tables, drawn = inspect_split(recipe, _overrides(overrides or [], "auto", data_dir), out, console.width)
+    for table in tables:
+        console.print(table)
     console.print(f"Drawn: {', '.join(str(path) for path in drawn)}", soft_wrap=True)
 
 
@@ -252,8 +305,28 @@ def bench(
             results.add(measured, result)
 
 
-def _show(result: Any) -> None:
-    """Print the table of a run or comparison and the path of its report."""
+def _show(result: Any, *, table: bool = True) -> None:
+    """Print the table of a run or comparison and the path of its report; end with status 1 if nothing is worth it.
+
+    Args:
+        result: The run or comparison.
+        table: Whether to print; otherwise only the status tells.
+    """
+    from protofed.experiments import Comparison
+    from protofed.runs.trouble import ruin
+
+    if table:
+        _print(result)
+    runs = [run for group in result.runs.values() for run in group] if isinstance(result, Comparison) else [result]
+    ruined = {str(run.directory): found for run in runs if (found := ruin(run.data.rounds))}
+    for directory, found in ruined.items():
+        text = f"{directory}: {found}" if len(runs) > 1 else found
+        errors.print(f"[bold white on red]FAILED[/] [bold red]{escape(text)}[/]", highlight=False, soft_wrap=True)
+    if ruined:
+        raise typer.Exit(1)
+
+
+def _print(result: Any) -> None:
     from protofed.analysis.differing import remarks
     from protofed.analysis.grid import rows_of
     from protofed.analysis.tables import grid_table, results_table, summaries_of, traffic_table
@@ -309,6 +382,7 @@ def _integer(text: str, where: str) -> int:
 
 
 ui.register(app)
+app.add_typer(commands.app)
 
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -344,15 +418,23 @@ def main() -> None:
 
 
 @contextmanager
-def _resumable() -> Iterator[None]:
-    """Print how to continue a run that was stopped."""
+def _resumable() -> Iterator[Kept]:
+    """Yield a receiver of progress reports; if the run is stopped, print what was kept and how to continue."""
+    from protofed.progress import Kept
+
+    kept = Kept()
     try:
-        yield
+        yield kept
     except BaseException:
         # A signal inside a C library may surface as one of the library's own exceptions.
         if not _signals:
             raise
-        errors.print("stopped; repeat the command with --resume to continue", highlight=False)
+        told = kept.told() or "stopped before the first round: nothing was kept"
+        goes_on = "; repeat the command with --resume to continue"
+        if kept.running:
+            place = next(iter(kept.running.values()))[0]
+            goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
+        errors.print(escape(told) + escape(goes_on), highlight=False, soft_wrap=True)
         raise KeyboardInterrupt from None
 
 

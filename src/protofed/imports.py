@@ -1,10 +1,15 @@
-"""Quick imports, where a process begins."""
+"""Imports: quick ones where a process begins, and those of code that a user names."""
 
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 
 
 @contextmanager
@@ -22,3 +27,33 @@ def uncollected() -> Iterator[None]:
         gc.freeze()
         if collects:
             gc.enable()
+
+
+def user_module(location: str) -> ModuleType:
+    """Import a module that a user names.
+
+    Args:
+        location: Dotted name of a module, which may also lie in the working directory, or path of a Python file.
+
+    Raises:
+        ImportError: If there is none.
+    """
+    if not location.endswith(".py"):
+        top, here = location.partition(".")[0], str(Path.cwd())
+        if top not in sys.modules and importlib.util.find_spec(top) is None and here not in sys.path:
+            sys.path.append(here)  # a command does not search the working directory by itself
+        return importlib.import_module(location)
+    path = Path(location).resolve()
+    name = f"protofed_user_{path.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise ImportError(f"no module at {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

@@ -67,7 +67,8 @@ def test_a_run_directory_can_be_read_without_this_package(tmp_path):
         "prototypes.safetensors",
         "server.safetensors",
         "report.html",
-        *(f"clients/{name}/model.safetensors" for name in clients),
+        "end.json",
+        *(f"clients/{name}/{part}.safetensors" for name in clients for part in ("model", "state")),
     }
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary == result.summary

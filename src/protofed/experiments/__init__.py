@@ -2,7 +2,7 @@
 
 from protofed.experiments.comparing import Comparison
 from protofed.experiments.config import Experiment, load_recipe, recipes, resolve
-from protofed.experiments.running import Progress, Run, run_experiment
+from protofed.experiments.running import Progress, Run, load_run, run_experiment
 
 __all__ = [
     "Comparison",
@@ -10,6 +10,7 @@ __all__ = [
     "Progress",
     "Run",
     "load_recipe",
+    "load_run",
     "recipes",
     "resolve",
     "run_experiment",

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import torch
 
+from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment
+from protofed.experiments.ending import client_model, read_server
 from protofed.experiments.executors import build_executor
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.federation import Federation, ServerState
+from protofed.files import read_tensors
 from protofed.robust import Attackers
+from protofed.runs import Border, RunData, load_run
 from protofed.samples import FederatedData
 from protofed.training import Executor, LocalTrainer
 
@@ -49,10 +54,55 @@ def assemble(
     try:
         builder.fill(executor.clients)
         federation = build_federation(experiment, builder.trainer, executor)
+        if experiment.model.start:
+            start_from(Path(experiment.model.start), federation)
     except BaseException:
         executor.close()
         raise
     return federation, federated
+
+
+def start_from(directory: Path, federation: Federation) -> None:
+    """Give clients the weights with which those of the same names ended a run; others keep their initial weights.
+
+    The networks and the server's state of the same method are taken over as well.
+
+    Args:
+        directory: Directory of a finished run.
+        federation: The federation before its first round.
+
+    Raises:
+        CheckpointError: If there is no such run, none of its clients is here, or a model does not fit.
+        ConfigError: If the method would replace the clients' weights by the server's own.
+    """
+    run, clients = load_run(directory), federation.executor.clients
+    names = [c.name for c in run.clients if c.name in clients and run.finished]
+    if not names or not clients.rests_here:
+        why = "the run has not finished" if not run.finished else "none of its clients is in this federation"
+        raise CheckpointError(f"model.start: {directory}: {why if clients.rests_here else 'use --engine local'}")
+    for name in names:
+        _take_over(run, name, federation)
+    method, server = federation.method, read_server(directory)
+    shapes = {n: t.shape for n, t in federation.server.items()}
+    if run.method == method.name and {n: t.shape for n, t in server.items()} == shapes:
+        federation.state.tensors = server
+    elif method.exchanges in ("part of the weights", "all weights"):
+        raise ConfigError(
+            f"model.start: {method.name} begins with the server's weights, and {directory} holds none of its own: "
+            f"start from a run of {method.name} with the same model"
+        )
+
+
+def _take_over(run: RunData, name: str, federation: Federation) -> None:
+    path, clients = client_model(run.directory, name), federation.executor.clients
+    if Border(run.directory).signature(path) is None:
+        raise CheckpointError(f"{path}: missing")
+    weights, snapshot = read_tensors(path), clients.snapshot(name)
+    shared = {n: t for n, t in weights.items() if n in snapshot.model and snapshot.model[n].shape == t.shape}
+    lacking = [n for n in snapshot.model if n not in shared and not n.startswith("extras.")]
+    if lacking:
+        raise CheckpointError(f"{path}: does not fit the model of {name} ({lacking[0]})")
+    clients.replace(name, snapshot._replace(model=snapshot.model | shared))
 
 
 def build_federation(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from protofed.errors import ConfigError, ProtofedError
+from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import CompareOptions, Experiment, Tree, apply_overrides, comparison, resolve
 from protofed.experiments.executors import PRELOAD
@@ -49,7 +50,7 @@ class Cell(NamedTuple):
         return f"{'_'.join(words)}-seed{self.seed}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The results of several methods on the same federation, with the same seeds, and possibly along further axes.
 
@@ -67,6 +68,14 @@ class Comparison:
     def report(self) -> Path:
         """Path of the HTML report."""
         return self.directory / "report.html"
+
+    def __repr__(self) -> str:
+        """Return the comparison in one line."""
+        return shown.comparison_line(self.directory, self.runs)
+
+    def _repr_html_(self) -> str:
+        """Return a table and a small plot, for notebooks."""
+        return shown.comparison_html(self.directory, self.runs)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ Tree = dict[str, Any]
 class ModelOptions(Options):
     """The models of the clients."""
 
-    name: str = option("cnn2", "architecture, group of architectures, or package.module:callable")
+    name: str = option("cnn2", "architecture, group of architectures, package.module:callable or file.py:callable")
     d: int = option(512, "prototype dimension d", least=1)
     map: Literal["pool", "linear"] = option(
         "pool", "map from a backbone's features to d: pooling, or a learned linear map"
@@ -36,6 +36,10 @@ class ModelOptions(Options):
     init: Literal["same", "own"] = option(
         "same",
         "initial weights: the same for all clients of one architecture, as in all public code, or own per client",
+    )
+    start: str = option(
+        "",
+        "directory of a finished run from whose clients those of the same names start ('' = from initial weights)",
     )
     shared: str = option("", "architecture for methods that need the same one for all clients ('' = model.name)")
     options: dict[str, Any] = option(

@@ -12,8 +12,10 @@ import tomli_w
 import torch
 from torch import Tensor
 
+from protofed import methods
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree
+from protofed.experiments.ending import END, restore_end, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import check_room, remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
@@ -23,6 +25,19 @@ from protofed.reading import read_toml, reason
 from protofed.runs import RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
 from protofed.samples import Samples
 from protofed.training.batches import batches
+
+ENDS = ("rounds", "evaluation.patience")
+"""Options that say when a run ends, which may change when it is resumed."""
+
+
+def why_rounds_matter(experiment: Experiment) -> str:
+    """Return why the planned number of rounds affects every round of an experiment; "" if it does not."""
+    if experiment.training.schedule == "cosine":
+        return "training.schedule=cosine spreads over all rounds"
+    if experiment.participation.newcomers:
+        return "participation.newcomers join in the last rounds"
+    kind = methods.get(experiment.method)
+    return kind.depends_on_rounds(experiment.method_options)
 
 
 class RunDirectory:
@@ -57,20 +72,34 @@ class RunDirectory:
         """
         config = self.path / "config.toml"
         if config.is_file():
-            self._check_same(config, experiment)
+            changed = self.changed(experiment)
             if not resume:
                 state = "finished" if self.finished else "unfinished"
                 raise ConfigError(
                     f"{self.path} holds a{'n' * (not self.finished)} {state} run of this configuration: "
                     "pass --resume to continue it, or choose another --out"
                 )
+            if changed:  # first the summary, without which the run counts as unfinished
+                with writing(self.path):
+                    (self.path / "summary.json").unlink(missing_ok=True)
+                write_text(config, tomli_w.dumps(experiment.to_tree()))
             return
         if self.path.is_dir() and any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
         write_text(config, tomli_w.dumps(experiment.to_tree()))
 
-    def _check_same(self, config: Path, experiment: Experiment) -> None:
-        """Refuse a directory with another configuration, naming an option that differs."""
+    def changed(self, experiment: Experiment) -> bool:
+        """Return whether an experiment is that of this directory with more rounds, or another point to stop.
+
+        Args:
+            experiment: The experiment.
+
+        Raises:
+            ConfigError: If it is another experiment; the message names an option that differs. Or if it has other
+                rounds, and what was done depends on their number.
+            CheckpointError: If the configuration of the directory cannot be read.
+        """
+        config = self.path / "config.toml"
         try:
             present = _options(read_toml(config))
         except (OSError, ValueError) as error:
@@ -78,12 +107,26 @@ class RunDirectory:
         wanted = _options(experiment.identity())
         kept = {k: v for k, v in present.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
         differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
-        if differing:
+        if "rounds" in differing and set(differing) <= set(ENDS):
+            self._check_longer(kept["rounds"], experiment)
+        if not set(differing) <= set(ENDS):
             # Another method or partition has other options too, so its name is reported first.
-            name = min(differing, key=lambda n: not n.endswith(".name"))
+            name = min((n for n in differing if n not in ENDS), key=lambda n: not n.endswith(".name"))
             raise ConfigError(
                 f"{self.path} holds a run with another configuration ({name} is {kept.get(name)!r} there and "
                 f"{wanted.get(name)!r} here): choose another --out"
+            )
+        return bool(differing)
+
+    def _check_longer(self, before: Any, experiment: Experiment) -> None:
+        """Refuse to change the number of rounds where what was done would have been another."""
+        done = len(self.rounds())
+        if experiment.rounds < done:
+            raise ConfigError(f"{self.path} holds {done} rounds: rounds={experiment.rounds} is fewer")
+        if done and (why := why_rounds_matter(experiment)):
+            raise ConfigError(
+                f"{self.path}: rounds cannot change from {before} to {experiment.rounds}, because {why}: choose "
+                f"another --out, perhaps with --from {self.path}"
             )
 
     def check_room(self, federation: Federation, every: int) -> None:
@@ -120,12 +163,19 @@ class RunDirectory:
         """
         remove_partial(self.path)
         rounds: list[RoundRecord] = []
-        if load_checkpoint(self.checkpoints, federation.state, federation.executor.clients):
+        clients = federation.executor.clients
+        if load_checkpoint(self.checkpoints, federation.state, clients) or self._restore_end(federation):
             rounds = self.rounds()[: federation.round]
             if len(rounds) < federation.round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
         write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
         return rounds
+
+    def _restore_end(self, federation: Federation) -> bool:
+        """Give ``federation`` the state with which a shorter run ended, if one did."""
+        if federation.executor.remote and (self.path / END).is_file():
+            raise CheckpointError(f"{self.path}: a finished run of a network does not go on: choose another --out")
+        return restore_end(self.path, federation)
 
     def rounds(self) -> list[RoundRecord]:
         """Return the recorded rounds, without a last line that was cut off by a crash.
@@ -191,6 +241,8 @@ class RunDirectory:
         """
         self._check_present()
         self.saving.wait()
+        with writing(self.path):
+            (self.path / END).unlink(missing_ok=True)  # until the new weights are complete
         clients = federation.executor.clients
         for name in clients if clients.rests_here else ():
             # Only one entry, because safetensors does not keep the order of several.
@@ -201,6 +253,8 @@ class RunDirectory:
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
         if federation.server:
             write_tensors(self.path / "server.safetensors", federation.server)
+        if clients.rests_here:
+            write_end(self.path, federation)
         write_json(self.path / "summary.json", summary.to_dict())
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
@@ -300,7 +354,7 @@ def _existing(base: Path) -> Sequence[Path]:
 
 def _resumable(path: Path, experiment: Experiment) -> bool:
     try:
-        RunDirectory(path).open(experiment, resume=True)
+        RunDirectory(path).changed(experiment)
     except ConfigError:
         return False
     return True

@@ -6,21 +6,32 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import protofed
 from protofed import numerics
+from protofed.errors import CheckpointError
+from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.description import describe_clients
+from protofed.experiments.ending import describe_models
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.federation import Federation
-from protofed.runs import Outcome, RoundRecord, Summary
+from protofed.runs import Outcome, RoundRecord, RunData, Summary, read_comparison
+from protofed.runs import load_run as load_run_data
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from protofed.experiments.trained import Prediction, TrainedClient
+    from protofed.models import Classifier
 
 Report = Callable[[Sequence[Path], Path], object]
 """Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""
@@ -56,7 +67,7 @@ class Progress:
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run.
 
@@ -64,16 +75,137 @@ class Run:
         directory: The run directory.
         summary: The contents of ``summary.json``.
         rounds: The lines of ``rounds.jsonl``.
+        trusted: Whether code that the run's configuration names may be imported; a run of this process did so.
     """
 
     directory: Path
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
+    trusted: bool = True
 
     @property
     def report(self) -> Path:
         """Path of the HTML report."""
         return self.directory / "report.html"
+
+    @cached_property
+    def data(self) -> RunData:
+        """The run as its directory tells it, with its clients and classes."""
+        return load_run_data(self.directory)
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients."""
+        return [client.name for client in self.data.clients]
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes."""
+        return self.data.class_names
+
+    # Its models.
+
+    def client(self, name: str) -> TrainedClient:
+        """Return a client as it was after the last round, ready to classify.
+
+        Args:
+            name: Name of the client.
+
+        Raises:
+            ProtofedError: As :func:`~protofed.experiments.trained.open_client`.
+        """
+        from protofed.experiments.trained import open_client
+
+        return open_client(self.data, name, self.trusted)
+
+    def model(self, client: str) -> Classifier:
+        """Return a client's model with its preprocessing, in eval mode: ``(n, *input_shape)`` to ``(n, K)`` logits.
+
+        Args:
+            client: Name of the client.
+
+        Raises:
+            ProtofedError: As :meth:`client`.
+        """
+        return self.client(client).classifier
+
+    def predict(self, client: str, samples: Any, rule: str = "", resize: int | None = None) -> Prediction:
+        """Classify samples with a client's model.
+
+        Args:
+            client: Name of the client.
+            samples: An array or tensor with or without a dimension of samples, a pandas table, pictures of PIL, or
+                paths of images and tables; see :func:`~protofed.experiments.inputs.as_samples`.
+            rule: Inference rule, e.g. ``head`` or ``global``; ``prototypes`` for the nearest prototype, ``""`` for
+                the run's main rule.
+            resize: Side in pixels to which pictures are scaled and centre-cropped; None for that of the run.
+
+        Raises:
+            ProtofedError: As :meth:`client`; or if the samples do not suit the model, or there is no such rule.
+        """
+        from protofed.experiments.inputs import as_samples
+
+        trained = self.client(client)
+        side = trained.resize if resize is None else resize
+        return trained.predict(as_samples(samples, trained.classifier, side), rule)
+
+    def export(self, client: str, path: str | Path, format: str = "") -> Path:
+        """Write a client's model with its preprocessing and the names of the classes, and check the file.
+
+        Args:
+            client: Name of the client.
+            path: The file.
+            format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
+
+        Raises:
+            ProtofedError: As :func:`~protofed.experiments.exporting.export`.
+        """
+        from protofed.experiments.exporting import export
+
+        return export(self.client(client), Path(path), format)
+
+    # Its numbers.
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas table with one row per round: accuracies by rule, losses, bytes, seconds, refusals."""
+        from protofed.experiments.frames import rounds_frame
+
+        return rounds_frame(self.data)
+
+    def clients_frame(self) -> DataFrame:
+        """Return a pandas table with one row per client: its model, its samples, its last accuracy by each rule."""
+        from protofed.experiments.frames import clients_frame
+
+        return clients_frame(self.data)
+
+    def __repr__(self) -> str:
+        """Return the run in one line."""
+        return shown.run_line(self.directory, self.summary)
+
+    def _repr_html_(self) -> str:
+        """Return a table and a small plot, for notebooks."""
+        return shown.run_html(self.directory, self.summary, self.rounds)
+
+
+def load_run(directory: str | Path, trust_code: bool = False) -> Run:
+    """Return a finished run from its directory.
+
+    Args:
+        directory: The run directory.
+        trust_code: Whether code that the run's configuration names may be imported for its models.
+
+    Raises:
+        CheckpointError: If there is no finished run, or one of its files is damaged.
+    """
+    path = Path(directory)
+    if (path / "comparison.json").is_file():
+        first = next(iter(read_comparison(path / "comparison.json").runs), None)
+        example = f", such as {path / first.directory}" if first else ""
+        raise CheckpointError(f"{path}: holds a comparison: load one of its runs{example}")
+    data = load_run_data(path)
+    if data.summary is None:
+        raise CheckpointError(f"{path}: the run has not finished: continue it with --resume")
+    return Run(path, data.summary.to_dict(), [record.to_dict() for record in data.rounds], trust_code)
 
 
 def run_experiment(
@@ -105,7 +237,9 @@ def run_experiment(
 
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:
         federation, federated = assemble(experiment, bfloat16=files.bfloat16(), hardware=hardware)
-        return federation, describe_clients(federation, federated)
+        return federation, describe_clients(federation, federated) | {
+            "models": describe_models(experiment, federated)
+        }
 
     return run_federation(experiment, files, begin, resume=resume, progress=progress, label=label, report=report)
 
@@ -140,7 +274,7 @@ def run_federation(
     """
     progress = progress or Progress()
     label = label or experiment.method
-    if not files.finished:
+    if not files.finished or (resume and files.changed(experiment)):
         numerics.warn_if_unrepeatable()
         hardware = Hardware.of(experiment.execution)
         memory = PeakMemory(hardware.device)
@@ -151,7 +285,8 @@ def run_federation(
             files.write_federation(description)
             rounds = files.restore(federation)
             progress.started(label, experiment.rounds, federation.round, files.path)
-            for record in federation.run():
+            remaining = federation.run()
+            while not federation.stalled(rounds) and (record := next(remaining, None)):
                 rounds.append(record)
                 progress.round(label, files.add_round(record, federation, experiment.checkpoint.every))
             files.finish(federation, summary_of(experiment, hardware.device, rounds, federation, memory.bytes()))

@@ -68,6 +68,12 @@ class EvaluationOptions(Options):
     on_every: int = option(
         1, "with on: clients are scored on others' samples in multiples of this round, and in the last", least=1
     )
+    patience: int = option(
+        0,
+        "the run ends after so many evaluations without a better accuracy on validation samples by the main rule "
+        "(0 = after all rounds)",
+        least=0,
+    )
     rule: str = option(
         "",
         "main rule of tables and figures, e.g. local, by which TinyProto (Eq. 12) and ProtoNorm (Eq. 6) score; a "
@@ -181,6 +187,8 @@ class Federation:
     def _check_evaluation(self) -> None:
         """Raise ConfigError if clients cannot be scored as the options ask."""
         on, rule = self.evaluation.on, self.evaluation.rule
+        if self.evaluation.patience and not any(m.validation for m in self.executor.clients.values()):
+            raise ConfigError("evaluation.patience needs validation samples: set data.validation_fraction")
         known = dict.fromkeys((*self.method.rules, *RULE_ORDER))
         if rule and rule not in known:
             raise ConfigError(unknown_name("rule in evaluation.rule", rule, known))
@@ -198,6 +206,16 @@ class Federation:
     def main_rule(self) -> str:
         """The rule by which results are summed up."""
         return main_rule(self.method.rules, self.evaluation.rule)
+
+    def stalled(self, rounds: Sequence[RoundRecord]) -> bool:
+        """Return whether accuracy on validation samples has not improved for ``evaluation.patience`` evaluations.
+
+        Args:
+            rounds: Records of all rounds so far.
+        """
+        found = [r.validation.weighted[self.main_rule] for r in rounds if r.validation]
+        since = len(found) - 1 - found.index(max(found)) if found else 0
+        return 0 < self.evaluation.patience <= since
 
     def run(self) -> Iterator[RoundRecord]:
         """Run the remaining rounds and yield a record after each."""

@@ -21,6 +21,7 @@ from protofed.experiments.assemble import build_federation
 from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.description import describe_clients
+from protofed.experiments.ending import describe_models
 from protofed.experiments.executors import bfloat16_kinds, resting_place
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
@@ -145,7 +146,10 @@ def _federation(
         if simulated:
             builder.fill(roster)
         federation = build_federation(local, builder.trainer, executor, state)
-        return federation, _described(party, describe_clients(federation, federated, sizes))
+        described = describe_clients(federation, federated, sizes)
+        if simulated:
+            described["models"] = describe_models(local, federated)
+        return federation, _described(party, described)
     except BaseException:
         executor.close()
         raise

@@ -7,13 +7,11 @@ Files that start with an underscore hold what several methods share.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
-import sys
-from pathlib import Path
 from typing import TypeVar
 
 from protofed.errors import ConfigError
+from protofed.imports import user_module
 from protofed.methods.contract import (
     Aggregate,
     Batch,
@@ -79,25 +77,9 @@ def get(name: str) -> type[Method]:
         return methods().get(name)
     location, _, attribute = name.rpartition(":")
     try:
-        method = getattr(_load(location), attribute)
+        method = getattr(user_module(location), attribute)
     except (ImportError, OSError, AttributeError) as error:
         raise ConfigError(f"method {name!r} cannot be imported: {error}") from None
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise ConfigError(f"method {name!r} must be a subclass of protofed.methods.Method")
     return method
-
-
-def _load(location: str):  # type: ignore[no-untyped-def]
-    """Import a module by dotted name or by path of a Python file."""
-    if not location.endswith(".py"):
-        return importlib.import_module(location)
-    path = Path(location).resolve()
-    name = f"protofed_user_{path.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"no module at {path}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]

@@ -13,7 +13,6 @@ from protofed.errors import ConfigError, ModelError
 from protofed.methods._weights import copied, shared_weights
 from protofed.methods.contract import Batch, Exchange, Method, Tensors
 from protofed.options import Options, option
-from protofed.prototypes.inference import most_likely
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -89,9 +88,6 @@ class AuxiliaryMethod(Method[A]):
         """The client's own model, and the shared one."""
         return ("head", "global_model")
 
-    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Argmax of either classifier."""
-        return {
-            "head": most_likely(model(batch.x).logits),
-            "global_model": most_likely(model.extras[self.role](batch.x).logits),
-        }
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of either classifier."""
+        return {"head": model(batch.x).logits, "global_model": model.extras[self.role](batch.x).logits}

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Batch, Tensors
-from protofed.prototypes.inference import most_likely
 
 RHO = 1.0
 """ρ of the log-prior where a method has no such option."""
@@ -64,8 +63,8 @@ def balanced_cross_entropy(batch: Batch, logits: Tensor, state: Tensors) -> Tens
     return batch.cross_entropy(over(logits + state["prior"], state["own"]))
 
 
-def balanced_answers(logits: Tensor, state: Tensors) -> Tensors:
-    """Return the likeliest class of A_i, ``head`` given the client's class frequencies, ``all_classes`` without.
+def balanced_scores(logits: Tensor, state: Tensors) -> Tensors:
+    """Return scores of the classes of A_i, ``head`` given the client's class frequencies, ``all_classes`` without.
 
     A client without training samples may give any answer.
 
@@ -75,6 +74,6 @@ def balanced_answers(logits: Tensor, state: Tensors) -> Tensors:
     """
     own = state["own"] | ~state["own"].any()
     return {
-        "head": most_likely(over(logits + state["prior"], own)),
-        "all_classes": most_likely(over(logits, own)),
+        "head": over(logits + state["prior"], own),
+        "all_classes": over(logits, own),
     }

@@ -159,6 +159,10 @@ class WrappedMethod(Method[O]):
         """As the base."""
         return self.base.predict(model, batch, received, state)
 
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """As the base."""
+        return self.base.scores(model, batch, received, state)
+
     # The server.
 
     def server_state(self) -> Tensors:

@@ -31,7 +31,7 @@ from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Te
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.models.tiny import tiny_width
 from protofed.options import Options, option
-from protofed.prototypes.inference import most_likely, pull
+from protofed.prototypes.inference import pull
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
@@ -258,7 +258,7 @@ class Beacon(Method[BeaconOptions]):
         """Both on the client's own classes; each alone there; both on all classes; the beacon alone on all."""
         return ("head", "expert", "beacon", "all_classes", "global_model")
 
-    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """``P(y)`` with and without the client's class frequencies; expert and beacon alone.
 
         Largest ``s_y + π_i(y)`` and ``f_y + π_i(y)`` in A_i; ``g_y + π_i(y)``; ``P(y)``; ``g_y``, with
@@ -272,11 +272,11 @@ class Beacon(Method[BeaconOptions]):
         p = all_classes(s, g, own)
         now = state.get("now", own)
         return {
-            "head": most_likely(over(p + prior, now | ~now.any())),
-            "expert": most_likely(over(f + prior, own | ~own.any())),
-            "beacon": most_likely(g + prior),
-            "all_classes": most_likely(p),
-            "global_model": most_likely(g),
+            "head": over(p + prior, now | ~now.any()),
+            "expert": over(f + prior, own | ~own.any()),
+            "beacon": g + prior,
+            "all_classes": p,
+            "global_model": g,
         }
 
     def outputs(self, model: SplitModel, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -296,6 +296,14 @@ class Method(Generic[O]):
         """
         return False
 
+    @classmethod
+    def depends_on_rounds(cls, options: O) -> str:
+        """Return why the planned number of rounds matters before the last one, so that a run cannot be extended.
+
+        Called before there is a method; "" if it does not matter.
+        """
+        return ""
+
     def check(self) -> None:
         """Check that options and task fit each other, before any training.
 
@@ -451,6 +459,8 @@ class Method(Generic[O]):
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Classify a batch by every rule, in eval mode and without gradients.
 
+        By default the class of the largest of the :meth:`scores`.
+
         Args:
             model: The client's model; all rules should share one forward pass.
             batch: The samples.
@@ -460,7 +470,19 @@ class Method(Generic[O]):
         Returns:
             Per rule ``(B,)`` int64 classes, -1 where the model's output is not finite.
         """
-        return {"head": most_likely(model(batch.x).logits)}
+        scores = self.scores(model, batch, received, state)
+        return {rule: most_likely(scores[rule]) for rule in self.rules}
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Return per rule the ``(B, K)`` scores of a batch, whose softmax are the probabilities of the classes.
+
+        Args:
+            model: The client's model; all rules should share one forward pass.
+            batch: The samples; labels do not matter.
+            received: Result of :meth:`receive`.
+            state: The method's state on the client.
+        """
+        return {"head": model(batch.x).logits}
 
     # The server.
 

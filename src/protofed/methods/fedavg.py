@@ -26,7 +26,6 @@ from protofed.methods._weights import (
 )
 from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Tensors, Terms, Upload
 from protofed.options import Options, option
-from protofed.prototypes.inference import most_likely
 from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
@@ -140,12 +139,12 @@ class FedAvg(Method[W]):
         """
         return model(batch.x).logits
 
-    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Argmax of the classifier of either model."""
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of either model."""
         global_model = partial(functional_call, model, self.global_weights(received))
         return {
-            "global_model": most_likely(self.classify(global_model, batch, received)),
-            "head": most_likely(self.classify(model, batch, received)),
+            "global_model": self.classify(global_model, batch, received),
+            "head": self.classify(model, batch, received),
         }
 
     # The server.

@@ -35,7 +35,6 @@ from protofed.methods._weights import WeightedMean, load_weights, weight_of
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
 from protofed.methods.fedavg import FedAvg
 from protofed.options import option
-from protofed.prototypes.inference import most_likely
 from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
@@ -222,11 +221,11 @@ class FedGen(FedAvg[FedGenOptions]):
         """The global model and the client's own; if only heads are shared, its own with the mean head."""
         return super().rules if self.options.share == "all" else ("head",)
 
-    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Argmax of the classifier."""
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of the models that :attr:`rules` name."""
         if self.options.share == "all":
-            return super().predict(model, batch, received, state)
-        return {"head": most_likely(model(batch.x).logits)}
+            return super().scores(model, batch, received, state)
+        return {"head": model(batch.x).logits}
 
     # The server.
 

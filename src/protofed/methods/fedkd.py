@@ -92,6 +92,12 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         self.personal_broadcast = self.options.compress == "updates"
         self.sums_only = self.options.compress == "none"
 
+    @classmethod
+    def depends_on_rounds(cls, options: FedKDOptions) -> str:
+        """The energy of messages grows until the last round."""
+        compress = filled(options, PRESETS).compress
+        return "" if compress == "none" else "fedkd raises the energy of its messages until the last round"
+
     def energy(self, round: int) -> float | None:
         """Return ``T(t) = T_start + (t/R)(T_end − T_start)``, rounds counted from 1; None without compression."""
         o = self.options

@@ -17,7 +17,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Terms, Upload
 from protofed.options import Options, option
 from protofed.prototypes.geometry import summary
-from protofed.prototypes.inference import Distance, most_likely, nearest, pull, pull_of_means
+from protofed.prototypes.inference import Distance, closeness, most_likely, nearest, pull, pull_of_means
 from protofed.prototypes.means import RunningMean, class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, prototype_schema
@@ -154,6 +154,10 @@ class FedProto(Method[P]):
         """The head, and the nearest prototypes; the head decides while there are none."""
         return nearest_rules(model(batch.x), Prototypes.of(received), Prototypes.of(state))
 
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of the head, and −‖f(x) − C_j‖² of prototypes."""
+        return nearest_scores(model(batch.x), Prototypes.of(received), Prototypes.of(state))
+
     # The server.
 
     def server_state(self) -> Tensors:
@@ -266,16 +270,32 @@ def nearest_rules(output: Output, shared: Prototypes, own: Prototypes) -> Tensor
         ``(B,)`` int64 classes of the rules ``head``, ``local``, ``global`` and ``global_own``.
     """
     head = most_likely(output.logits)
+    tables = _tables(shared, own).items()
+    chosen = {n: torch.where(t.present.any(), nearest(output.features, t), head) for n, t in tables}
+    return {"head": head, **chosen}
 
-    def by(table: Prototypes) -> Tensor:
-        return torch.where(table.present.any(), nearest(output.features, table), head)
 
-    return {
-        "head": head,
-        "local": by(own),
-        "global": by(shared),
-        "global_own": by(shared._replace(present=shared.present & own.present)),
-    }
+def nearest_scores(output: Output, shared: Prototypes, own: Prototypes) -> Tensors:
+    """Return the logits of the head and −‖f(x) − C_j‖², with whose softmax Snell et al. (2017, Eq. 2) classify.
+
+    Args:
+        output: The model's ``(B, d)`` features and ``(B, K)`` logits of the batch.
+        shared: Global prototypes.
+        own: The client's prototypes.
+
+    Returns:
+        ``(B, K)`` scores of the rules of :func:`nearest_rules`; those of classes without a prototype are the least
+        number of their type.
+    """
+    tables = _tables(shared, own).items()
+    chosen = {n: torch.where(t.present.any(), closeness(output.features, t), output.logits) for n, t in tables}
+    return {"head": output.logits, **chosen}
+
+
+def _tables(shared: Prototypes, own: Prototypes) -> dict[str, Prototypes]:
+    """Return the prototypes of each rule: the client's, all global ones, and those of the client's own classes."""
+    own_classes = shared._replace(present=shared.present & own.present)
+    return {"local": own, "global": shared, "global_own": own_classes}
 
 
 class Seen(Iterable[Upload]):

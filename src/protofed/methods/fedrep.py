@@ -63,6 +63,11 @@ class FedRep(SharedPart[FedRepOptions]):
         """Return whether the weight called ``name`` belongs to ``θ``."""
         return not self.personal(name)
 
+    @classmethod
+    def depends_on_rounds(cls, options: FedRepOptions) -> str:
+        """Heads are trained once more in the last round."""
+        return "fedrep's last round trains heads only" if options.final_head_epochs else ""
+
     def last(self, round: int) -> bool:
         """Return whether only heads are trained in ``round``."""
         return self.options.final_head_epochs > 0 and round == self.task.rounds

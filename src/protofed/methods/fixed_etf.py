@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import balanced_answers, balanced_cross_entropy, own_classes
+from protofed.methods._prior import balanced_cross_entropy, balanced_scores, own_classes
 from protofed.methods.contract import Batch, Local, Method, Tensors, Terms
-from protofed.methods.fedproto import nearest_rules, pulled
+from protofed.methods.fedproto import nearest_rules, nearest_scores, pulled
 from protofed.options import Options, option
 from protofed.prototypes.etf import spread_directions
+from protofed.prototypes.inference import most_likely
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Payload
 
@@ -82,5 +83,12 @@ class FixedETF(Method[FixedETFOptions]):
         output = model(batch.x)
         predicted = nearest_rules(output, Prototypes.of(received), own)
         if self.options.softmax == "balanced":
-            predicted |= balanced_answers(output.logits, state)
+            predicted |= {n: most_likely(s) for n, s in balanced_scores(output.logits, state).items()}
         return {rule: predicted[rule] for rule in self.rules}
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of the head, or −‖f(x) − C_j‖² of the targets."""
+        own = Prototypes(torch.zeros_like(received["prototypes"]), state["own"])
+        output = model(batch.x)
+        balanced = balanced_scores(output.logits, state) if self.options.softmax == "balanced" else {}
+        return nearest_scores(output, Prototypes.of(received), own) | balanced

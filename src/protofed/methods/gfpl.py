@@ -20,7 +20,6 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
 from protofed.options import Options, option
 from protofed.prototypes.etf import simplex_etf
-from protofed.prototypes.inference import most_likely
 from protofed.prototypes.mixtures import (
     Mixture,
     choose,
@@ -340,15 +339,13 @@ class GFPL(Method[GFPLOptions]):
         """The learned head if cross-entropy trains it, and the ETF."""
         return (*(["head"] if self.options.cross_entropy else []), *(["etf"] if self.options.dcs else []))
 
-    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """``argmax`` of the head, and of ``h·z_j``."""
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of the head, and ``h·z_j``."""
         output = model(batch.x)
-        predicted = {}
-        if "head" in self.rules:
-            predicted["head"] = most_likely(output.logits)
+        found = {"head": output.logits}
         if self.options.dcs:
-            predicted["etf"] = most_likely(self.project(model, output.features) @ received["etf"].T)
-        return predicted
+            found["etf"] = self.project(model, output.features) @ received["etf"].T
+        return found
 
     # The server.
 

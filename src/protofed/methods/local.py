@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import balanced_answers, balanced_cross_entropy, over, own_classes
+from protofed.methods._prior import balanced_cross_entropy, balanced_scores, over, own_classes
 from protofed.methods.contract import Batch, Method, Tensors, Terms
 from protofed.options import Options, option
-from protofed.prototypes.inference import most_likely
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -57,11 +56,11 @@ class LocalTraining(Method[LocalOptions]):
         """The head; if it is free of class bias, for the client's class frequencies and for equal ones."""
         return ("head",) if self.options.softmax == "plain" else ("head", "all_classes")
 
-    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Argmax of the head, over all classes or the client's own."""
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of the head, over all classes or the client's own."""
         logits = model(batch.x).logits
         if self.options.softmax == "balanced":
-            return balanced_answers(logits, state)
+            return balanced_scores(logits, state)
         if self.options.predict_over == "own":
             logits = over(logits, state["own"] | ~state["own"].any())
-        return {"head": most_likely(logits)}
+        return {"head": logits}

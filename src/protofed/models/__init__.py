@@ -9,6 +9,7 @@ Example:
 from protofed.models import basic, resnet, tiny, vision  # noqa: F401  (each registers its architectures)
 from protofed.models.building import build
 from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
+from protofed.models.classifier import Classifier
 from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
 from protofed.models.grouping import Group, assign, groups, members
@@ -19,6 +20,7 @@ from protofed.models.splitting import split
 __all__ = [
     "Architecture",
     "Backbone",
+    "Classifier",
     "Group",
     "Normalisation",
     "Output",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError, unknown_name
+from protofed.imports import user_module
 from protofed.models.catalogue import ImageOptions, architectures
 from protofed.models.checking import check_shape, flat_width, require
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
@@ -39,9 +39,9 @@ def build(
     The same arguments give the same weights, independent of torch's random state, which is left unchanged.
 
     Args:
-        name: An architecture (see :data:`architectures`), or ``package.module:callable``. The callable receives
-            ``options`` and, if it has such parameters and ``options`` does not set them, ``num_classes`` and
-            ``input_shape``; the module it returns is passed through :func:`split`.
+        name: An architecture (see :data:`architectures`), ``package.module:callable`` or ``file.py:callable``. The
+            callable receives ``options`` and, if it has such parameters and ``options`` does not set them,
+            ``num_classes`` and ``input_shape``; the module it returns is passed through :func:`split`.
         input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
         num_classes: Number of classes ``K``.
         d: Feature dimension.
@@ -113,11 +113,13 @@ def _call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
 
 
 def _find(path: str) -> Callable[..., Any]:
-    module_name, _, attribute = path.partition(":")
+    module_name, _, attribute = path.rpartition(":")
     try:
-        found: Any = importlib.import_module(module_name)
-    except (ImportError, TypeError, ValueError) as error:
-        raise ConfigError(f"cannot import model {path!r} (package.module:callable): {error}") from error
+        found: Any = user_module(module_name)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot import model {path!r} (package.module:callable or file.py:callable): {error}"
+        ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, dir(found), n=1)

@@ -95,6 +95,20 @@ def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:
     return torch.where(least.isfinite(), closest, -1)
 
 
+def closeness(features: Tensor, prototypes: Prototypes) -> Tensor:
+    """Return −‖f − C_j‖² of every class, the least number of the type for classes without a prototype.
+
+    Args:
+        features: ``(B, d)``.
+        prototypes: Table of ``K`` classes.
+
+    Returns:
+        ``(B, K)``; its softmax are the probabilities of prototypical networks (Snell et al., 2017, Eq. 2).
+    """
+    squares = torch.cdist(features, prototypes.rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return (-squares).masked_fill(~prototypes.present, torch.finfo(features.dtype).min)
+
+
 def most_likely(logits: Tensor) -> Tensor:
     """Return the ``(B,)`` classes of the largest of ``(B, K)`` logits, -1 for samples whose logits are not finite.
 

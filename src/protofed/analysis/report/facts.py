@@ -9,6 +9,7 @@ from typing import NamedTuple
 from protofed.analysis.style import rule_title
 from protofed.formats import duration, mean_std, number, percent, size
 from protofed.runs import TOLERANCE, RunData, read_text, rule_of, settled
+from protofed.runs.trouble import first_trouble, ruin
 
 RULE_TEXTS = {
     "head": "the class with the largest output of the client's own model",
@@ -52,8 +53,20 @@ def rule_text(rule: str) -> str:
 def status(run: RunData) -> str:
     """Return how far a run has come."""
     if run.finished:
-        return f"finished, {plural(run.last_round, 'round')}"
+        early = f" of {run.planned_rounds}, stopped early" if run.last_round < run.planned_rounds else ""
+        return f"finished, {plural(run.last_round, 'round')}{early}"
     return f"running or stopped after round {run.last_round} of {run.planned_rounds}"
+
+
+def warnings(runs: Sequence[RunData]) -> list[tuple[str, bool]]:
+    """Return sentences about runs with numbers that are not finite, each with whether the run is worth nothing."""
+    found = [(run, ruin(run.rounds), first_trouble(run.rounds)) for run in runs]
+    several = len(found) > 1
+    return [
+        (f"{run.label}, seed {run.seed}: {worst or first}" if several else f"{worst} {first}".strip(), bool(worst))
+        for run, worst, first in found
+        if worst or first
+    ]
 
 
 def progress(runs: Sequence[RunData]) -> str:

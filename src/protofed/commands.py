@@ -1,0 +1,82 @@
+"""The commands for what comes after training: predictions, and models as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from protofed.imports import uncollected
+
+Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
+Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
+]
+
+
+app = typer.Typer()
+
+
+@app.command()
+def predict(
+    directory: Directory,
+    client: Client,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help="Images, folders of images, .csv, .parquet, .npy or .npz files."),
+    ],
+    rule: Annotated[
+        str, typer.Option(help="Inference rule, e.g. head, global, prototypes (default: the run's main rule).")
+    ] = "",
+    resize: Annotated[
+        int | None, typer.Option(min=0, help="Side in pixels to which images are scaled (default: the run's).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file (default: standard output).")] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Classify images or tables with a trained client, as CSV: the class, and the probability of every class."""
+    with uncollected():
+        from protofed.experiments import load_run
+        from protofed.experiments.inputs import from_files
+        from protofed.files import write_text
+
+    trained = load_run(directory, trust_code).client(client)
+    chosen = trained.rule(rule)
+    names = [f"p({name})" for name in trained.classifier.class_names]
+    rows: list[list[Any]] = [["file", "row", "class", "probability", *names]]
+    side = trained.resize if resize is None else resize
+    for places, samples in from_files(files, trained.classifier, side):
+        found = trained.predict(samples, chosen)
+        each = zip(places, found.classes, found.confidences, found.probabilities.tolist(), strict=True)
+        rows += [[file, "" if row is None else row, name, p, *values] for (file, row), name, p, values in each]
+    if out is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+        return
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(out, text.getvalue())
+
+
+@app.command()
+def export(
+    directory: Directory,
+    client: Client,
+    format: Annotated[str, typer.Option(help="onnx, torch_export or safetensors.")] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option(help="Output file (default: CLIENT with the format's suffix).")
+    ] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Write a client's model with its preprocessing and class names, and check the file against the original."""
+    with uncollected():
+        from protofed.experiments import load_run
+        from protofed.experiments.exporting import SUFFIXES
+
+    suffix = next((ending for ending, name in SUFFIXES.items() if name == format), "")
+    path = load_run(directory, trust_code).export(client, out or Path(f"{client}{suffix}"), format)
+    typer.echo(f"Written: {path}")

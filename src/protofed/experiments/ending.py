@@ -1,0 +1,236 @@
+"""What a run leaves behind beside its weights, so that its models can be used and it can go on.
+
+``federation.json`` describes the models as data (:func:`describe_models`). ``end.json`` and the clients'
+``state.safetensors`` hold what a checkpoint would: the server's record, and the clients' state.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from protofed import claims, data, limits
+from protofed.errors import CheckpointError
+from protofed.experiments.architectures import Architecture, FederationSummary
+from protofed.experiments.config import Experiment, Tree
+from protofed.federation import Federation
+from protofed.federation.standing import Standing
+from protofed.files import check_format, check_tensors, read_json, read_tensors, write_json, write_tensors
+from protofed.reading import reason
+from protofed.runs import Border
+from protofed.samples import FederatedData
+from protofed.snapshots import Snapshot, flatten, unflatten
+
+VERSION = 1
+"""Number of the format of ``end.json``."""
+END = "end.json"
+_FROM_SERVER = "protofed.from_server"
+
+
+def describe_models(experiment: Experiment, federated: FederatedData) -> Tree:
+    """Return the architectures and the preprocessing of the clients' models, for ``federation.json``.
+
+    Args:
+        experiment: The experiment.
+        federated: The clients' data.
+    """
+    samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
+    given = data.normalisation(experiment.transforms)
+    kinds = zip(federated.clients, FederationSummary.of(experiment, federated).architectures, strict=True)
+    return {
+        "inputs": "uint8" if samples is None or samples.dtype == torch.uint8 else "float32",
+        "scaled_to": [-1, 1] if samples is None or samples.dtype == torch.uint8 else None,
+        "normalisation": None if given is None else {"mean": list(given[0]), "std": list(given[1])},
+        "map": experiment.model.map,
+        "clients": {c.name: {"name": a.name, "options": dict(a.options), "d": a.d} for c, a in kinds},
+    }
+
+
+@dataclass(frozen=True)
+class ModelsDescription:
+    """What :func:`describe_models` wrote.
+
+    Attributes:
+        eight_bit: Whether samples are 8-bit images.
+        input_shape: Shape of one sample.
+        architectures: Architecture of each client's model.
+    """
+
+    eight_bit: bool
+    input_shape: tuple[int, ...]
+    architectures: dict[str, Architecture]
+
+    @classmethod
+    def read(cls, path: Path) -> ModelsDescription:
+        """Return the description in a ``federation.json``.
+
+        Raises:
+            CheckpointError: If there is none, or it is damaged.
+        """
+        tree = read_json(path)
+        if "models" not in tree:
+            raise CheckpointError(
+                f"{path}: does not describe the models (they rest on nodes of a network, or an older version ran "
+                "them)"
+            )
+        try:
+            found = claims.mapping(
+                tree["models"], "models", ("inputs", "scaled_to", "normalisation", "map", "clients")
+            )
+            shape = claims.items(tree.get("input_shape"), "input_shape", limits.INPUT_DIMENSIONS)
+            sides = tuple(claims.whole(n, "input_shape", 1, limits.INPUT_SIDE) for n in shape)
+            if found["inputs"] not in ("uint8", "float32"):
+                raise ValueError("models.inputs: should be uint8 or float32")
+            if not isinstance(found["clients"], dict):
+                raise ValueError("models.clients: should be a table")
+            architectures = {name: _architecture(value, name) for name, value in found["clients"].items()}
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        return cls(found["inputs"] == "uint8", sides, architectures)
+
+
+def _architecture(value: object, client: str) -> Architecture:
+    found = claims.mapping(value, f"model of {client}", ("name", "options", "d"))
+    if not isinstance(found["name"], str) or not isinstance(found["options"], dict):
+        raise ValueError(f"model of {client}: should have a name and options")
+    return Architecture(found["name"], found["options"], claims.whole(found["d"], "d", 1, limits.INPUT_SIDE))
+
+
+# The state of a finished run.
+
+
+def write_end(folder: Path, federation: Federation) -> None:
+    """Store what a finished run needs to go on, beside the weights of its models.
+
+    Args:
+        folder: The run directory, which holds the models and the server's tensors.
+        federation: The federation after the last round.
+
+    Raises:
+        OutputError: If a file cannot be written.
+    """
+    clients, server = federation.executor.clients, federation.server
+    for name in clients:
+        snapshot = clients.snapshot(name)
+        same = [n for n, t in snapshot.received.items() if n in server and torch.equal(t, server[n].cpu())]
+        kept = {n: t for n, t in snapshot.received.items() if n not in same}
+        tensors = flatten(snapshot._replace(model={}, received=kept))
+        write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
+    state = federation.state
+    record = {"version": VERSION, "round": state.round, "clients": list(clients)}
+    write_json(folder / END, {**record, "refusals": state.standing.to_dict()})
+
+
+def restore_end(folder: Path, federation: Federation) -> bool:
+    """Give a federation the state with which a run ended.
+
+    Args:
+        folder: The run directory.
+        federation: The federation before its first round.
+
+    Returns:
+        Whether the run had ended with a state.
+
+    Raises:
+        CheckpointError: If the state is damaged, or belongs to other clients.
+    """
+    path = folder / END
+    if not path.is_file():
+        return False
+    record, clients = read_json(path), federation.executor.clients
+    check_format(path, record.get("version"), VERSION)
+    if record.get("clients") != list(clients):
+        raise CheckpointError(f"{path}: was written for other clients")
+    try:
+        round = claims.whole(record.get("round"), "round", 1, limits.ROUNDS)
+        standing = Standing.of(record.get("refusals"), clients)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    server = read_server(folder)
+    for name in clients:
+        where = client_model(folder, name)
+        snapshot = read_client(folder, name, server)._replace(model=read_tensors(where))
+        try:
+            clients.replace(name, snapshot)
+        except (KeyError, RuntimeError) as error:
+            why = str(error).splitlines()[0]
+            raise CheckpointError(f"{where}: does not fit the model of {name} ({why})") from None
+    state = federation.state
+    state.round, state.tensors, state.standing = round, server, standing
+    return True
+
+
+def client_model(folder: Path, client: str) -> Path:
+    """Return the file of a client's weights.
+
+    Args:
+        folder: The run directory.
+        client: Name of the client.
+    """
+    return folder / "clients" / client / "model.safetensors"
+
+
+def client_state(folder: Path, client: str) -> Path:
+    """Return the file of a client's state.
+
+    Args:
+        folder: The run directory.
+        client: Name of the client.
+    """
+    return folder / "clients" / client / "state.safetensors"
+
+
+def read_server(folder: Path) -> dict[str, Tensor]:
+    """Return the server's tensors in a run directory; none if the method's server keeps nothing.
+
+    Raises:
+        CheckpointError: If the file is damaged or leads elsewhere.
+    """
+    path = folder / "server.safetensors"
+    return read_tensors(path) if Border(folder).signature(path) else {}
+
+
+def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapshot:
+    """Return what a client kept at the end of a run, without its model.
+
+    Args:
+        folder: The run directory.
+        client: Name of the client.
+        server: The server's tensors, which the client may have received as they are.
+
+    Raises:
+        CheckpointError: If the file is missing or damaged, or leads elsewhere.
+    """
+    path = client_state(folder, client)
+    if Border(folder).signature(path) is None:
+        raise CheckpointError(f"{path}: missing: the run has not finished, or an older version ran it")
+    check_tensors(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            same = json.loads((file.metadata() or {}).get(_FROM_SERVER, "[]"))
+            snapshot = unflatten({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        received = {name: server[name] for name in claims.items(same, "from_server", len(server))}
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error) if error.args else error})") from None
+    return snapshot._replace(received=snapshot.received | received)
+
+
+def named_code(config: dict[str, Any], architectures: dict[str, Architecture]) -> list[str]:
+    """Return the names of code that using a run's models would import.
+
+    Args:
+        config: The run's configuration.
+        architectures: Architecture of each client's model.
+    """
+    method, model = (config.get(name, {}) for name in ("method", "model"))
+    model = model if isinstance(model, dict) else {}
+    members = model.get("members")
+    members = [m.get("name") for m in members if isinstance(m, dict)] if isinstance(members, list) else []
+    names = [method.get("name"), model.get("name"), model.get("shared"), *members]
+    return [n for n in map(str, [*names, *(a.name for a in architectures.values())]) if ":" in n]

@@ -1,0 +1,227 @@
+"""Samples that a user hands to a trained model: arrays, tables, images, and files of either."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed import limits
+from protofed.data.arrow import LABEL_NAMES
+from protofed.data.folders import visible
+from protofed.data.images import SUFFIXES, decode
+from protofed.data.npz import read_npz
+from protofed.errors import DataError
+from protofed.limits import Budget
+from protofed.models import Classifier
+from protofed.reading import read_bytes, reason
+
+TABLES = (".csv", ".parquet")
+_BUDGET_GB = 4.0
+
+
+def as_samples(given: Any, classifier: Classifier, resize: int = 0) -> Tensor:
+    """Return samples as a tensor ``(n, *input_shape)``.
+
+    Args:
+        given: A tensor or array with or without a dimension of samples, images as ``(n, C, H, W)`` or ``(n, H, W)``
+            or ``(n, H, W, C)``; a pandas table; a picture of PIL; a path of a file; or a list of such things.
+        classifier: The model.
+        resize: Side in pixels to which pictures are scaled and centre-cropped; 0 for none.
+
+    Raises:
+        DataError: If the samples do not suit the model, or cannot be read.
+    """
+    if isinstance(given, (str, Path)):
+        return torch.cat([samples for _, samples in from_files([Path(given)], classifier, resize)])
+    if hasattr(given, "select_dtypes"):
+        return _from_table(given, classifier, "the table")
+    if hasattr(given, "convert") and hasattr(given, "getbands"):
+        return _from_picture(given, classifier, resize)
+    if isinstance(given, (list, tuple)) and given and not _is_number(given[0]):
+        return torch.cat([as_samples(each, classifier, resize) for each in given])
+    try:
+        x = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"samples: expected an array, a table, a picture or a file ({error})") from None
+    return _shaped(x.detach().cpu(), classifier, "samples")
+
+
+def from_files(
+    paths: Sequence[Path], classifier: Classifier, resize: int = 0
+) -> Iterator[tuple[list[tuple[str, int | None]], Tensor]]:
+    """Yield the samples of files, and for each sample its file and, in a table or an array, its row from 0.
+
+    Args:
+        paths: Images, folders of images, tables (``.csv``, ``.parquet``), ``.npy``, and ``.npz`` as for training.
+        classifier: The model.
+        resize: Side in pixels to which images are scaled and centre-cropped; 0 for none.
+
+    Raises:
+        DataError: If a file cannot be read, or does not suit the model.
+    """
+    budget = Budget(_BUDGET_GB)
+    for path in paths:
+        if path.is_dir():
+            images = [file for file in visible(path) if file.suffix.lower() in SUFFIXES]
+            if not images:
+                raise DataError(f"{path}: holds no images ({', '.join(sorted(SUFFIXES))})")
+            for image in images:
+                yield [(str(image), None)], _from_image(image, classifier, resize, budget)
+        elif path.suffix.lower() in SUFFIXES:
+            yield [(str(path), None)], _from_image(path, classifier, resize, budget)
+        elif path.suffix.lower() in TABLES:
+            samples = _from_table(_read_table(path), classifier, str(path))
+            yield [(str(path), row) for row in range(len(samples))], samples
+        elif path.suffix.lower() == ".npz":
+            samples = _shaped(_from_npz(path, budget), classifier, str(path))
+            yield [(str(path), row) for row in range(len(samples))], samples
+        elif path.suffix.lower() == ".npy":
+            samples = _shaped(_from_npy(path), classifier, str(path))
+            yield [(str(path), row) for row in range(len(samples))], samples
+        elif not path.exists():
+            raise DataError(f"{path}: no such file")
+        else:
+            raise DataError(f"{path}: expected an image, a folder of images, .csv, .parquet, .npy or .npz")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (
+        isinstance(value, (list, tuple)) and bool(value) and _is_number(value[0])
+    )
+
+
+def _shaped(x: Tensor, classifier: Classifier, where: str) -> Tensor:
+    """Return a tensor as ``(n, *input_shape)``, whatever the order of its channels."""
+    shape = classifier.input_shape
+    if tuple(x.shape) == shape:
+        x = x[None]
+    if tuple(x.shape[1:]) == shape:
+        return _typed(x, classifier, where)
+    if len(shape) == 3:
+        C, H, W = shape
+        if C == 1 and tuple(x.shape[-2:]) == (H, W) and x.dim() in (2, 3):
+            return _typed(x.reshape(-1, 1, H, W), classifier, where)
+        if tuple(x.shape[-3:]) == (H, W, C) and x.dim() in (3, 4):
+            return _typed(x.reshape(-1, H, W, C).permute(0, 3, 1, 2).contiguous(), classifier, where)
+    found, wanted = "×".join(map(str, x.shape)), "×".join(map(str, shape))
+    raise DataError(f"{where}: of shape {found}, but the model takes samples of {wanted}")
+
+
+def _typed(x: Tensor, classifier: Classifier, where: str) -> Tensor:
+    if x.is_complex() or x.dtype == torch.bool:
+        raise DataError(f"{where}: {x.dtype} are no samples")
+    if not classifier.eight_bit:
+        return x.to(torch.float32) if not x.is_floating_point() else x
+    if x.dtype == torch.uint8:
+        return x
+    low, high = (float(x.min()), float(x.max())) if x.numel() else (0.0, 0.0)
+    if x.is_floating_point() and low >= 0 and high <= 1:
+        return x
+    if not x.is_floating_point() and low >= 0 and high <= 255:
+        return x.to(torch.uint8)
+    raise DataError(
+        f"{where}: values from {low:g} to {high:g}: the model takes 8-bit images (0 to 255, or 0.0 to 1.0)"
+    )
+
+
+def _from_table(table: Any, classifier: Classifier, where: str) -> Tensor:
+    """Return the numeric columns of a pandas table in their order; a single column of labels is left out."""
+    wanted = int(np.prod(classifier.input_shape))
+    chosen = table.drop(columns=[c for c in table.columns if str(c).startswith("__index_level_")])
+    labels = [c for c in chosen.columns if c in LABEL_NAMES]
+    if len(labels) == 1 and len(chosen.columns) == wanted + 1:
+        chosen = chosen.drop(columns=labels)
+    numeric = chosen.select_dtypes(["number", "bool"])
+    if left := [str(c) for c in chosen.columns if c not in numeric.columns]:
+        raise DataError(f"{where}: column {left[0]!r} holds no numbers: drop it")
+    if numeric.shape[1] != wanted:
+        raise DataError(
+            f"{where}: {numeric.shape[1]} numeric columns, but the model takes {wanted}, in the order of training"
+        )
+    values = numeric.to_numpy(np.float32)
+    rows, columns = np.nonzero(~np.isfinite(values))
+    if len(rows):
+        raise DataError(f"{where}: row {rows[0]}: column {str(numeric.columns[columns[0]])!r} has no finite value")
+    return _shaped(torch.from_numpy(values).reshape(-1, *classifier.input_shape), classifier, where)
+
+
+def _read_table(path: Path) -> Any:
+    import pandas as pd
+
+    try:
+        if path.stat().st_size > limits.RUN_FILE_BYTES:
+            raise ValueError(f"has more than {limits.RUN_FILE_BYTES} bytes")
+        return pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
+    except Exception as error:  # pandas and pyarrow raise many types for a damaged file
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DataError(f"{path}: cannot be read ({why})") from None
+
+
+def _from_npz(path: Path, budget: Budget) -> Tensor:
+    """Return ``x`` of an ``.npz`` file; labels, if any, do not matter."""
+    listing = read_npz(path, budget)
+    return listing.read(torch.arange(len(listing.labels)))
+
+
+def _from_npy(path: Path) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(np.load(path, mmap_mode="r", allow_pickle=False)))
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read ({next(iter(str(error).splitlines()), '')})") from None
+
+
+def _from_image(path: Path, classifier: Classifier, resize: int, budget: Budget) -> Tensor:
+    _check_pictures(classifier, str(path))
+    channels, H, W = classifier.input_shape
+
+    def payload(row: int) -> bytes:
+        try:
+            return read_bytes(path, limits.IMAGE_BYTES)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read ({reason(error)})") from None
+
+    x = decode(payload, torch.zeros(1, dtype=torch.int64), lambda row: str(path), budget, channels, resize)
+    budget.give_back(x.numel())
+    if tuple(x.shape[-2:]) != (H, W):
+        raise DataError(
+            f"{path}: {x.shape[-2]}×{x.shape[-1]} pixels, but the model takes {H}×{W}: pass resize={H} "
+            f"(--resize {H})"
+        )
+    return x
+
+
+def _from_picture(picture: Any, classifier: Classifier, resize: int) -> Tensor:
+    _check_pictures(classifier, "the picture")
+    buffer = io.BytesIO()
+    picture.convert("L" if classifier.input_shape[0] == 1 else "RGB").save(buffer, "PNG")
+    content = buffer.getvalue()
+    where = "the picture"
+    x = decode(
+        lambda row: content,
+        torch.zeros(1, dtype=torch.int64),
+        lambda row: where,
+        Budget(_BUDGET_GB),
+        classifier.input_shape[0],
+        resize,
+    )
+    if tuple(x.shape[1:]) != classifier.input_shape:
+        H, W = classifier.input_shape[1:]
+        raise DataError(
+            f"{where}: {x.shape[-2]}×{x.shape[-1]} pixels, but the model takes {H}×{W}: pass resize={H}"
+        )
+    return x
+
+
+def _check_pictures(classifier: Classifier, where: str) -> None:
+    if len(classifier.input_shape) != 3 or classifier.input_shape[0] not in (1, 3):
+        raise DataError(f"{where}: the model takes {'×'.join(map(str, classifier.input_shape))} numbers, no images")
+    if not classifier.eight_bit:
+        raise DataError(f"{where}: the model was trained on numbers, not on 8-bit images: pass an array")

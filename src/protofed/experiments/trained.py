@@ -1,0 +1,242 @@
+"""Trained clients, rebuilt from a run directory without their data, and their predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor
+
+from protofed import runs
+from protofed.errors import CheckpointError, ConfigError, DataError, unknown_name
+from protofed.experiments.architectures import Architecture, FederationSummary
+from protofed.experiments.builder import Builder, build_model
+from protofed.experiments.config import Experiment, resolve
+from protofed.experiments.ending import ModelsDescription, client_model, named_code, read_client, read_server
+from protofed.experiments.hardware import Hardware
+from protofed.files import check_tensors, read_tensors
+from protofed.methods.contract import Batch, Method, Tensors
+from protofed.models import Classifier
+from protofed.runs import Border, RunData
+from protofed.samples import ClientData, FederatedData, Samples
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+BATCH = 256
+"""Samples that are classified together."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The classes of some samples, by one inference rule.
+
+    Attributes:
+        labels: ``(n,)`` int64 numbers of the classes; -1 where the model's output is not finite.
+        probabilities: ``(n, K)`` float64: the softmax of the rule's scores, which are logits for classifiers and
+            −‖f(x) − C_j‖² for prototypes. NaN where a method of one's own defines no scores of this rule.
+        class_names: Names of the ``K`` classes.
+        rule: The inference rule.
+    """
+
+    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    class_names: tuple[str, ...]
+    rule: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def classes(self) -> list[str]:
+        """Name of each sample's class; ``""`` where there is none."""
+        return [self.class_names[label] if label >= 0 else "" for label in self.labels]
+
+    @property
+    def confidences(self) -> NDArray[np.float64]:
+        """Probability of each sample's class, ``(n,)``; NaN where there is none."""
+        chosen = self.probabilities[np.arange(len(self.labels)), self.labels]
+        return np.where(self.labels >= 0, chosen, np.nan)
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas table with the columns ``class``, ``probability`` and one of probabilities per class."""
+        import pandas as pd
+
+        columns = {"class": self.classes, "probability": self.confidences}
+        each = {f"p({name})": self.probabilities[:, j] for j, name in enumerate(self.class_names)}
+        return pd.DataFrame(columns | each)
+
+
+@dataclass(frozen=True)
+class TrainedClient:
+    """A client at the end of a run, ready to classify.
+
+    Attributes:
+        name: The client.
+        classifier: Its model with the preprocessing, in eval mode.
+        method: The run's method.
+        received: What the client received last.
+        state: The method's state of the client.
+        main_rule: Inference rule of the run's headline numbers.
+        resize: Side in pixels to which the run scaled its images; 0 for none.
+    """
+
+    name: str
+    classifier: Classifier
+    method: Method
+    received: Tensors
+    state: Tensors
+    main_rule: str
+    resize: int = 0
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The inference rules of the method."""
+        return self.method.rules
+
+    def rule(self, wanted: str) -> str:
+        """Return the inference rule that a user means.
+
+        Args:
+            wanted: A rule of the method; ``prototypes`` for the nearest prototype (global if there are any, else
+                the client's own), ``""`` for the run's main rule.
+
+        Raises:
+            ConfigError: If the method has no such rule.
+        """
+        chosen = wanted or self.main_rule
+        if wanted == "prototypes":
+            chosen = next((rule for rule in ("global", "local") if rule in self.rules), wanted)
+        if chosen not in self.rules:
+            raise ConfigError(unknown_name(f"rule of {self.method.name}", chosen, self.rules))
+        return chosen
+
+    @torch.no_grad()
+    def predict(self, samples: Tensor, rule: str = "") -> Prediction:
+        """Classify samples.
+
+        Args:
+            samples: ``(n, *input_shape)`` as :meth:`Classifier.prepare` takes them.
+            rule: See :meth:`rule`.
+
+        Raises:
+            ConfigError: If the method has no such rule.
+            DataError: If the samples have another shape.
+        """
+        chosen, K = self.rule(rule), len(self.classifier.class_names)
+        labels, scores = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, K)]
+        for part in samples.split(BATCH):
+            x = self.classifier.prepare(part)
+            if not bool(x.isfinite().all()):
+                raise DataError("samples have values that are not finite: fill them in, or leave the rows out")
+            batch = Batch(x, torch.zeros(len(x), dtype=torch.int64))
+            model = self.classifier.model
+            labels.append(self.method.predict(model, batch, self.received, self.state)[chosen])
+            found = self.method.scores(model, batch, self.received, self.state).get(chosen)
+            scores.append(torch.full((len(x), K), torch.nan) if found is None else found)
+        probabilities = torch.cat([part.double() for part in scores]).softmax(-1)
+        return Prediction(torch.cat(labels).numpy(), probabilities.numpy(), self.classifier.class_names, chosen)
+
+
+def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedClient:
+    """Rebuild a client with the weights and the state with which a run ended.
+
+    Args:
+        run: The run.
+        name: Name of the client.
+        trust_code: Whether to import the code that the run's configuration names, if it names any.
+
+    Raises:
+        DataError: If there is no such client, or the run names code that is not trusted.
+        CheckpointError: If the run has not finished, or a file is missing or damaged.
+        ConfigError: If the configuration cannot be read by this version.
+    """
+    described = {client.name: client for client in run.clients}
+    if name not in described:
+        raise DataError(f"{run.directory}: {unknown_name('client', name, described)}")
+    if not run.finished:
+        raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
+    stored = ModelsDescription.read(run.directory / "federation.json")
+    code = named_code(run.config, stored.architectures)
+    if code and not trust_code:
+        raise DataError(
+            f"{run.directory}: names code of its own ({code[0]}): pass trust_code=True (--trust-code) if you trust "
+            "this folder"
+        )
+    if name not in stored.architectures:
+        raise CheckpointError(f"{run.directory / 'federation.json'}: does not describe the model of {name}")
+    builder = _builder(run, name, stored, bool(code))
+    (model,) = builder.models.values()
+    path = client_model(run.directory, name)
+    if Border(run.directory).signature(path) is None:
+        raise CheckpointError(f"{path}: missing")
+    try:
+        model.load_state_dict(read_tensors(path))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: does not fit the model ({str(error).splitlines()[-1].strip()})") from None
+    rest = read_client(run.directory, name, read_server(run.directory))
+    classifier = Classifier(model, run.class_names, stored.input_shape, eight_bit=stored.eight_bit).eval()
+    options = builder.experiment.data.options
+    resize = options.get("resize", 0) if isinstance(options, dict) else 0
+    return TrainedClient(
+        name,
+        classifier.requires_grad_(False),
+        builder.method,
+        rest.received,
+        rest.state,
+        runs.main_rule(builder.method.rules, builder.experiment.evaluation.rule),
+        resize if type(resize) is int else 0,
+    )
+
+
+def _builder(run: RunData, name: str, stored: ModelsDescription, code: bool) -> Builder:
+    """Return the parts of a federation of one client without samples."""
+    experiment = resolve(run.config)
+    # Plain layers on a CPU: the numbers, and what can be exported, do not depend on the machine of the run.
+    precision: Literal["fp64", "fp32"] = "fp64" if experiment.execution.precision == "fp64" else "fp32"
+    execution = replace(
+        experiment.execution,
+        device="cpu",
+        threads=0,
+        executor="sequential",
+        precision=precision,
+        memory_format="contiguous",
+        convolutions="torch",
+    )
+    experiment = replace(experiment, execution=execution)
+    kind = torch.uint8 if stored.eight_bit else torch.float32
+    nothing = Samples(torch.zeros(0, *stored.input_shape, dtype=kind), torch.zeros(0, dtype=torch.int64))
+    client = ClientData(name, nothing, nothing)
+    federated = FederatedData((client,), len(run.class_names), tuple(run.class_names), stored.input_shape)
+    first = next(iter(stored.architectures.values()))
+    held = [sum(column) for column in zip(*(c.train for c in run.clients), strict=True)]
+    present = [n for n in held if n]
+    own = stored.architectures[name]
+    summary = FederationSummary(
+        tuple(run.class_names), (own,), first.d, sum(present) / max(1, len(present)), len(run.clients), first
+    )
+    if not code:
+        for architecture, file in ((own, name), (first, run.clients[0].name)):
+            _check_size(experiment, federated, architecture, client_model(run.directory, file))
+    return Builder(experiment, federated, Hardware.of(execution), summary, pretrained=False)
+
+
+def _check_size(experiment: Experiment, federated: FederatedData, architecture: Architecture, path: Path) -> None:
+    """Check, before any memory is taken, that a model is as large as the weights that were stored.
+
+    Raises:
+        CheckpointError: If they differ.
+    """
+    check_tensors(path)
+    with safe_open(path, framework="pt") as file:
+        stored = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118
+    with torch.device("meta"):
+        model = build_model(experiment, federated, architecture, "shared", pretrained=False)
+    wrong = [n for n, t in model.state_dict().items() if stored.get(n) != tuple(t.shape)]
+    if wrong:
+        raise CheckpointError(f"{path}: does not fit the model of {architecture} ({wrong[0]})")

@@ -1,0 +1,69 @@
+"""A trained model with its preprocessing: samples as they are in, class scores out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from protofed.errors import DataError
+from protofed.models.checking import show
+from protofed.models.core import SplitModel
+
+
+class Classifier(nn.Module):
+    """A client's model that takes samples as they are stored.
+
+    Args:
+        model: The client's model.
+        class_names: Names of the ``K`` classes.
+        input_shape: Shape of one sample.
+        eight_bit: Whether the model was trained on 8-bit images, which it sees as numbers in [-1, 1].
+
+    Attributes:
+        class_names: Names of the ``K`` classes, in the order of the scores.
+        input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
+        eight_bit: Whether the model was trained on 8-bit images.
+    """
+
+    def __init__(
+        self, model: SplitModel, class_names: Sequence[str], input_shape: Sequence[int], *, eight_bit: bool
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.class_names = tuple(class_names)
+        self.input_shape = tuple(input_shape)
+        self.eight_bit = eight_bit
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Type of samples as they are stored: uint8 for images, else float32."""
+        return torch.uint8 if self.eight_bit else torch.float32
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return samples as the model was trained on them.
+
+        Args:
+            x: ``(n, *input_shape)``. A model for 8-bit images takes uint8, or real numbers in [0, 1] as torchvision
+                makes them of images.
+
+        Raises:
+            DataError: If the shape is another one.
+        """
+        if tuple(x.shape[1:]) != self.input_shape:
+            raise DataError(f"samples have the shape {show(tuple(x.shape[1:]))}, not {show(self.input_shape)}")
+        dtype = self.model.head.weight.dtype
+        if not self.eight_bit:
+            return x.to(dtype)
+        return x.to(dtype) / 127.5 - 1 if x.dtype == torch.uint8 else 2 * x.to(dtype) - 1
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return ``(n, d)`` features of samples ``(n, *input_shape)``."""
+        features: Tensor = self.model(self.prepare(x)).features
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(n, K)`` logits of samples ``(n, *input_shape)``."""
+        logits: Tensor = self.model(self.prepare(x)).logits
+        return logits

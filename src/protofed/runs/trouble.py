@@ -1,0 +1,63 @@
+"""What went wrong in a run's numbers: diverged models, and clients of whom nothing was used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protofed.runs.records import RoundRecord
+
+HELP = "standardise the data, lower training.lr, or set training.clip"
+_SHOWN = 3
+
+
+def trouble(record: Mapping[str, Any]) -> str:
+    """Return what is not finite in a round; "" if everything is.
+
+    Args:
+        record: The round's line of ``rounds.jsonl``, where None stands for a number that is not finite.
+    """
+    diverged = [entry["client"] for entry in record["refused"] if entry.get("diverged")]
+    lossy = any(value is None for value in record["losses"].values())
+    parts = ["losses are not finite"] if lossy else []
+    parts += [f"uploads of {_listed(diverged)} were refused as diverged"] if diverged else []
+    return " and ".join(parts)
+
+
+def first_trouble(rounds: Sequence[RoundRecord]) -> str:
+    """Return a sentence about the first round in which something is not finite; "" if there is none."""
+    for record in rounds:
+        if found := trouble(record.to_dict()):
+            return f"Round {record.round}: {found}: {HELP}."
+    return ""
+
+
+def unheard(rounds: Sequence[RoundRecord]) -> list[str]:
+    """Return the clients all of whose uploads were refused, without the attackers of a simulation."""
+    refused: dict[str, int] = {}
+    asked: dict[str, int] = {}
+    hostile: set[str] = set()
+    for record in rounds:
+        if not record.bytes["up"] and not record.refused:
+            continue  # nobody sends in such a round
+        away = {absence.client for absence in record.missing if absence.phase == "training"}
+        for client in record.participants:
+            asked[client] = asked.get(client, 0) + (client not in away)
+        for client in {refusal.client for refusal in record.refused}:
+            refused[client] = refused.get(client, 0) + 1
+        hostile |= set(record.attack.clients) if record.attack else set()
+    return [client for client, times in refused.items() if times >= asked.get(client, 0) and client not in hostile]
+
+
+def ruin(rounds: Sequence[RoundRecord]) -> str:
+    """Return a sentence that says why a run's numbers are worth nothing; "" if they are not."""
+    if lost := unheard(rounds):
+        return f"Every upload of {_listed(lost)} was refused, so the result is not theirs: {HELP}."
+    if rounds and all(record.losses and record.losses.get("total") is None for record in rounds):
+        return f"No round had finite losses: {HELP}."
+    return ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
