@@ -16,7 +16,7 @@ from protofed.experiments import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Run, run_experiment
 from protofed.flower.client_app import app
-from protofed.flower.node import _built
+from protofed.flower.node import _built, _company
 from protofed.flower.server_app import Gathering, serve
 from protofed.samples import FederatedData
 from support import experiment
@@ -77,6 +77,7 @@ class FakeGrid:
 def forget() -> None:
     """Lose what a process remembers, as a restart does."""
     _built.cache_clear()
+    _company.cache_clear()
 
 
 def write_folders(root: Path, federated: FederatedData) -> Path:

@@ -64,7 +64,8 @@ def simulate(
             errors.append(error)
             raise
 
-    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+    # Ray's processes have the lowest priority by default: beside any other work, and beside this one, they starve.
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
         os.environ.setdefault(name, "0")
     logging.getLogger("flwr").setLevel(logging.WARNING)
     backend: dict[str, dict[str, Any]] = {
