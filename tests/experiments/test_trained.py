@@ -535,5 +535,5 @@ def test_a_run_ends_where_validation_no_longer_improves(tmp_path):
         resume=True,
     )
     assert len(again.rounds) == len(scores) + 1
-    with pytest.raises(ConfigError, match="evaluation.patience needs validation samples"):
+    with pytest.raises(ConfigError, match=r"evaluation\.patience needs validation samples"):
         train(tmp_path / "b", evaluation__patience=2)
