@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from protofed import __version__ as protofed_version
 from protofed import cli
+from protofed.catalogue import KINDS
 from support import write_vectors
 
 SMALL = [
@@ -162,6 +165,68 @@ def test_a_signal_that_a_library_turned_into_its_own_error(number, ends, tmp_pat
     assert (
         errors == "stopped before the first round: nothing was kept; repeat the command with --resume to continue\n"
     )
+
+
+def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsys):
+    from rundirs import make_run
+
+    directory = make_run(tmp_path / "r", finished=False)
+    (directory / "checkpoint" / "round-000004").mkdir(parents=True)
+    record = json.loads((directory / "rounds.jsonl").read_text().splitlines()[4])
+
+    def run(*_, progress, **__):
+        progress.started("fedproto", 30, 0, directory)
+        progress.round("fedproto", record)
+        signal.raise_signal(signal.SIGINT)
+
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr("protofed.api.run", run)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        status, output, errors = inside(monkeypatch, capsys, tmp_path, "run", "quickstart")
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert status == 130
+    assert "fedproto round 5/30: " in output
+    assert errors == (
+        f"fedproto stopped after round 5 of 30: {directory} holds a checkpoint of round 4; repeat the command with "
+        f"--resume to continue, and --out {directory}\n"
+    )
+
+
+def test_the_version_and_what_there_is(tmp_path, monkeypatch, capsys):
+    assert inside(monkeypatch, capsys, tmp_path, "--version") == (0, f"protofed {protofed_version}\n", "")
+    _, output, _ = inside(monkeypatch, capsys, tmp_path, "list")
+    assert [line.split()[0] for line in output.splitlines()] == list(KINDS)
+    _, output, _ = inside(monkeypatch, capsys, tmp_path, "list", "options", "evaluation")
+    assert output.startswith("evaluation  Evaluation")
+    assert "    patience = 0  " in output
+    _, output, _ = inside(monkeypatch, capsys, tmp_path, "list", "methods", "fedtgp", "local")
+    assert [line.split()[0] for line in output.splitlines() if line[0] != " "] == ["fedtgp", "local"]
+    status, _, error = inside(monkeypatch, capsys, tmp_path, "list", "methods", "fedtpg")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "did you mean 'fedtgp'?" in error
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_a_split_is_readable_in_a_narrow_terminal(width, tmp_path, monkeypatch):
+    """Every class has its column, no line is longer than the terminal, and no number is cut."""
+    from rich.console import Console
+
+    from protofed.analysis.split import inspect_split
+
+    overrides = {"data.samples": 300, "data.clients": 3}
+    tables, _ = inspect_split("quickstart", overrides, tmp_path / "split", width)
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    for table in tables:
+        console.print(table)
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert "…" not in "".join(lines)
+    heads = [cell for line in lines if line.startswith("┃") for cell in line.strip("┃").replace("┃", " ").split()]
+    assert [name for name in heads if name.isdigit()] == list("0123456789")
+    assert heads.count("train") == 1
 
 
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The tutorial works: its blocks are executed in order, in an empty folder."""
+"""The tutorial and the page on what comes after training work: their blocks are executed in an empty folder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_tutorial(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", ["tutorial", "after-training"])
+def test_blocks_of_a_page(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    blocks = BLOCK.findall((DOCS / "tutorial.md").read_text())
+    blocks = BLOCK.findall((DOCS / f"{page}.md").read_text())
     assert len(blocks) >= 8
     for language, code in blocks:
         if language == "python":
-            exec(compile(code, "docs/tutorial.md", "exec"), names)
+            exec(compile(code, f"docs/{page}.md", "exec"), names)
             continue
         for line in code.strip().splitlines():
             monkeypatch.setattr(sys, "argv", line.split())

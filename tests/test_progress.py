@@ -1,13 +1,15 @@
-"""The live progress bar."""
+"""The live progress bar, in a terminal and in notebooks."""
 
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.progress import Progress as Bars
 
-from protofed.progress import BarProgress
+from protofed.progress import BarProgress, NotebookProgress, in_notebook
 from rundirs import make_run
 
 
@@ -22,3 +24,43 @@ def test_a_bar_shows_the_main_rule(tmp_path, method, rule, shown):
     progress.started("label", 8, 0, run)
     progress.round("label", record)
     assert progress.notes["label"] == f"{shown} {100 * record['accuracy'][shown]['weighted']:.1f}%"
+
+
+class Shell:
+    """Stands in for a notebook's display: remembers every state of what it shows."""
+
+    def __init__(self):
+        self.states = []
+
+    def display(self, shown, display_id):
+        assert display_id
+        self.update(shown)
+        return self
+
+    def update(self, shown):
+        self.states.append(shown)
+
+
+def test_a_bar_in_a_notebook(tmp_path):
+    run = make_run(tmp_path / "run")
+    record = json.loads((run / "rounds.jsonl").read_text().splitlines()[-1])
+    shell = Shell()
+    progress = NotebookProgress(shell.display, str)
+    progress.started("<label>", 8, 0, run)
+    progress.round("<label>", record)
+    assert [state.count("<progress") for state in shell.states] == [1, 1]
+    assert '<progress value="8" max="8"></progress> 8/8 global ' in shell.states[1]
+    assert "&lt;label&gt;" in shell.states[1]
+    progress.round("<label>", {**record, "losses": {"total": None}})
+    assert "losses are not finite" in shell.states[2]
+
+
+def test_notebooks_are_recognised(monkeypatch):
+    assert in_notebook() is None
+    kernel = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=print))
+    assert isinstance(in_notebook(), NotebookProgress)
+    terminal = type("TerminalInteractiveShell", (), {})()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: terminal))
+    assert in_notebook() is None

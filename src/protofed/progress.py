@@ -132,10 +132,11 @@ class BarProgress(Shown):
             self.bars.console.print(f"[bold red]{plain(warning)}[/]", highlight=False, soft_wrap=True)
 
     def finished(self, label: str, run: Run) -> None:
-        """Show a full bar for a run that was carried out in another process or already existed."""
+        """Show a full bar, also for a run that stopped early, ran in another process or already existed."""
+        rounds = run.summary["rounds"]
         if label not in self.tasks:
-            rounds = run.summary["rounds"]
             self.started(label, rounds, rounds, run.directory)
+        self.bars.update(self.tasks[label], total=rounds)
 
 
 class LineProgress(Shown):

@@ -114,12 +114,10 @@ def prototypes(run: RunData, whose: str) -> dict[str, Tensor]:
 
 def _check_code(run: RunData, trusted: bool) -> None:
     """Refuse a configuration that names code, which would be imported and called, unless that is wanted."""
-    model, data = (run.config.get(name) for name in ("model", "data"))
-    model, data = (table if isinstance(table, dict) else {} for table in (model, data))
-    members = model.get("members")
-    members = [m.get("name") for m in members if isinstance(m, dict)] if isinstance(members, list) else []
-    models = (model.get("name"), model.get("shared"), *members)
-    named = [str(name) for name in (run.method, *models) if ":" in str(name)]
+    from protofed.experiments.ending import named_code
+
+    named, data = named_code(run.config, {}), run.config.get("data")
+    data = data if isinstance(data, dict) else {}
     if (named or data.get("trust_code")) and not trusted:
         what = f"names code of its own ({named[0]})" if named else "trusts the code that its data name"
         raise DataError(

@@ -118,13 +118,17 @@ def write_end(folder: Path, federation: Federation) -> None:
     clients, server = federation.executor.clients, federation.server
     for name in clients:
         snapshot = clients.snapshot(name)
-        same = [n for n, t in snapshot.received.items() if n in server and torch.equal(t, server[n].cpu())]
+        same = [n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu())]
         kept = {n: t for n, t in snapshot.received.items() if n not in same}
         tensors = flatten(snapshot._replace(model={}, received=kept))
         write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
     state = federation.state
     record = {"version": VERSION, "round": state.round, "clients": list(clients)}
     write_json(folder / END, {**record, "refusals": state.standing.to_dict()})
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    return left.dtype == right.dtype and torch.equal(left, right)
 
 
 def restore_end(folder: Path, federation: Federation) -> bool:

@@ -108,7 +108,7 @@ class RunDirectory:
         kept = {k: v for k, v in present.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
         differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
         if "rounds" in differing and set(differing) <= set(ENDS):
-            self._check_longer(kept["rounds"], experiment)
+            self._check_longer(kept.get("rounds"), experiment)
         if not set(differing) <= set(ENDS):
             # Another method or partition has other options too, so its name is reported first.
             name = min((n for n in differing if n not in ENDS), key=lambda n: not n.endswith(".name"))

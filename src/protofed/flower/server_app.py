@@ -101,6 +101,8 @@ def _federation(
     simulated: bool,
 ) -> tuple[Federation, Tree]:
     """Gather the clients and build the federation as the server knows it."""
+    if experiment.model.start:
+        raise ConfigError("model.start (--from) is for clients of this machine: use --engine local")
     local = _as_server(experiment)
     if simulated:  # all nodes belong to this run
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)

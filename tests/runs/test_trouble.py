@@ -1,0 +1,106 @@
+"""Diverged runs say so: in the round in which it happens, at the end, and at the top of the report."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+import protofed
+from protofed import cli
+from protofed.progress import JsonProgress, LineProgress, Several
+from protofed.runs import RoundRecord
+from protofed.runs.records import Absence, Attack, Refusal
+from protofed.runs.trouble import first_trouble, ruin, trouble, unheard
+
+SMALL = {
+    "data.samples": 200,
+    "data.clients": 3,
+    "partition.alpha": 0.5,
+    "model.name": "mlp",
+    "model.d": 8,
+    "rounds": 2,
+    "execution.device": "cpu",
+    "execution.executor": "sequential",
+}
+
+
+def record(number, refused=(), asked=("ann", "bob"), **values):
+    losses = {"total": values.pop("loss", 1.0)}
+    entries = [Refusal(name, "prototypes", "not finite", True) for name in refused]
+    sent = {"up": 10 * (len(asked) > len(refused)), "down": 0}
+    return RoundRecord(number, list(asked), losses=losses, refused=entries, bytes=sent, **values)
+
+
+def test_a_sound_round_says_nothing():
+    assert trouble(record(1).to_dict()) == ""
+    assert first_trouble([record(1)]) == ruin([record(1)]) == ""
+
+
+def test_the_first_round_that_is_not_finite_is_named():
+    rounds = [record(1), record(2, loss=float("nan")), record(3, ["bob"], loss=float("inf"))]
+    assert trouble(rounds[2].to_dict()) == "losses are not finite and uploads of bob were refused as diverged"
+    assert first_trouble(rounds) == (
+        "Round 2: losses are not finite: standardise the data, lower training.lr, or set training.clip."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([record(1, ["ann"]), record(2, ["ann"])], ["ann"]),
+        ([record(1, ["ann"]), record(2)], []),  # it was heard once
+        ([record(1, ["ann"], asked=["ann"]), record(2, asked=["bob"])], ["ann"]),  # left out from then on
+        ([record(1, ["ann"]), record(2, missing=[Absence("ann", "training", "late")])], ["ann"]),
+        ([record(1, ["ann"], attack=Attack(["ann"]))], []),  # an attacker of a simulation
+        ([RoundRecord(1, ["ann"]), record(2, ["ann"])], ["ann"]),  # nobody sends in the first round
+    ],
+)
+def test_clients_of_whom_nothing_was_used(rounds, expected):
+    assert unheard(rounds) == expected
+    assert bool(ruin(rounds)) is bool(expected)
+
+
+def test_a_method_that_sends_nothing_fails_if_no_round_was_finite():
+    silent = [RoundRecord(n, ["ann"], losses={"total": None}) for n in (1, 2)]
+    assert ruin(silent).startswith("No round had finite losses")
+    assert ruin([RoundRecord(1, ["ann"], losses={"total": 2.0}), *silent[1:]]) == ""
+
+
+@pytest.mark.parametrize("method", ["fedproto", "local"])
+def test_a_diverged_run_fails_loudly(method, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = [f"{name}={value}" for name, value in SMALL.items()]
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["protofed", "run", "quickstart", *options, f"method.name={method}", "training.lr=1e30", "--out", "r"],
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 1
+    assert printed.out.count("warning: ") == 1
+    assert f"warning: {method}, round 1: losses are not finite" in printed.out
+    assert printed.err.startswith("FAILED ")
+    page = (tmp_path / "r" / "report.html").read_text()
+    main = page[page.index("<main>") :]
+    assert main.index('role="alert">Failed. ') < main.index("<dl")
+
+
+def test_lines_and_json_for_files(tmp_path):
+    lines, objects = io.StringIO(), io.StringIO()
+    receivers = Several([LineProgress(lines), JsonProgress(objects)])
+    run = protofed.run("quickstart", {**SMALL, "method.name": "fedproto"}, out=tmp_path / "r", progress=receivers)
+    first, *rounds = lines.getvalue().splitlines()
+    assert first == f"fedproto: rounds 1 to 2 in {tmp_path / 'r'}"
+    assert len(rounds) == 2
+    assert rounds[1].startswith("fedproto round 2/2: global ")
+    for part in ("loss ", " kB", "0.00 s left"):
+        assert part in rounds[1]
+    events = [json.loads(line) for line in objects.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["started", "round", "round", "finished"]
+    assert events[2]["accuracy"] == run.rounds[1]["accuracy"]["global"]["weighted"]
+    assert events[3]["accuracy"]["head"] == run.summary["accuracy"]["head"]["final"]
