@@ -18,16 +18,17 @@ __version__ = "0.2.0"
 _EXPORTS = {
     "run": "protofed.api",
     "compare": "protofed.api",
+    "sweep": "protofed.api",
     "Run": "protofed.experiments",
     "Comparison": "protofed.experiments",
     "Progress": "protofed.experiments",
     "ProtofedError": "protofed.errors",
 }
 
-__all__ = ["Comparison", "Progress", "ProtofedError", "Run", "__version__", "compare", "run"]
+__all__ = ["Comparison", "Progress", "ProtofedError", "Run", "__version__", "compare", "run", "sweep"]
 
 if TYPE_CHECKING:
-    from protofed.api import compare, run
+    from protofed.api import compare, run, sweep
     from protofed.errors import ProtofedError
     from protofed.experiments import Comparison, Progress, Run
 

@@ -37,6 +37,12 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Folder with local copies of data sets (default: PROTOFED_DATA).")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
+Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
+Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")]
+Budget = Annotated[
+    str, typer.Option(help="Time after which no further round begins, e.g. 2h or 90m; the same command goes on.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
@@ -77,11 +83,9 @@ def run(
 def compare(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
     overrides: Overrides = None,
-    methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")
-    ] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")] = 1,
+    methods: Methods = "",
+    seeds: Seeds = "",
+    jobs: Jobs = 1,
     out: Out = None,
     resume: Resume = False,
     device: Device = "auto",
@@ -105,6 +109,56 @@ def compare(
             jobs=jobs,
         )
     _show(result)
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE[,VALUE]...]...",
+            help="Options by dotted name; those with several values vary, e.g. method.s=50,150 rounds=40.",
+        ),
+    ] = None,
+    methods: Methods = "",
+    seeds: Seeds = "",
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Start even if there are more than a thousand runs.")] = False,
+    rows: Annotated[str, typer.Option(help="Rows of the table: method or an option (default: method).")] = "",
+    columns: Annotated[
+        str, typer.Option(help="Columns of the table: method or an option (default: the last).")
+    ] = "",
+    metric: Annotated[str, typer.Option(help="final, best, best_validated or client_mean.")] = "final",
+    out: Annotated[
+        Path | None, typer.Option(help="Output directory, which may hold parts (default: runs/RECIPE-sweep).")
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run every combination of some values of options; what is finished is never run again."""
+    with uncollected():
+        from protofed import api
+        from protofed.experiments.batch import seconds
+        from protofed.progress import progress_bar
+
+    limit = seconds(budget)
+    with _resumable(), progress_bar(console, quiet=quiet) as progress:
+        result = api.sweep(
+            recipe,
+            items or [],
+            _names(methods),
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides([], device, data_dir),
+            out=out,
+            progress=progress,
+            jobs=jobs,
+            budget=limit,
+            yes=yes,
+        )
+    _show_sweep(result, rows, columns, metric)
 
 
 @app.command(name="list")
@@ -273,6 +327,26 @@ def _show(result: Any) -> None:
     if refused:
         console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")
     console.print(f"Report: {result.report}", soft_wrap=True)
+
+
+def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
+    """Print the table of a sweep, what is missing from it, and the path of its report."""
+    from protofed.analysis.pivot import pivot
+    from protofed.analysis.tables import pivot_table
+    from protofed.files import write_text
+    from protofed.runs import load_runs
+
+    if any(result.runs.values()):
+        table = pivot(load_runs([result.directory]), result.axes, rows, columns, metric)
+        console.print(pivot_table(table))
+        write_text(result.directory / "table.csv", table.as_csv())
+    for label, why in result.failed.items():
+        errors.print(f"{label}: {why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    if result.waiting:
+        missing = len(result.waiting)
+        console.print(f"Time is up: {missing} runs are not finished; repeat the command to go on.", highlight=False)
+    if any(result.runs.values()):
+        console.print(f"Report: {result.report}", soft_wrap=True)
 
 
 def _split_recipe(arguments: list[str], default: str = "quickstart") -> tuple[str, list[str]]:

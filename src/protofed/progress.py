@@ -19,6 +19,8 @@ from protofed.runs import main_rule, read_config, wanted_rule
 class BarProgress(Progress):
     """Progress display with one bar per run, which shows the accuracy and traffic of the last round.
 
+    Where many runs are planned, one bar counts them.
+
     Args:
         bars: The display of the bars.
     """
@@ -28,15 +30,26 @@ class BarProgress(Progress):
         self.tasks: dict[str, TaskID] = {}
         self.notes: dict[str, str] = {}
         self.wanted: dict[str, str] = {}
+        self.all: TaskID | None = None
+
+    def planned(self, runs: int) -> None:
+        """Show one bar for all runs."""
+        self.all = self.bars.add_task("runs", total=runs, note="")
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Add a bar for a run."""
+        if self.all is not None:
+            self.bars.update(self.all, note=label)
+            return
         self.tasks[label] = self.bars.add_task(label, total=rounds, completed=done, note=f"in {directory}")
         self.notes[label] = "not evaluated"
         self.wanted[label] = wanted_rule(read_config(directory / "config.toml"))
 
     def round(self, label: str, record: Mapping[str, Any]) -> None:
         """Advance the bar of a run."""
+        if self.all is not None:
+            self.bars.update(self.all, note=f"{label}, round {record['round']}")
+            return
         sent = size(record["bytes"]["up"] + record["bytes"]["down"])
         accuracy = record.get("accuracy")
         if accuracy:
@@ -46,7 +59,9 @@ class BarProgress(Progress):
 
     def finished(self, label: str, run: Run) -> None:
         """Show a full bar for a run that was carried out in another process or already existed."""
-        if label not in self.tasks:
+        if self.all is not None:
+            self.bars.advance(self.all)
+        elif label not in self.tasks:
             rounds = run.summary["rounds"]
             self.started(label, rounds, rounds, run.directory)
 

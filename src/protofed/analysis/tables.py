@@ -11,6 +11,7 @@ from rich.table import Table
 
 from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, Row
+from protofed.analysis.pivot import METRICS, Pivot
 from protofed.formats import mean_std, number, size
 from protofed.runs import TOLERANCE, WAYS, Beyond, Summary, Traffic
 
@@ -144,6 +145,21 @@ def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
         shown = [("[red]{}[/]" if c.worst > SERIOUS else "{}").format(c.text) if c else "–" for c in cells]
         table.add_row("" if row.method == last else row.method, *row.values, *shown)
         last = row.method
+    return table
+
+
+def pivot_table(pivot: Pivot) -> Table:
+    """Return a table of any two options that vary; see :func:`protofed.analysis.pivot.pivot`."""
+    table = _table(
+        f"{METRICS[pivot.metric].capitalize()} in % by the main rule",
+        f"Columns: {pivot.names[-1]}. ±: half of the 95 % t interval over seeds.",
+    )
+    for name in pivot.names[:-1]:
+        table.add_column(name, no_wrap=True)
+    for name in pivot.columns:
+        table.add_column(name, justify="right", min_width=6)
+    for row in pivot.rows:
+        table.add_row(*row, *(pivot.text(row, column) for column in pivot.columns))
     return table
 
 

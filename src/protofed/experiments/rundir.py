@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
-from protofed.experiments.config import Experiment, Tree
+from protofed.experiments.config import Experiment, Tree, identity
 from protofed.federation import Federation, load_checkpoint, save_checkpoint
 from protofed.files import remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
@@ -70,11 +70,10 @@ class RunDirectory:
     def _check_same(self, config: Path, experiment: Experiment) -> None:
         """Refuse a directory with another configuration, naming an option that differs."""
         try:
-            present = _options(read_toml(config))
+            kept = _options(identity(read_toml(config)))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{config}: {reason(error)}") from None
         wanted = _options(experiment.identity())
-        kept = {k: v for k, v in present.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
         differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
         if differing:
             # Another method or partition has other options too, so its name is reported first.

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,10 +64,15 @@ def register(method: M) -> M:
 
 def methods() -> Registry[type[Method]]:
     """Return all methods, after importing every public file of this package."""
+    _import_all()
+    return _registry
+
+
+@cache
+def _import_all() -> None:
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):
             importlib.import_module(f"{__name__}.{module.name}")
-    return _registry
 
 
 def get(name: str) -> type[Method]:
