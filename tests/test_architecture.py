@@ -27,7 +27,7 @@ LAZY = {"wire/compression.py": {"zstandard"}, "models/vision.py": {"timm"}}
 MODULES = {
     "__init__": {"numerics"},
     "__main__": {"cli"},
-    "api": {"analysis", "errors", "experiments", "flower"},
+    "api": {"analysis", "errors", "experiments", "flower", "formats"},
     "catalogue": {"analysis", "data", "errors", "experiments", "methods", "models", "options", "runs"},
     "claims": {"errors", "limits"},
     "cli": {
@@ -37,6 +37,7 @@ MODULES = {
         "catalogue",
         "errors",
         "experiments",
+        "files",
         "flower",
         "imports",
         "progress",

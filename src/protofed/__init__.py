@@ -19,16 +19,17 @@ _EXPORTS = {
     "run": "protofed.api",
     "compare": "protofed.api",
     "sweep": "protofed.api",
+    "tune": "protofed.api",
     "Run": "protofed.experiments",
     "Comparison": "protofed.experiments",
     "Progress": "protofed.experiments",
     "ProtofedError": "protofed.errors",
 }
 
-__all__ = ["Comparison", "Progress", "ProtofedError", "Run", "__version__", "compare", "run", "sweep"]
+__all__ = ["Comparison", "Progress", "ProtofedError", "Run", "__version__", "compare", "run", "sweep", "tune"]
 
 if TYPE_CHECKING:
-    from protofed.api import compare, run, sweep
+    from protofed.api import compare, run, sweep, tune
     from protofed.errors import ProtofedError
     from protofed.experiments import Comparison, Progress, Run
 

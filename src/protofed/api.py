@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from protofed.experiments.config import Tree, apply_overrides, comparison, load_
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Run, run_experiment
 from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
+from protofed.experiments.tuning import Tuned, check_options, space_of
+from protofed.experiments.tuning import tune as search
 from protofed.formats import number
 
 Overrides = Mapping[str, Any]
@@ -146,6 +149,56 @@ def sweep(
         raise ConfigError(f"more than {number(MANY)} runs: {expected}: add --yes to start, perhaps with --budget")
     return plan.run(
         directory, resume=True, progress=progress or Progress(), jobs=jobs, report=write_report, budget=budget
+    )
+
+
+def tune(
+    recipe: str | Path,
+    items: Iterable[str],
+    method: str = "",
+    seeds: Sequence[int] = (),
+    overrides: Overrides | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    trials: int = 30,
+    jobs: int = 1,
+    budget: float | None = None,
+) -> Tuned:
+    """Search for good values of options by accuracy on validation samples; test samples play no part.
+
+    Args:
+        recipe: Name of a built-in recipe or path of a TOML file; ``data.validation_fraction`` must not be 0.
+        items: ``NAME=LOW..HIGH``, ``NAME=LOW..HIGH:log`` or ``NAME=VALUE,VALUE,…`` for an option that varies, and
+            ``NAME=VALUE`` for one that does not.
+        method: Method or variant; by default the recipe's.
+        seeds: Seeds of every trial; by default the recipe's.
+        overrides: Further values by dotted name, as for :func:`run`.
+        out: Directory of the search; by default ``runs/RECIPE-METHOD-tuned``. The same call goes on in it.
+        progress: Receives progress reports.
+        trials: Number of trials in all.
+        jobs: Number of trials that run at a time.
+        budget: Seconds after which no further round begins; None for no limit.
+
+    Raises:
+        ProtofedError: If nothing varies, a first trial is invalid, or there are no validation samples.
+    """
+    space, plain = space_of(items)
+    tree = apply_overrides(load_recipe(recipe), {**(overrides or {}), **plain})
+    first = resolve(tree, method=method or None)
+    name = method or first.method
+    check_options(tree, name, space)
+    place = Path("runs") / f"{first.recipe}-{name.rpartition(':')[2]}-tuned"
+    return search(
+        tree,
+        space,
+        name,
+        list(seeds) or [first.seed],
+        place if out is None else Path(out),
+        trials=trials,
+        jobs=jobs,
+        deadline=None if budget is None else time.monotonic() + budget,
+        progress=progress,
     )
 
 

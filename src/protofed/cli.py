@@ -161,6 +161,62 @@ def sweep(
     _show_sweep(result, rows, columns, metric)
 
 
+@app.command()
+def tune(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
+    items: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=LOW..HIGH[:log]|NAME=VALUE[,VALUE]...",
+            help="Options by dotted name, e.g. method.lambda=0.1..10:log method.scaling=true,false rounds=40.",
+        ),
+    ],
+    method: Annotated[str, typer.Option(help="Method or variant to tune (default: the recipe's).")] = "",
+    seeds: Seeds = "",
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials in all.")] = 30,
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output directory, which may hold parts (default: below runs/)."),
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search for good values of options by accuracy on validation samples, never on test samples."""
+    with uncollected():
+        from protofed import api
+        from protofed.analysis.tables import trials_table
+        from protofed.experiments.batch import seconds
+        from protofed.progress import progress_bar
+
+    limit = seconds(budget)
+    with _resumable(), progress_bar(console, quiet=quiet) as progress:
+        result = api.tune(
+            recipe,
+            items,
+            method,
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides([], device, data_dir),
+            out=out,
+            progress=progress,
+            trials=trials,
+            jobs=jobs,
+            budget=limit,
+        )
+    console.print(trials_table(result.trials))
+    if result.unfinished:
+        console.print(
+            f"Time is up after {len(result.trials)} of {trials} trials; repeat the command to go on.",
+            highlight=False,
+        )
+    if result.best:
+        best = " ".join(f"{name}={_toml(value)}" for name, value in result.best.values.items())
+        console.print(f"Best: {best}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Trials: {result.directory / 'tuning.json'}", soft_wrap=True)
+
+
 @app.command(name="list")
 def list_(
     kind: Annotated[
@@ -367,6 +423,17 @@ def _overrides(items: list[str], device: str, data_dir: Path | None) -> dict[str
             raise ConfigError(f"--data-dir {data_dir}: no such folder")
         overrides["data.data_dir"] = str(data_dir)
     return overrides
+
+
+def _toml(value: Any) -> str:
+    """Return a value as an override has it."""
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _names(text: str) -> list[str]:

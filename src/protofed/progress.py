@@ -36,6 +36,11 @@ class BarProgress(Progress):
         """Show one bar for all runs."""
         self.all = self.bars.add_task("runs", total=runs, note="")
 
+    def advanced(self) -> None:
+        """Advance the bar of all runs."""
+        if self.all is not None:
+            self.bars.advance(self.all)
+
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Add a bar for a run."""
         if self.all is not None:
@@ -60,7 +65,7 @@ class BarProgress(Progress):
     def finished(self, label: str, run: Run) -> None:
         """Show a full bar for a run that was carried out in another process or already existed."""
         if self.all is not None:
-            self.bars.advance(self.all)
+            self.advanced()
         elif label not in self.tasks:
             rounds = run.summary["rounds"]
             self.started(label, rounds, rounds, run.directory)

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -133,9 +133,9 @@ class Task:
 
         Args:
             progress: Receives progress reports.
-            deadline: Time (of :func:`time.time`) after which no further round begins; None for none.
+            deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
         """
-        if deadline is not None and time.time() >= deadline and not self.finished:
+        if deadline is not None and time.monotonic() >= deadline and not self.finished:
             return None
         watched = _Watch(progress or Progress(), deadline)
         try:
@@ -160,7 +160,7 @@ class _Watch(Progress):
     def round(self, label: str, record: Mapping[str, Any]) -> None:
         """Pass the report on; after the last round a run ends of its own accord."""
         self.to.round(label, record)
-        if self.deadline is not None and time.time() >= self.deadline and record["round"] < self.rounds:
+        if self.deadline is not None and time.monotonic() >= self.deadline and record["round"] < self.rounds:
             raise BudgetSpentError
 
     def finished(self, label: str, run: Run) -> None:
@@ -168,12 +168,28 @@ class _Watch(Progress):
         self.to.finished(label, run)
 
 
-Outcome = Run | ProtofedError | None
-"""What became of a task: a run, why it failed, or None if the time was up."""
+class Job(Protocol):
+    """Something to run: a :class:`Task`, or several that belong together."""
+
+    @property
+    def label(self) -> str:
+        """What progress reports call it."""
+
+    def run(self, progress: Progress | None = None, deadline: float | None = None) -> Any:
+        """Run it; return None if the time is up before its end.
+
+        Args:
+            progress: Receives progress reports.
+            deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+        """
+
+
+Outcome = Any
+"""What became of a job: its result, an error that says why it failed, or None if the time was up."""
 
 
 def run_tasks(
-    tasks: Sequence[Task],
+    tasks: Sequence[Job],
     *,
     jobs: int = 1,
     progress: Progress | None = None,
@@ -186,7 +202,7 @@ def run_tasks(
         tasks: The tasks.
         jobs: Number of simultaneous runs, each in a process of its own.
         progress: Receives progress reports; with several jobs, only of finished runs.
-        deadline: Time (of :func:`time.time`) after which no further round begins; None for none.
+        deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
         keep_going: Whether a failure is an outcome like any other.
 
     Raises:
@@ -207,11 +223,11 @@ def run_tasks(
 
 
 def _in_processes(
-    tasks: Sequence[Task], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
+    tasks: Sequence[Job], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
 ) -> Iterator[tuple[int, Outcome]]:
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ProcessPoolExecutor(jobs, process_context(PRELOAD), _begin, (threads,)) as pool:
-        waiting: dict[Future[Run | None], int] = {
+        waiting: dict[Future[Outcome], int] = {
             pool.submit(task.run, None, deadline): place for place, task in enumerate(tasks)
         }
         try:

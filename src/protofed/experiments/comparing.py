@@ -176,7 +176,7 @@ class Plan:
         Raises:
             ProtofedError: If a run fails that is not keyed.
         """
-        deadline = None if budget is None else time.time() + budget
+        deadline = None if budget is None else time.monotonic() + budget
         if self.keyed:
             claim(directory)
         tasks = self.tasks(directory, resume=resume or self.keyed)

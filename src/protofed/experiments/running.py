@@ -36,6 +36,9 @@ class Progress:
             runs: Their number.
         """
 
+    def advanced(self) -> None:
+        """Report the end of one of the runs that were planned."""
+
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Report the start of a run, or its resumption.
 

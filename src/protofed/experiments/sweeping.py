@@ -120,5 +120,5 @@ def estimate(plan: Plan, directory: Path, jobs: int, sample: float = SAMPLE) -> 
 
 def _seconds_per_round(task: Task, sample: float) -> float:
     """Return the mean time of the first rounds of a run."""
-    task.run(Progress(), time.time() + sample)
+    task.run(Progress(), time.monotonic() + sample)
     return statistics.fmean(record.seconds["total"] for record in RunDirectory(task.directory).rounds())
