@@ -41,6 +41,7 @@ MODULES = {
         "flower",
         "imports",
         "progress",
+        "reproduction",
         "runs",
         "ui",
     },
@@ -101,6 +102,7 @@ PACKAGES = {
         "federation",
     },
     "analysis": {"runs", "prototypes", "models", "methods", "training", "federation", "experiments"},
+    "reproduction": {"runs", "data", "experiments", "analysis"},
     "flower": {"models", "data", "methods", "training", "federation", "experiments", "analysis"},
     "benchmark": {"runs", "models", "data", "methods", "training", "federation", "experiments"},
     "ui": {

@@ -217,6 +217,54 @@ def tune(
     console.print(f"Trials: {result.directory / 'tuning.json'}", soft_wrap=True)
 
 
+@app.command()
+def reproduce(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A paper or a part of one, e.g. protonorm/table1, gfpl/figure3a, fedproto/claim2; or all. "
+            "Without one, everything is listed with its state.",
+        ),
+    ] = "",
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE]...", help="Options that differ from the paper's, e.g. rounds=30."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="full: as printed; tenth: a tenth of the images; smoke: seconds, other data.")
+    ] = "full",
+    seeds: Seeds = "0,1,2",
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or show what is there.")] = True,
+    output: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    out: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduction"),
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
+    with uncollected():
+        from protofed.experiments.batch import seconds
+        from protofed.progress import progress_bar
+        from protofed.reproduction import cli as reproduction
+
+    if "=" in target:
+        raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
+    numbers = tuple(_integer(seed, "--seeds") for seed in _names(seeds))
+    scope = reproduction.scope(scale, numbers, _overrides(items or [], "auto", None))
+    if not target:
+        for line in reproduction.listing(scope, out):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    request = reproduction.Request(target, scope, out, jobs, seconds(budget), run, _overrides([], device, data_dir))
+    with _resumable(), progress_bar(console, quiet=quiet or not run) as progress:
+        found = reproduction.reproduce(request, progress)
+    reproduction.show(
+        found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    )
+
+
 @app.command(name="list")
 def list_(
     kind: Annotated[

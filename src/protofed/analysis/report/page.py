@@ -36,7 +36,7 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
     if axes:
         rows = grid.rows_of(runs, axes)
         write_text(out.with_name("grid.csv"), grid.as_csv(rows, axes))
-        template = _environment().get_template("grid.html")
+        template = environment().get_template("grid.html")
         write_text(
             out,
             template.render(
@@ -71,7 +71,7 @@ def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
         runs: The runs.
         left_out: Why other runs are not shown.
     """
-    template = _environment().get_template("report.html")
+    template = environment().get_template("report.html")
     return template.render(
         runs=list(runs),
         groups=by_label(runs),
@@ -85,7 +85,7 @@ def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
     )
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
     """Return the templates."""
     import jinja2
 
