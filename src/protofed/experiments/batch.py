@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from protofed.experiments.config import Experiment, Tree, resolve
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.running import Progress, Run, run_experiment
 from protofed.files import check_format, read_json, write_json
+from protofed.runs import flat
 from protofed.training.workers import end, process_context, stay_with_parent
 
 FORMAT = 1
@@ -35,12 +37,22 @@ def key(experiment: Experiment) -> str:
     """Return a hash of everything that determines a run's result, 16 hexadecimal digits.
 
     Equal configurations have equal keys on every machine: where the data lie and how they are computed is left out.
+    So are options with their default values: a new option, which changes nothing by default, changes no key.
 
     Args:
         experiment: The experiment.
     """
-    text = json.dumps(experiment.identity(), sort_keys=True, default=list)
+    plain = _defaults(experiment.method, experiment.partition)
+    own = {n: v for n, v in flat(experiment.identity()).items() if n not in plain or v != plain[n]}
+    names = {"method.name": experiment.method, "partition.name": experiment.partition}
+    text = json.dumps({**own, **names}, sort_keys=True, default=list)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=256)
+def _defaults(method: str, partition: str) -> dict[str, Any]:
+    """Return the options of an experiment that names nothing but its method and partition."""
+    return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
 
 
 def folder(experiment: Experiment) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from protofed.errors import ConfigError, unknown_name
@@ -77,11 +78,17 @@ def experiment_of(
     pattern = paper.recipes.get(method) or table.recipes.get(method) or table.recipe or paper.recipes["default"]
     dataset = settings.get("dataset", "")
     name = pattern.format(dataset=DATASETS.get(dataset, dataset))
-    tree = load_recipe(name)
+    tree = _recipe(name)
     chosen = paper.methods.get(method, method)
     given = overrides_of(paper, tree, settings, method=not is_control(table, method))
     given |= paper.adjust.get(method, {})
     return scaled(apply_overrides(tree, given), chosen, seed, scale, overrides)
+
+
+@cache
+def _recipe(name: str) -> Tree:
+    """Return a built-in recipe, which must not be changed."""
+    return load_recipe(name)
 
 
 def is_control(table: Table, method: str) -> bool:
@@ -165,7 +172,7 @@ def figure_runs(figure: Figure, seed: int, scale: str, overrides: Mapping[str, A
     """
     if not figure.recipe:
         return []
-    tree = load_recipe(figure.recipe)
+    tree = apply_overrides(_recipe(figure.recipe), {})
     for name in figure.unset:
         *path, last = name.split(".")
         node: Any = tree

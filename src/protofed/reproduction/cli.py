@@ -35,7 +35,8 @@ def listing(scope: Scope, out: Path) -> list[str]:
         ProtofedError: If its results cannot be read.
     """
     find = Library(out).find
-    lines = [f"Scale {scope.scale}, seeds {', '.join(map(str, scope.seeds))}; results in {out} and in the library."]
+    seeds = ", ".join(map(str, scope.seeds))
+    lines = textwrap.wrap(f"Scale {scope.scale}, seeds {seeds}; results in {out} and in the library.", WIDTH)
     for paper in papers().values():
         lines += ["", *textwrap.wrap(f"{paper.name}: {paper.title} ({paper.reference})", WIDTH)]
         for table in paper.tables:

@@ -70,6 +70,7 @@ def draw(
 @themed
 def cost() -> Drawing:
     """TinyProto Figure 1: parameters that a client of FedAvg and of prototype methods sends, for ShuffleNet v2."""
+    from matplotlib.ticker import FuncFormatter
     from torchvision.models import shufflenet_v2_x0_5
 
     model = shufflenet_v2_x0_5()
@@ -88,6 +89,8 @@ def cost() -> Drawing:
     for ax, name in zip(axes, ("Classes K", "Dimension d (FedAvg: K = 1000)"), strict=True):
         ax.set_xscale("log")
         ax.set_yscale("log")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         ax.set_xlabel(name)
         ax.set_ylabel("Parameters sent by a client")
     legend_below(fig, axes)

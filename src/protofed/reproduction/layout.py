@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -17,6 +17,10 @@ from protofed.reproduction.verdicts import AGREES, FAILED, NO_DATA, NOT_RUN, hal
 
 Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""
+
+
+Run = tuple[tuple[tuple[str, str], ...], str]
+"""Settings and method behind a number."""
 
 
 class Row(NamedTuple):
@@ -38,7 +42,7 @@ class Entry(NamedTuple):
 
     printed: Printed | None
     metric: str
-    runs: tuple[tuple[tuple[tuple[str, str], ...], str], ...]
+    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True)
@@ -228,8 +232,8 @@ class Sheet:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def _known(self) -> dict[tuple[int, int], list[Experiment]]:
-        """Experiments that were resolved before, by number and seed."""
+    def _known(self) -> dict[Run, Experiment]:
+        """Experiments that were resolved before, with any seed."""
         return {}
 
     @cached_property
@@ -244,14 +248,13 @@ class Sheet:
             entry: The number.
             seed: The seed.
         """
-        place = (id(entry), seed)
-        if place not in self._known:
-            scope = self.scope
-            self._known[place] = [
-                experiment_of(self.paper, self.table, dict(settings), method, seed, scope.scale, scope.overrides)
-                for settings, method in entry.runs
-            ]
-        return self._known[place]
+        return [self._experiment(run, seed) for run in entry.runs]
+
+    def _experiment(self, run: Run, seed: int) -> Experiment:
+        if run not in self._known:
+            scope = (self.scope.scale, self.scope.overrides)
+            self._known[run] = experiment_of(self.paper, self.table, dict(run[0]), run[1], seed, *scope)
+        return replace(self._known[run], seed=seed)
 
     def all(self) -> Iterator[tuple[Entry, Experiment, str]]:
         """Yield the runs of the whole table once each, with the method's printed name: seed by seed."""

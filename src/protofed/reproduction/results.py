@@ -196,8 +196,10 @@ def read_results(path: Path) -> list[Result]:
         CheckpointError: If it cannot be read, or is something else.
     """
     try:
-        rows = list(csv.DictReader(io.StringIO(read_text(path, RESULTS_BYTES)), strict=True))
-        return [_result(row) for row in rows]
+        reader = csv.DictReader(io.StringIO(read_text(path, RESULTS_BYTES)), strict=True)
+        if not {*FACTS} <= {*(reader.fieldnames or ())}:
+            raise ValueError("not a table of results")
+        return [_result(row) for row in reader]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         why = reason(error) if isinstance(error, (OSError, ValueError)) else "not a table of results"
         raise CheckpointError(f"{path}: cannot be read ({why})") from None

@@ -139,6 +139,15 @@ class Library:
         """
         return self.own.get(key) or self.given.get(key)
 
+    def has(self, key: str, scale: str) -> bool:
+        """Return whether a configuration need not be run; the smallest scale is run to see whether everything runs.
+
+        Args:
+            key: Its key.
+            scale: Scale at which it would be run.
+        """
+        return key in self.own or (scale != "smoke" and key in self.given)
+
     def add(self, result: Result) -> None:
         """Keep a result."""
         self.own[result.key] = result
@@ -207,7 +216,7 @@ def _run(
     for want in wanted:
         experiment = want.experiment
         directory = _directory(request, experiment, want.models)
-        if directory in tasks or (not want.models and library.find(key(experiment))):
+        if directory in tasks or (not want.models and library.has(key(experiment), request.scope.scale)):
             continue
         if want.models and (directory / "summary.json").is_file():
             continue
