@@ -12,6 +12,7 @@ import pytest
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.batch import key
 from protofed.reproduction import cli, papers, running
+from protofed.reproduction.cells import figure_cells
 from protofed.reproduction.judging import judged
 from protofed.reproduction.layout import Scope, Sheet
 from protofed.reproduction.results import FOLDER, Result, committed, read_results, write_results
@@ -169,6 +170,20 @@ def test_a_claim_of_superiority_follows_the_numbers(name, number):
     none = judged(paper, claim, scope, lambda k: None)
     assert none.verdict == "not run"
     assert len(none.comparisons) >= 3
+
+
+def test_a_claim_about_a_figure_is_tested_at_a_scale_that_changes_its_option():
+    """At a tenth, k = 100 and 10 shots are 10 and 1; the claim still finds them."""
+    paper, scope = PAPERS["fedproto"], Scope("tenth", (0, 1, 2))
+    results = {}
+    for seed in scope.seeds:
+        for given, experiment in figure_cells(paper.figure("2"), seed, "tenth", {}):
+            value = 0.5 + 0.002 * given["partition.k"] + 0.001 * seed
+            results[key(experiment)] = Result(key(experiment), "tenth", "", "", seed, values={"client_mean": value})
+    judgement = judged(paper, paper.claim(7), scope, results.get)
+    assert judgement.verdict == "reproduced"
+    assert [c.what.partition(", ")[2] for c in judgement.comparisons] == ["method=fedproto", "method=fedavg"]
+    assert judgement.comparisons[0].differences == pytest.approx((18.0, 18.0, 18.0))
 
 
 def test_every_claim_has_comparisons_or_a_reason():

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from protofed.errors import ConfigError, unknown_name
+from protofed.experiments.batch import key
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.sweeping import grid
 from protofed.reproduction.papers import Figure, Paper, Table
@@ -161,8 +162,10 @@ def _smoke(tree: Tree) -> Tree:
     return given
 
 
-def figure_runs(figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]) -> list[Experiment]:
-    """Return the runs that a figure shows.
+def figure_cells(
+    figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]
+) -> list[tuple[Tree, Experiment]]:
+    """Return the runs that a figure shows, each with its ``method`` and the values that vary, as printed.
 
     Args:
         figure: The figure.
@@ -183,14 +186,27 @@ def figure_runs(figure: Figure, seed: int, scale: str, overrides: Mapping[str, A
     if figure.against:
         against = figure.against
         parts.append({"methods": [against["method"]], "vary": against["vary"], "set": against["set"]})
-    chosen: dict[str, Experiment] = {}
-    for part in parts:
-        for values in combinations(part["vary"]):
-            given = {**part["set"], **_fitting(values, scale)}
-            for method in part["methods"]:
-                experiment = scaled(apply_overrides(tree, given), method, seed, scale, overrides)
-                chosen.setdefault(repr(experiment.identity()), experiment)
-    return list(chosen.values())
+    return [
+        (
+            {"method": method, **values},
+            scaled(apply_overrides(tree, {**part["set"], **values}), method, seed, scale, overrides),
+        )
+        for part in parts
+        for values in combinations(part["vary"])
+        for method in part["methods"]
+    ]
+
+
+def figure_runs(figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]) -> list[Experiment]:
+    """Return the different runs that a figure shows.
+
+    Args:
+        figure: The figure.
+        seed: The seed.
+        scale: One of :data:`SCALES`.
+        overrides: Further values by dotted name.
+    """
+    return list({key(e): e for _, e in figure_cells(figure, seed, scale, overrides)}.values())
 
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Tree]:
@@ -203,8 +219,3 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Tree]:
     for name, values in vary.items():
         found = [{**given, name: value} for given in found for value in values]
     return found
-
-
-def _fitting(values: Tree, scale: str) -> Tree:
-    """Return values as they are; at the smallest scale whatever it replaces is left to it."""
-    return values if scale != "smoke" else {n: v for n, v in values.items() if n != "rounds"}

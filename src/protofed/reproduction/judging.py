@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from protofed.experiments.batch import key
-from protofed.reproduction.cells import figure_runs
+from protofed.reproduction.cells import figure_cells
 from protofed.reproduction.layout import Find, Scope, Sheet, measured
 from protofed.reproduction.papers import ACCURACY, Claim, Paper, Printed
 from protofed.reproduction.verdicts import UNTESTABLE, Comparison, Judgement, judge
-from protofed.runs import flat
 
 
 def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:
@@ -98,23 +97,23 @@ def _words(side: Mapping[str, Any]) -> str:
 def _from_figure(paper: Paper, claim: Claim, scope: Scope, find: Find) -> list[Comparison]:
     """Compare runs of a figure that have one value of an option, or one method, with others."""
     figure = paper.figure(claim.figure)
-    runs = {seed: figure_runs(figure, seed, scope.scale, scope.overrides) for seed in scope.seeds}
+    runs = {seed: figure_cells(figure, seed, scope.scale, scope.overrides) for seed in scope.seeds}
 
     def side(part: Any, others: Mapping[str, Any]) -> dict[int, float]:
+        wanted = {"method": part} if isinstance(part, str) else {part["option"]: part["value"]}
         found = {}
-        for seed, experiments in runs.items():
-            for experiment in experiments:
-                options = flat(experiment.to_tree())
-                wanted = {"method.name": part} if isinstance(part, str) else {part["option"]: part["value"]}
-                if all(options.get(n) == v for n, v in {**wanted, **others}.items()):
-                    result = find(key(experiment))
-                    value = measured(paper, result, claim.metric) if result else None
-                    if value is not None:
-                        found[seed] = value
+        for seed, cells in runs.items():
+            for given, experiment in cells:
+                if any(given.get(name) != value for name, value in {**wanted, **others}.items()):
+                    continue
+                result = find(key(experiment))
+                value = measured(paper, result, claim.metric) if result else None
+                if value is not None:
+                    found[seed] = value
         return found
 
     methods = [m for m in figure.methods if not isinstance(claim.a, str)] or [""]
-    places: list[dict[str, Any]] = [{"method.name": m} if m else {} for m in methods]
+    places: list[dict[str, Any]] = [{"method": m} if m else {} for m in methods]
     if isinstance(claim.a, str):
         places = [{name: value} for name, values in figure.vary.items() for value in values] or [{}]
     return [
