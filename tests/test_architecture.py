@@ -27,7 +27,7 @@ LAZY = {"wire/compression.py": {"zstandard"}, "models/vision.py": {"timm"}}
 MODULES = {
     "__init__": {"numerics"},
     "__main__": {"cli"},
-    "api": {"analysis", "errors", "experiments", "flower", "progress", "runs", "tracking"},
+    "api": {"analysis", "errors", "experiments", "flower", "formats", "progress", "runs", "tracking"},
     "catalogue": {"analysis", "data", "errors", "experiments", "methods", "models", "options", "runs"},
     "claims": {"errors", "limits"},
     "cli": {
@@ -38,9 +38,11 @@ MODULES = {
         "commands",
         "errors",
         "experiments",
+        "files",
         "flower",
         "imports",
         "progress",
+        "reproduction",
         "runs",
         "ui",
     },
@@ -105,6 +107,7 @@ PACKAGES = {
         "federation",
     },
     "analysis": {"runs", "prototypes", "models", "methods", "training", "federation", "experiments"},
+    "reproduction": {"runs", "data", "experiments", "analysis"},
     "flower": {"models", "data", "methods", "training", "federation", "experiments", "analysis"},
     "benchmark": {"analysis", "runs", "models", "data", "methods", "training", "federation", "experiments"},
     "ui": {

@@ -75,6 +75,31 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
     assert "runs/quickstart-2/report.html" in output
 
 
+def test_sweep_prints_a_table_of_two_options_within_80_columns(tmp_path, monkeypatch, capsys):
+    chosen = [*SMALL, "method.s=2,4", "method.scaling=true,false", "--methods", "local,tinyproto", "--quiet"]
+    status, output, _ = inside(monkeypatch, capsys, tmp_path, "sweep", "quickstart", *chosen)
+    assert status == 0
+    assert re.search(r"tinyproto +4 +[\d.]+ +[\d.]+", output)
+    assert "Report: runs/quickstart-sweep/report.html" in output
+    (tmp_path / "narrow").mkdir()
+    monkeypatch.setattr(cli, "console", cli.Console(width=80))
+    named = ["--rows", "method.scaling", "--columns", "method.s", "--seeds", "0,1", "--metric", "best"]
+    status, output, _ = inside(monkeypatch, capsys, tmp_path, "sweep", "quickstart", *chosen, *named)
+    assert status == 0
+    assert max(map(len, output.splitlines())) <= 80
+    assert re.search(r"false +tinyproto +[\d.]+ ±[\d.]+ +[\d.]+ ±[\d.]+", output)
+
+
+def test_a_sweep_without_time_is_refused_and_one_with_little_goes_on(tmp_path, monkeypatch, capsys):
+    chosen = ["sweep", "quickstart", *SMALL, "--methods", "local,fedproto", "--quiet"]
+    status, _, told = inside(monkeypatch, capsys, tmp_path, *chosen, "--budget", "0")
+    assert (status, len(told.strip().splitlines())) == (2, 1)
+    assert "nothing can run in no time" in told
+    status, output, _ = inside(monkeypatch, capsys, tmp_path, *chosen, "--budget", "0.000001s")
+    assert status == 0
+    assert "Time is up: 2 runs are not finished" in output
+
+
 def test_compare_several_seeds(tmp_path, monkeypatch, capsys):
     chosen = [*SMALL, "--methods", "local,fedproto", "--seeds", "0,1", "--out", "c"]
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "compare", "quickstart", *chosen)

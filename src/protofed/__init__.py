@@ -19,6 +19,8 @@ _EXPORTS = {
     "run": "protofed.api",
     "compare": "protofed.api",
     "figure": "protofed.api",
+    "sweep": "protofed.api",
+    "tune": "protofed.api",
     "load_run": "protofed.experiments",
     "Run": "protofed.experiments",
     "Comparison": "protofed.experiments",
@@ -26,10 +28,22 @@ _EXPORTS = {
     "ProtofedError": "protofed.errors",
 }
 
-__all__ = ["Comparison", "Progress", "ProtofedError", "Run", "__version__", "compare", "figure", "load_run", "run"]
+__all__ = [
+    "Comparison",
+    "Progress",
+    "ProtofedError",
+    "Run",
+    "__version__",
+    "compare",
+    "figure",
+    "load_run",
+    "run",
+    "sweep",
+    "tune",
+]
 
 if TYPE_CHECKING:
-    from protofed.api import compare, figure, run
+    from protofed.api import compare, figure, run, sweep, tune
     from protofed.errors import ProtofedError
     from protofed.experiments import Comparison, Progress, Run, load_run
 

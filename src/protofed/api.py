@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ from protofed.experiments.comparing import Comparison, Plan
 from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, resolve
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Run, run_experiment
+from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
+from protofed.experiments.tuning import Tuned, check_options, space_of
+from protofed.experiments.tuning import tune as search
+from protofed.formats import number
 from protofed.runs import load_runs
 
 if TYPE_CHECKING:
@@ -103,11 +108,117 @@ def compare(
     Raises:
         ProtofedError: As :func:`run`; all runs are checked before the first one starts.
     """
+    tree = _chosen(recipe, methods, seeds, overrides)
+    return _compare(tree, out, resume, _receivers(progress, track), jobs)
+
+
+def sweep(
+    recipe: str | Path,
+    items: Iterable[str] = (),
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    overrides: Overrides | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    jobs: int = 1,
+    budget: float | None = None,
+    yes: bool = False,
+) -> Comparison:
+    """Run every combination of some values of options; what is finished is never run again.
+
+    Runs are found by their configuration: where it has changed, that run alone is repeated.
+
+    Args:
+        recipe: Name of a built-in recipe or path of a TOML file.
+        items: ``NAME=VALUE,VALUE,…`` for an option that varies, ``NAME=VALUE`` for one that does not; without any
+            that varies, the axes are those that the recipe compares along.
+        methods: Names of methods and variants; by default those that the recipe compares, or its own.
+        seeds: Seeds; by default the recipe's.
+        overrides: Further values by dotted name, as for :func:`run`.
+        out: Directory of the sweep; by default ``runs/RECIPE-sweep``.
+        progress: Receives progress reports; with several jobs, only of finished runs.
+        jobs: Number of parallel runs, each in a process of its own.
+        budget: Seconds after which no further round begins; None for no limit. The same call goes on later.
+        yes: Whether more than a thousand runs may start.
+
+    Returns:
+        The comparison, which also tells what could not be run.
+
+    Raises:
+        ProtofedError: If the first run along an axis is invalid, or there are too many runs.
+    """
+    axes, plain = grid(items)
+    tree = _chosen(recipe, methods, seeds, {**(overrides or {}), **plain})
+    if not comparison(tree).methods:
+        tree = apply_overrides(tree, {"compare.methods": [tree.get("method", {}).get("name", "fedproto")]})
+    plan = sweep_plan(tree, axes or tree.get("compare", {}).get("axes", {}))
+    directory = Path(out) if out is not None else Path("runs") / f"{plan.recipe}-sweep"
+    waiting = sum(not task.finished for task in plan.tasks(directory, resume=True).values())
+    if waiting > MANY and not yes:
+        expected = estimate(plan, directory, jobs)
+        raise ConfigError(f"more than {number(MANY)} runs: {expected}: add --yes to start, perhaps with --budget")
+    return plan.run(
+        directory, resume=True, progress=progress or Progress(), jobs=jobs, report=write_report, budget=budget
+    )
+
+
+def tune(
+    recipe: str | Path,
+    items: Iterable[str],
+    method: str = "",
+    seeds: Sequence[int] = (),
+    overrides: Overrides | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    trials: int = 30,
+    jobs: int = 1,
+    budget: float | None = None,
+) -> Tuned:
+    """Search for good values of options by accuracy on validation samples; test samples play no part.
+
+    Args:
+        recipe: Name of a built-in recipe or path of a TOML file; ``data.validation_fraction`` must not be 0.
+        items: ``NAME=LOW..HIGH``, ``NAME=LOW..HIGH:log`` or ``NAME=VALUE,VALUE,…`` for an option that varies, and
+            ``NAME=VALUE`` for one that does not.
+        method: Method or variant; by default the recipe's.
+        seeds: Seeds of every trial; by default the recipe's.
+        overrides: Further values by dotted name, as for :func:`run`.
+        out: Directory of the search; by default ``runs/RECIPE-METHOD-tuned``. The same call goes on in it.
+        progress: Receives progress reports.
+        trials: Number of trials in all.
+        jobs: Number of trials that run at a time.
+        budget: Seconds after which no further round begins; None for no limit.
+
+    Raises:
+        ProtofedError: If nothing varies, a first trial is invalid, or there are no validation samples.
+    """
+    space, plain = space_of(items)
+    tree = apply_overrides(load_recipe(recipe), {**(overrides or {}), **plain})
+    first = resolve(tree, method=method or None)
+    name = method or first.method
+    check_options(tree, name, space)
+    place = Path("runs") / f"{first.recipe}-{name.rpartition(':')[2]}-tuned"
+    return search(
+        tree,
+        space,
+        name,
+        list(seeds) or [first.seed],
+        place if out is None else Path(out),
+        trials=trials,
+        jobs=jobs,
+        deadline=None if budget is None else time.monotonic() + budget,
+        progress=progress,
+    )
+
+
+def _chosen(recipe: str | Path, methods: Sequence[str], seeds: Sequence[int], overrides: Overrides | None) -> Tree:
+    """Return a recipe with overrides, and with the methods and seeds to compare."""
     tree = apply_overrides(load_recipe(recipe), overrides or {})
     chosen: Tree = {"methods": list(methods)} if methods else {}
     chosen |= {"seeds": list(seeds)} if seeds else {}
-    tree = apply_overrides(tree, {f"compare.{name}": value for name, value in chosen.items()})
-    return _compare(tree, out, resume, _receivers(progress, track), jobs)
+    return apply_overrides(tree, {f"compare.{name}": value for name, value in chosen.items()})
 
 
 def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:

@@ -47,6 +47,12 @@ Track = Annotated[str, typer.Option(help="Trackers, separated by commas: tensorb
 From = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
 ]
+Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
+Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")]
+Budget = Annotated[
+    str, typer.Option(help="Time after which no further round begins, e.g. 2h or 90m; the same command goes on.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
@@ -114,11 +120,9 @@ def run(
 def compare(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
     overrides: Overrides = None,
-    methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")
-    ] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")] = 1,
+    methods: Methods = "",
+    seeds: Seeds = "",
+    jobs: Jobs = 1,
     out: Out = None,
     resume: Resume = False,
     device: Device = "auto",
@@ -145,6 +149,160 @@ def compare(
             track=_names(track),
         )
     _show(result, table=log_format != "json")
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE[,VALUE]...]...",
+            help="Options by dotted name; those with several values vary, e.g. method.s=50,150 rounds=40.",
+        ),
+    ] = None,
+    methods: Methods = "",
+    seeds: Seeds = "",
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Start even if there are more than a thousand runs.")] = False,
+    rows: Annotated[str, typer.Option(help="Rows of the table: method or an option (default: method).")] = "",
+    columns: Annotated[
+        str, typer.Option(help="Columns of the table: method or an option (default: the last).")
+    ] = "",
+    metric: Annotated[str, typer.Option(help="final, best, best_validated or client_mean.")] = "final",
+    out: Annotated[
+        Path | None, typer.Option(help="Output directory, which may hold parts (default: runs/RECIPE-sweep).")
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run every combination of some values of options; what is finished is never run again."""
+    with uncollected():
+        from protofed import api
+        from protofed.experiments.batch import seconds
+        from protofed.progress import progress_bar
+
+    limit = seconds(budget)
+    with _resumable(), progress_bar(console, quiet=quiet) as progress:
+        result = api.sweep(
+            recipe,
+            items or [],
+            _names(methods),
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides([], device, data_dir),
+            out=out,
+            progress=progress,
+            jobs=jobs,
+            budget=limit,
+            yes=yes,
+        )
+    _show_sweep(result, rows, columns, metric)
+
+
+@app.command()
+def tune(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
+    items: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=LOW..HIGH[:log]|NAME=VALUE[,VALUE]...",
+            help="Options by dotted name, e.g. method.lambda=0.1..10:log method.scaling=true,false rounds=40.",
+        ),
+    ],
+    method: Annotated[str, typer.Option(help="Method or variant to tune (default: the recipe's).")] = "",
+    seeds: Seeds = "",
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials in all.")] = 30,
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output directory, which may hold parts (default: below runs/)."),
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search for good values of options by accuracy on validation samples, never on test samples."""
+    with uncollected():
+        from protofed import api
+        from protofed.analysis.tables import trials_table
+        from protofed.experiments.batch import seconds
+        from protofed.progress import progress_bar
+
+    limit = seconds(budget)
+    with _resumable(), progress_bar(console, quiet=quiet) as progress:
+        result = api.tune(
+            recipe,
+            items,
+            method,
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides([], device, data_dir),
+            out=out,
+            progress=progress,
+            trials=trials,
+            jobs=jobs,
+            budget=limit,
+        )
+    console.print(trials_table(result.trials))
+    if result.unfinished:
+        console.print(
+            f"Time is up after {len(result.trials)} of {trials} trials; repeat the command to go on.",
+            highlight=False,
+        )
+    if result.best:
+        best = " ".join(f"{name}={_toml(value)}" for name, value in result.best.values.items())
+        console.print(f"Best: {best}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Trials: {result.directory / 'tuning.json'}", soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A paper or a part of one, e.g. protonorm/table1, gfpl/figure3a, fedproto/claim2; or all. "
+            "Without one, everything is listed with its state.",
+        ),
+    ] = "",
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE]...", help="Options that differ from the paper's, e.g. rounds=30."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="full: as printed; tenth: a tenth of the images; smoke: seconds, other data.")
+    ] = "full",
+    seeds: Seeds = "0,1,2",
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or show what is there.")] = True,
+    output: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    out: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduction"),
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
+    with uncollected():
+        from protofed.experiments.batch import seconds
+        from protofed.progress import progress_bar
+        from protofed.reproduction import cli as reproduction
+
+    if "=" in target:
+        raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
+    numbers = tuple(_integer(seed, "--seeds") for seed in _names(seeds))
+    scope = reproduction.scope(scale, numbers, _overrides(items or [], "auto", None))
+    if not target:
+        for line in reproduction.listing(scope, out):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    request = reproduction.Request(target, scope, out, jobs, seconds(budget), run, _overrides([], device, data_dir))
+    with _resumable(), progress_bar(console, quiet=quiet or not run) as progress:
+        found = reproduction.reproduce(request, progress)
+    reproduction.show(
+        found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    )
 
 
 @app.command(name="list")
@@ -350,6 +508,26 @@ def _print(result: Any) -> None:
     console.print(f"Report: {result.report}", soft_wrap=True)
 
 
+def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
+    """Print the table of a sweep, what is missing from it, and the path of its report."""
+    from protofed.analysis.pivot import pivot
+    from protofed.analysis.tables import pivot_table
+    from protofed.files import write_text
+    from protofed.runs import load_runs
+
+    if any(result.runs.values()):
+        table = pivot(load_runs([result.directory]), result.axes, rows, columns, metric)
+        console.print(pivot_table(table))
+        write_text(result.directory / "table.csv", table.as_csv())
+    for label, why in result.failed.items():
+        errors.print(f"{label}: {why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    if result.waiting:
+        missing = len(result.waiting)
+        console.print(f"Time is up: {missing} runs are not finished; repeat the command to go on.", highlight=False)
+    if any(result.runs.values()):
+        console.print(f"Report: {result.report}", soft_wrap=True)
+
+
 def _split_recipe(arguments: list[str], default: str = "quickstart") -> tuple[str, list[str]]:
     """Return the recipe or benchmark (the first argument, if it has no ``=``) and the overrides."""
     if arguments and "=" not in arguments[0]:
@@ -368,6 +546,17 @@ def _overrides(items: list[str], device: str, data_dir: Path | None) -> dict[str
             raise ConfigError(f"--data-dir {data_dir}: no such folder")
         overrides["data.data_dir"] = str(data_dir)
     return overrides
+
+
+def _toml(value: Any) -> str:
+    """Return a value as an override has it."""
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _names(text: str) -> list[str]:

@@ -13,6 +13,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from protofed.errors import ConfigError, OptionError, unknown_name
@@ -122,6 +123,12 @@ class NoOptions(Options):
     """Options of a component without options."""
 
 
+@cache
+def _hints(cls: typing.Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, which take a while to evaluate."""
+    return typing.get_type_hints(cls)
+
+
 def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Return an instance of the options dataclass ``cls`` from the values that a user gave.
 
@@ -139,7 +146,7 @@ def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     for name in values:
         if name not in fields:
             raise ConfigError(unknown_name(f"option of {where}", name, fields))
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(typing.Hashable, cls))
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         field = fields[name]

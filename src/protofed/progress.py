@@ -34,6 +34,16 @@ class Several(Progress):
     def __init__(self, receivers: Sequence[Progress]) -> None:
         self.receivers = receivers
 
+    def planned(self, runs: int) -> None:
+        """Pass the number of runs on."""
+        for receiver in self.receivers:
+            receiver.planned(runs)
+
+    def advanced(self) -> None:
+        """Pass on that a run needs nothing more."""
+        for receiver in self.receivers:
+            receiver.advanced()
+
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Pass the start of a run on."""
         for receiver in self.receivers:
@@ -104,6 +114,8 @@ class Shown(Progress):
 class BarProgress(Shown):
     """Progress display with one bar per run, which shows the accuracy and traffic of the last round.
 
+    Where many runs are planned, one bar counts them.
+
     Args:
         bars: The display of the bars.
     """
@@ -113,10 +125,23 @@ class BarProgress(Shown):
         self.bars = bars
         self.tasks: dict[str, TaskID] = {}
         self.notes: dict[str, str] = {}
+        self.all: TaskID | None = None
+
+    def planned(self, runs: int) -> None:
+        """Show one bar for all runs."""
+        self.all = self.bars.add_task("runs", total=runs, note="")
+
+    def advanced(self) -> None:
+        """Advance the bar of all runs."""
+        if self.all is not None:
+            self.bars.advance(self.all)
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Add a bar for a run."""
         super().started(label, rounds, done, directory)
+        if self.all is not None:
+            self.bars.update(self.all, note=label)
+            return
         self.tasks[label] = self.bars.add_task(label, total=rounds, completed=done, note=f"in {directory}")
         self.notes[label] = "not evaluated"
 
@@ -124,15 +149,21 @@ class BarProgress(Shown):
         """Advance the bar of a run."""
         super().round(label, record)
         sent = size(record["bytes"]["up"] + record["bytes"]["down"])
-        if label in self.scores:
-            rule, accuracy = self.scores[label]
-            self.notes[label] = f"{rule} {percent(accuracy)}"
-        self.bars.update(self.tasks[label], advance=1, note=f"{self.notes[label]}, {sent} per round")
+        if self.all is not None:
+            self.bars.update(self.all, note=f"{label}, round {record['round']}")
+        else:
+            if label in self.scores:
+                rule, accuracy = self.scores[label]
+                self.notes[label] = f"{rule} {percent(accuracy)}"
+            self.bars.update(self.tasks[label], advance=1, note=f"{self.notes[label]}, {sent} per round")
         if warning := self.warning(label, record):
             self.bars.console.print(f"[bold red]{plain(warning)}[/]", highlight=False, soft_wrap=True)
 
     def finished(self, label: str, run: Run) -> None:
         """Show a full bar, also for a run that stopped early, ran in another process or already existed."""
+        if self.all is not None:
+            self.advanced()
+            return
         rounds = run.summary["rounds"]
         if label not in self.tasks:
             self.started(label, rounds, rounds, run.directory)

@@ -21,7 +21,8 @@ NAMES = [
     "prototype_heatmap",
     "alignment",
 ]
-NEED_MORE = ["tsne", "plane", "sensitivity"]  # models, or several runs: see test_features.py, test_sensitivity.py
+# Models, or several runs: see test_features.py, test_sensitivity.py, test_sweeping.py.
+NEED_MORE = ["tsne", "plane", "sensitivity", "surface"]
 
 
 def drawn(fig):

@@ -133,8 +133,10 @@ def test_a_variant_is_a_partial_recipe_with_a_method():
     assert resolve(tree, method="fedproto").training.lr == 0.1
     chosen = comparison(tree | {"compare": {"methods": ["local", "tuned"]}})
     assert chosen.methods == ("local", "tuned")
-    with pytest.raises(ConfigError, match="cannot be combined with the variant 'tuned'"):
+    with pytest.raises(ConfigError, match=r"the variant 'tuned' fixes training\.lr, which an axis"):
         comparison(tree | {"compare": {"methods": ["tuned"], "axes": {"lr": {"low": {"training.lr": 0.1}}}}})
+    axes = {"compare": {"methods": ["fedproto", "tuned"], "axes": {"rounds": {"few": {"rounds": 2}}}}}
+    assert comparison(tree | axes).methods == ("fedproto", "tuned")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_built_in_variants_are_known_in_every_recipe():
     assert (chosen.training.optimizer, chosen.training.lr) == ("Adam", 0.001)
     assert (chosen.method_options.softmax, chosen.method_options.predict_over) == ("balanced", "own")
     assert comparison({"compare": {"methods": ["local", "unshared"]}}).methods == ("local", "unshared")
-    with pytest.raises(ConfigError, match="cannot be combined with the variant 'unshared'"):
+    with pytest.raises(ConfigError, match=r"the variant 'unshared' fixes training\.lr, which an axis"):
         comparison({"compare": {"methods": ["unshared"], "axes": {"lr": {"low": {"training.lr": 0.1}}}}})
 
 

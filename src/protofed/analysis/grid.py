@@ -69,7 +69,7 @@ def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
         axes: Names of the values along each axis.
     """
     first = {axis: values[0] for axis, values in axes.items()}
-    by_place = {(run.method, run.values, run.seed): run for run in runs if run.evaluations}
+    by_place = {(run.arm, run.values, run.seed): run for run in runs if run.evaluations}
     rows: dict[tuple[str, tuple[str, ...]], Row] = {}
     for (method, values, seed), run in by_place.items():
         row = rows.setdefault((method, values[1:]), Row(method, values[1:], {}))

@@ -11,11 +11,13 @@ from rich.table import Table
 
 from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, Row
+from protofed.analysis.pivot import METRICS, Pivot
 from protofed.formats import mean_std, number, size
 from protofed.runs import TOLERANCE, WAYS, Beyond, Summary, Traffic
 
 if TYPE_CHECKING:
     from protofed.experiments import Run
+    from protofed.experiments.tuning import Trial
 
 
 Groups = Mapping[str, Sequence[Summary]]
@@ -144,6 +146,42 @@ def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
         shown = [("[red]{}[/]" if c.worst > SERIOUS else "{}").format(c.text) if c else "–" for c in cells]
         table.add_row("" if row.method == last else row.method, *row.values, *shown)
         last = row.method
+    return table
+
+
+def pivot_table(pivot: Pivot) -> Table:
+    """Return a table of any two options that vary; see :func:`protofed.analysis.pivot.pivot`."""
+    table = _table(
+        f"{METRICS[pivot.metric].capitalize()} in % by the main rule",
+        f"Columns: {pivot.names[-1]}. ±: half of the 95 % t interval over seeds.",
+    )
+    for name in pivot.names[:-1]:
+        table.add_column(name, no_wrap=True)
+    for name in pivot.columns:
+        table.add_column(name, justify="right", min_width=6)
+    for row in pivot.rows:
+        table.add_row(*row, *(pivot.text(row, column) for column in pivot.columns))
+    return table
+
+
+def trials_table(trials: Sequence[Trial], most: int = 12) -> Table:
+    """Return the best trials of a search.
+
+    Args:
+        trials: All trials in order.
+        most: How many to show.
+    """
+    ended = {how: sum(trial.ended == how for trial in trials) for how in ("complete", "pruned", "failed")}
+    count = ", ".join(f"{number} {how}" for how, number in ended.items() if number)
+    table = _table("Best accuracy on validation samples in %, by the main rule", f"Trials: {count or 'none'}.")
+    table.add_column("trial", justify="right")
+    for name in trials[0].values if trials else ():
+        table.add_column(name, justify="right")
+    table.add_column("validation", justify="right", min_width=10)
+    done = [(trial.score, place) for place, trial in enumerate(trials) if trial.score is not None]
+    for score, place in sorted(done, key=lambda item: (-item[0], item[1]))[:most]:
+        values = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in trials[place].values.values())
+        table.add_row(str(place), *values, f"{100 * score:.1f}")
     return table
 
 

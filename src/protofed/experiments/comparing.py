@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import statistics
+import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from protofed.errors import ConfigError, ProtofedError
+from protofed.errors import ConfigError
 from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
+from protofed.experiments.batch import Task, claim, folder, run_tasks
 from protofed.experiments.config import CompareOptions, Experiment, Tree, apply_overrides, comparison, resolve
-from protofed.experiments.executors import PRELOAD
-from protofed.experiments.running import Progress, Report, Run, run_experiment
+from protofed.experiments.running import Progress, Report, Run
 from protofed.files import write_json
 from protofed.runs import ComparisonFile, ListedRun
-from protofed.training.workers import end, process_context, stay_with_parent
 
 
 class Cell(NamedTuple):
@@ -58,11 +53,15 @@ class Comparison:
         directory: Directory of the comparison, with one subfolder per run.
         runs: Runs in the order of the seeds, by label (the method and the values along the axes).
         axes: Names of the values along each axis.
+        waiting: Labels of the runs for which the time was up.
+        failed: Why runs failed, by label.
     """
 
     directory: Path
     runs: dict[str, list[Run]]
     axes: dict[str, list[str]]
+    waiting: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def report(self) -> Path:
@@ -90,6 +89,7 @@ class Comparison:
                 for rule in runs[0].summary["accuracy"]
             }
             for label, runs in self.runs.items()
+            if runs
         }
 
 
@@ -98,14 +98,15 @@ class Plan:
     """The runs of a comparison, checked as a whole before the first one starts.
 
     Attributes:
-        trees: The recipe with the overrides of each combination of values along the axes.
         options: Methods, seeds and axes.
         experiments: The experiments, in the order of the runs.
+        keyed: Whether runs are found by their configuration: what is finished is never run again, cells of the same
+            configuration share a run, and failures do not stop the others.
     """
 
-    trees: dict[tuple[str, ...], Tree]
     options: CompareOptions
     experiments: dict[Cell, Experiment]
+    keyed: bool = False
 
     @property
     def recipe(self) -> str:
@@ -113,8 +114,15 @@ class Plan:
         return next(iter(self.experiments.values())).recipe
 
     @classmethod
-    def of(cls, tree: Tree) -> Plan:
+    def of(cls, tree: Tree, *, keyed: bool = False) -> Plan:
         """Resolve every run of ``tree``, and assemble each method once with every combination.
+
+        Of keyed runs, of which there may be thousands, those are assembled that differ from a method's first one
+        along one axis, at its end.
+
+        Args:
+            tree: A recipe with its overrides.
+            keyed: See the attribute.
 
         Raises:
             ProtofedError: If any of the runs is invalid.
@@ -129,12 +137,41 @@ class Plan:
         # Runs with the same seed are adjacent, so that its data are loaded once for all methods.
         cells = [Cell(m, values, s) for s in seeds for m in options.methods for values in trees]
         experiments = {cell: resolve(trees[cell.values], method=cell.method, seed=cell.seed) for cell in cells}
+        first, last = cells[0].values, cells[-1].values
+        ends = {(*first[:i], last[i], *first[i + 1 :]) for i in range(len(first))} | {first}
         for cell in cells:
-            if cell.seed == seeds[0]:
+            if cell.seed == seeds[0] and (cell.values in ends or not keyed):
                 assemble(experiments[cell])[0].executor.close()
-        return cls(trees, options, experiments)
+        return cls(options, experiments, keyed)
 
-    def run(self, directory: Path, *, resume: bool, progress: Progress, jobs: int, report: Report) -> Comparison:
+    def tasks(self, directory: Path, *, resume: bool) -> dict[Cell, Task]:
+        """Return the task of every cell.
+
+        Args:
+            directory: Directory of the comparison.
+            resume: Whether it may contain a part of this comparison.
+        """
+        several = len({cell.seed for cell in self.experiments}) > 1
+        return {
+            cell: Task(
+                experiment.to_tree(),
+                directory / (folder(experiment) if self.keyed else cell.folder),
+                f"{cell.label} seed {cell.seed}" if several else cell.label,
+                resume,
+            )
+            for cell, experiment in self.experiments.items()
+        }
+
+    def run(
+        self,
+        directory: Path,
+        *,
+        resume: bool,
+        progress: Progress,
+        jobs: int,
+        report: Report,
+        budget: float | None = None,
+    ) -> Comparison:
         """Run all experiments and write the report.
 
         Args:
@@ -143,79 +180,50 @@ class Plan:
             progress: Receives progress reports; with several jobs, only of finished runs.
             jobs: Number of parallel runs, each in a process of its own.
             report: Writes the HTML report.
+            budget: Seconds after which no further round begins; None for no limit.
 
         Raises:
-            ProtofedError: If a run fails.
+            ProtofedError: If a run fails that is not keyed.
         """
-        seeds = list(dict.fromkeys(cell.seed for cell in self.experiments))
-        tasks = [
-            _Task(
-                self.trees[cell.values],
-                cell,
-                directory / cell.folder,
-                cell.label if len(seeds) == 1 else f"{cell.label} seed {cell.seed}",
-                resume,
-            )
-            for cell in self.experiments
-        ]
-        axes = {axis: list(values) for axis, values in self.options.axes.items()}
-        listed = [ListedRun(t.cell.method, t.directory.name, t.cell.values, t.cell.seed) for t in tasks]
-        content = ComparisonFile(listed, axes, self.recipe, self.options.methods, seeds)
-        write_json(directory / "comparison.json", content.to_dict())
-        finished = _in_processes(tasks, jobs, progress) if jobs > 1 else [task.run(progress) for task in tasks]
+        deadline = None if budget is None else time.monotonic() + budget
+        if self.keyed:
+            claim(directory)
+        tasks = self.tasks(directory, resume=resume or self.keyed)
+        self._list(directory, tasks)
+        places = {task.directory: task for task in tasks.values()}
+        distinct = list(places.values())
+        if self.keyed:
+            progress.planned(len(distinct))
+        outcomes = dict(run_tasks(distinct, jobs=jobs, progress=progress, deadline=deadline, keep_going=self.keyed))
+        of = {task.directory: outcomes[place] for place, task in enumerate(distinct)}
         runs: dict[str, list[Run]] = {cell.label: [] for cell in sorted(self.experiments, key=self._place)}
-        for task, run in zip(tasks, finished, strict=True):
-            runs[task.cell.label].append(run)
-        result = Comparison(directory, runs, axes)
-        report([directory], result.report)
+        waiting, failed = [], {}
+        for cell, task in tasks.items():
+            outcome = of[task.directory]
+            if isinstance(outcome, Run):
+                runs[cell.label].append(outcome)
+            elif outcome is None:
+                waiting.append(task.label)
+            else:
+                failed[task.label] = str(outcome)
+        axes = {axis: list(values) for axis, values in self.options.axes.items()}
+        result = Comparison(directory, runs, axes, waiting, failed)
+        if any(runs.values()):
+            report([directory], result.report)
         return result
 
-    def _place(self, cell: Cell) -> tuple[int, int]:
+    def _list(self, directory: Path, tasks: dict[Cell, Task]) -> None:
+        """Write which folder holds which run."""
+        seeds = list(dict.fromkeys(cell.seed for cell in self.experiments))
+        axes = {axis: list(values) for axis, values in self.options.axes.items()}
+        listed = [ListedRun(c.method, t.directory.name, c.values, c.seed) for c, t in tasks.items()]
+        content = ComparisonFile(listed, axes, self.recipe, self.options.methods, seeds)
+        write_json(directory / "comparison.json", content.to_dict())
+
+    def _place(self, cell: Cell) -> tuple[int, list[int]]:
         """Return the position of a cell's row in a table."""
-        return self.options.methods.index(cell.method), list(self.trees).index(cell.values)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One run of a comparison, in plain values that can be sent to another process."""
-
-    tree: Tree
-    cell: Cell
-    directory: Path
-    label: str
-    resume: bool
-
-    def run(self, progress: Progress | None = None) -> Run:
-        experiment = resolve(self.tree, method=self.cell.method, seed=self.cell.seed)
-        return run_experiment(experiment, self.directory, resume=self.resume, progress=progress, label=self.label)
-
-
-def _in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list[Run]:
-    """Run tasks, ``jobs`` at a time; after a failure, no further ones are started."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, process_context(PRELOAD), _begin, (threads,)) as pool:
-        waiting = {pool.submit(task.run): task for task in tasks}
-        try:
-            for future in as_completed(waiting):
-                progress.finished(waiting[future].label, future.result())
-        except BrokenProcessPool:
-            raise ProtofedError(
-                f"one of {jobs} processes (--jobs) died, perhaps for lack of memory: continue with the same "
-                "command, --resume and fewer jobs"
-            ) from None
-        except KeyboardInterrupt:
-            end(pool)  # the interrupted runs can be resumed
-            raise
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-        return [future.result() for future in waiting]
-
-
-def _begin(threads: int) -> None:
-    """Set up a process of the pool."""
-    stay_with_parent()
-    torch.set_num_threads(threads)
+        axes = zip(cell.values, self.options.axes.values(), strict=True)
+        return self.options.methods.index(cell.method), [list(values).index(value) for value, values in axes]
 
 
 def _std(values: Sequence[float]) -> float:

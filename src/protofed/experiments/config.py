@@ -258,8 +258,21 @@ class Experiment:
         return _without_none(tree)
 
     def identity(self) -> Tree:
-        """Return the part of :meth:`to_tree` that determines results, without options that affect only speed."""
-        return {k: v for k, v in self.to_tree().items() if k not in ("recipe", "execution", "checkpoint")}
+        """Return the part of :meth:`to_tree` that determines results (see :func:`identity`)."""
+        return identity(self.to_tree())
+
+
+def identity(tree: Mapping[str, Any]) -> Tree:
+    """Return a configuration without what does not determine results: the recipe's name, where data lie, speed.
+
+    Args:
+        tree: A resolved configuration.
+    """
+    kept = {k: v for k, v in tree.items() if k not in ("recipe", "execution", "checkpoint")}
+    data = kept.get("data")
+    if isinstance(data, Mapping):
+        kept["data"] = {k: v for k, v in data.items() if k not in ("data_dir", "max_gb")}
+    return kept
 
 
 def recipes() -> dict[str, Path]:
@@ -451,22 +464,23 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
     """Return the ``compare`` section of a recipe.
 
     Raises:
-        ConfigError: If it is invalid, an option in ``[method]`` belongs to none of its methods, or it has both axes
-            and variants.
+        ConfigError: If it is invalid, an option in ``[method]`` or of an axis belongs to none of its methods, or an
+            axis varies what a variant fixes.
     """
     check_names(tree)
     options = build_options(CompareOptions, _table(tree, "compare"), "compare")
     if options.methods == ("all",):
         options = replace(options, methods=tuple(every_method()))
     known: set[str] = set()
+    varied = {option for overrides in options.combinations().values() for option in overrides}
     for name in options.methods:
-        if name in _variants_of(tree) and options.axes:
-            raise ConfigError(
-                f"compare.axes cannot be combined with the variant {name!r}: make it a value of an axis"
-            )
+        fixed = flat(_table(tree, "variants").get(name) or variants().get(name) or {})
+        if clash := sorted(varied & fixed.keys()):
+            raise ConfigError(f"the variant {name!r} fixes {clash[0]}, which an axis of the comparison varies")
         known |= set(option_fields(methods.get(variant(tree, name)[1] or name).Options))
-    for name in _table(tree, "method"):
-        if options.methods and name not in known | {"name"}:
+    given = [*_table(tree, "method"), *(o.removeprefix("method.") for o in varied if o.startswith("method."))]
+    for name in given:
+        if options.methods and name.partition(".")[0] not in known | {"name"}:
             raise ConfigError(unknown_name("option of method", name, known))
     return options
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protofed import methods
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
-from protofed.experiments.config import Experiment, Tree
+from protofed.experiments.config import Experiment, Tree, identity
 from protofed.experiments.ending import END, restore_end, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import check_room, remove_partial, write_json, write_tensors, write_text
@@ -101,11 +101,10 @@ class RunDirectory:
         """
         config = self.path / "config.toml"
         try:
-            present = _options(read_toml(config))
+            kept = _options(identity(read_toml(config)))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{config}: {reason(error)}") from None
         wanted = _options(experiment.identity())
-        kept = {k: v for k, v in present.items() if k.split(".")[0] not in ("recipe", "execution", "checkpoint")}
         differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
         if "rounds" in differing and set(differing) <= set(ENDS):
             self._check_longer(kept.get("rounds"), experiment)

@@ -40,6 +40,16 @@ Report = Callable[[Sequence[Path], Path], object]
 class Progress:
     """Receiver of progress reports; this base class ignores them."""
 
+    def planned(self, runs: int) -> None:
+        """Report that many runs follow, which are to be counted rather than shown one by one.
+
+        Args:
+            runs: Their number.
+        """
+
+    def advanced(self) -> None:
+        """Report the end of one of the runs that were planned."""
+
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Report the start of a run, or its resumption.
 

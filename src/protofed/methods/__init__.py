@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
 from typing import TypeVar
 
 from protofed.errors import ConfigError
@@ -61,10 +62,15 @@ def register(method: M) -> M:
 
 def methods() -> Registry[type[Method]]:
     """Return all methods, after importing every public file of this package."""
+    _import_all()
+    return _registry
+
+
+@cache
+def _import_all() -> None:
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):
             importlib.import_module(f"{__name__}.{module.name}")
-    return _registry
 
 
 def get(name: str) -> type[Method]:

@@ -80,8 +80,9 @@ def check_run(run: RunData) -> None:
 def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = None) -> list[RunData]:
     """Read all runs at or below ``paths``: run directories, comparisons, or folders with either inside.
 
-    Runs of a comparison that have not begun are left out, and a directory reached twice is read once. Links are
-    followed as long as they stay below the path that was named.
+    Runs of a comparison that have not begun are left out, and a directory reached twice counts once, unless a
+    comparison lists it under several methods or values. Links are followed as long as they stay below the path that
+    was named.
 
     Args:
         paths: Folders.
@@ -90,7 +91,7 @@ def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = No
     Raises:
         CheckpointError: If a path holds no run, or a file is missing or damaged.
     """
-    runs: dict[Path, RunData] = {}
+    runs: dict[tuple[Path, str, tuple[str, ...]], RunData] = {}
     for path in map(Path, paths):
         faults: list[CheckpointError] = []
         loaded = list(_runs_at(path, _Search(Border(path), faults if left_out is not None else None)))
@@ -98,7 +99,12 @@ def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = No
             raise faults[0]
         if not loaded:
             raise CheckpointError(f"{path}: no run here: expected config.toml and rounds.jsonl, or comparison.json")
-        runs.update((run.directory.resolve(), run) for run in loaded)
+        known = {directory for directory, _, _ in runs}
+        for run in loaded:
+            place = run.directory.resolve()
+            if run.listed or place not in known:
+                runs.pop((place, "", ()), None)
+                runs[place, run.listed, run.values] = run
         if left_out is not None:
             left_out += faults
     labels = tell_apart([run.label for run in runs.values()], [run.config for run in runs.values()])
@@ -174,7 +180,9 @@ def _comparison(path: Path, search: _Search) -> Iterator[RunData]:
     # has the name that the recipe gives it.
     labels = {method: run.label for method, _, run in runs if run.finished and run.method == method}
     for method, values, run in runs:
-        yield replace(run, label=", ".join((labels.get(method, _short(method)), *values)), values=values)
+        yield replace(
+            run, label=", ".join((labels.get(method, _short(method)), *values)), values=values, listed=method
+        )
 
 
 def axes_of(path: Path) -> Mapping[str, Sequence[str]]:

@@ -28,6 +28,7 @@ class RunData:
         summary: Content of ``summary.json``; None until the run has finished.
         label: What the run's method is called in figures and tables; runs of one label differ in their seed.
         values: Names of its values along the axes of its comparison.
+        listed: Name of its method or variant in its comparison; ``""`` outside one.
     """
 
     directory: Path
@@ -37,6 +38,12 @@ class RunData:
     summary: Summary | None
     label: str
     values: tuple[str, ...] = ()
+    listed: str = ""
+
+    @property
+    def arm(self) -> str:
+        """Name of the method, or of the variant as which its comparison lists it."""
+        return self.listed or self.method
 
     @property
     def method(self) -> str:

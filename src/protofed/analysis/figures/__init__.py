@@ -17,6 +17,7 @@ from protofed.analysis.figures import (
     heatmap,
     plane,
     sensitivity,
+    surface,
 )
 from protofed.analysis.figures.base import figure, figures
 from protofed.analysis.figures.clients import draw_split
@@ -39,4 +40,5 @@ __all__ = [
     "plane",
     "save_figure",
     "sensitivity",
+    "surface",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.analysis.figures.base import figure, panels, shortened, titled, write_title
@@ -81,6 +81,41 @@ def prototype_heatmap(
         _draw(fig, ax, sheet, binary)
         write_title(ax, ", ".join(part for part in (title * (len(sheets) > 1), sheet.subject) if part))
     return fig
+
+
+@figure("prototype_panels")
+def prototype_panels(
+    runs: list[RunData], classes: tuple[int, ...] = (0,), client: str | int | None = None
+) -> Figure:
+    """Prototypes of some classes over the clients, of one client, and of the server: values, and which exceed 0.
+
+    Options:
+        classes: numbers of the classes to show over the clients
+        client: name or number of the client to show over the classes
+    """
+    sheets: list[tuple[str, _Sheet]] = []
+    for title, run in titled(runs).items():
+        # Of the papers' class or client, a smaller federation has perhaps none.
+        own = min(client, len(run.clients) - 1) if isinstance(client, int) else client
+        chosen = [_sheet(run, "class", min(j, len(run.class_names) - 1), None) for j in classes]
+        for sheet in (*chosen, _sheet(run, "client", None, own), _sheet(run, "global", None, None)):
+            if any(row is not None for _, row in sheet.rows):
+                sheets.append((title if len(runs) > 1 else "", sheet))
+    if not sheets:
+        raise DataError("no prototypes to show in these runs")
+    most = max(len(sheet.rows) for _, sheet in sheets)
+    fig, axes = panels(2 * len(sheets), 6.0, min(6.0, max(2.0, 1.0 + 0.12 * most)), columns=2)
+    for i, (title, sheet) in enumerate(sheets):
+        for ax, binary in zip(axes[2 * i : 2 * i + 2], (False, True), strict=True):
+            _draw(fig, ax, _positive(sheet) if binary else sheet, binary)
+            kind = "entries above 0" if binary else "values"
+            write_title(ax, ", ".join(part for part in (title, sheet.subject or "global prototypes", kind) if part))
+    return fig
+
+
+def _positive(sheet: _Sheet) -> _Sheet:
+    """Return a sheet with 0 in place of what is not above 0, as TinyProto's binary pictures have it."""
+    return replace(sheet, rows=[(name, None if row is None else row.clamp(min=0)) for name, row in sheet.rows])
 
 
 def _sheet(run: RunData, which: str, class_: str | int | None, client: str | int | None) -> _Sheet:

@@ -29,6 +29,7 @@ def plane(
     local: bool = True,
     seed: int = 0,
     trust_code: bool = False,
+    each: bool = False,
 ) -> Figure:
     """Test features in the plane (d = 2), with the global prototypes as rays from the origin, one panel per run.
 
@@ -38,8 +39,10 @@ def plane(
         local: show local prototypes as well
         seed: decides which samples
         trust_code: import the code that a run's configuration names, if it names any
+        each: one panel per client and run
     """
     shown: dict[str, Points] = {}
+    alone = each or client is not None
     for title, run in titled(runs).items():
         d = sorted({c.d for c in run.clients})
         if d != [2]:
@@ -48,17 +51,21 @@ def plane(
                 "the figure tsne shows any d"
             )
         names = [c.name for c in run.clients]
+        groups = [names]
         if client is not None:
-            names = [names[place_of(names, client, "client")]]
-            title = names[0] if len(runs) == 1 else f"{title}: {names[0]}"
-        chosen = points(run, names, samples, seed, trust_code)
-        shown[title] = chosen if local else Points(*(part[chosen.kinds != 1] for part in chosen))
+            groups = [[names[place_of(names, client, "client")]]]
+        elif each:
+            groups = [[c.name] for c in run.clients if sum(c.test)]
+        for group in groups:
+            chosen = points(run, group, samples, seed, trust_code)
+            name = (group[0] if len(runs) == 1 else f"{title}: {group[0]}") if alone else title
+            shown[name] = chosen if local else Points(*(part[chosen.kinds != 1] for part in chosen))
     single = len(shown) == 1
     fig, axes = panels(len(shown), *((5.2, 5.2) if single else (3.6, 3.6)), columns=2 if len(shown) == 4 else 3)
     classes = max((run.class_names for run in runs), key=len)
     for ax, (title, chosen) in zip(axes, shown.items(), strict=True):
-        _draw(ax, chosen, len(classes), lines=client is not None)
-        if client is not None or not single:
+        _draw(ax, chosen, len(classes), lines=alone)
+        if alone or not single:
             write_title(ax, title)
     held = sorted({int(j) for chosen in shown.values() for j in chosen.labels})
     class_legend(fig, axes[0], classes, held, kinds_shown(list(shown.values())))

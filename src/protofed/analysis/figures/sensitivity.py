@@ -193,6 +193,7 @@ def _bytes_axis(ax: Axes, shown: Sequence[float]) -> None:
     low, high = min(shown), max(shown)
     if low > 0 and high > SPAN * low:
         ax.set_yscale("log")
+        ax.set_ylim(low / 1.5, 1.5 * high)  # lines that stand aside do not count for the automatic limits
     else:
         ax.set_ylim(0, 1.08 * high)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", size(value))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +10,7 @@ from protofed.analysis import grid
 from protofed.analysis.report import comparison, facts, tables
 from protofed.analysis.style import rule_title
 from protofed.errors import CheckpointError, DataError
-from protofed.runs import RunData, axes_of, by_label, load_runs
+from protofed.runs import RunData, axes_of, by_label, flat, load_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -36,16 +36,32 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
     if axes:
         rows = grid.rows_of(runs, axes)
         write_text(out.with_name("grid.csv"), grid.as_csv(rows, axes))
-        template = _environment().get_template("grid.html")
+        template = environment().get_template("grid.html")
         write_text(
             out,
             template.render(
-                runs=runs, axes=list(axes), grid=tables.grid(rows, axes), facts=facts, comparison=comparison
+                runs=runs,
+                axes=list(axes),
+                grid=tables.grid(rows, axes),
+                plots=_along(axes, runs),
+                facts=facts,
+                comparison=comparison,
             ),
         )
     else:
         write_text(out, render(runs, [str(error) for error in left_out or ()]))
     return out
+
+
+def _along(axes: Mapping[str, Sequence[str]], runs: list[RunData]) -> list[Plot]:
+    """Return the figure of a comparison whose one or two axes are options by their dotted names."""
+    options = {name for run in runs for name in flat(run.config)}
+    if not set(axes) <= options or len(axes) > 2:
+        return []
+    names = list(axes)
+    chosen = {"option": names[0]} if len(axes) == 1 else {"x": names[0], "y": names[1]}
+    plot = Plots().draw("sensitivity" if len(axes) == 1 else "surface", runs, **chosen)
+    return [plot] if plot.svg else []
 
 
 def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
@@ -55,7 +71,7 @@ def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
         runs: The runs.
         left_out: Why other runs are not shown.
     """
-    template = _environment().get_template("report.html")
+    template = environment().get_template("report.html")
     return template.render(
         runs=list(runs),
         groups=by_label(runs),
@@ -69,7 +85,7 @@ def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
     )
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
     """Return the templates."""
     import jinja2
 

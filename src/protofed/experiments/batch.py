@@ -1,0 +1,271 @@
+"""Many runs, in turn or in parallel: what is finished is kept, and a budget of time stops them cleanly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import protofed
+from protofed import claims
+from protofed.errors import CheckpointError, ConfigError, ProtofedError
+from protofed.experiments.config import Experiment, Tree, resolve
+from protofed.experiments.executors import PRELOAD
+from protofed.experiments.running import Progress, Run, run_experiment
+from protofed.files import check_format, read_json, write_json
+from protofed.runs import flat
+from protofed.training.workers import end, process_context, stay_with_parent
+
+FORMAT = 1
+"""Version of the format of a folder of runs that are found by their configuration."""
+MARK = "runs.json"
+"""File by which such a folder is known."""
+
+
+def key(experiment: Experiment) -> str:
+    """Return a hash of everything that determines a run's result, 16 hexadecimal digits.
+
+    Equal configurations have equal keys on every machine: where the data lie and how they are computed is left out.
+    So are options with their default values: a new option, which changes nothing by default, changes no key.
+
+    Args:
+        experiment: The experiment.
+    """
+    plain = _defaults(experiment.method, experiment.partition)
+    own = {n: v for n, v in flat(experiment.identity()).items() if n not in plain or v != plain[n]}
+    names = {"method.name": experiment.method, "partition.name": experiment.partition}
+    text = json.dumps({**own, **names}, sort_keys=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=256)
+def _defaults(method: str, partition: str) -> dict[str, Any]:
+    """Return the options of an experiment that names nothing but its method and partition."""
+    return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
+
+
+def folder(experiment: Experiment) -> str:
+    """Return the name of a run's folder: method, seed and :func:`key`."""
+    method = re.sub(r"[^\w-]", "-", experiment.method.rpartition(":")[2])[:60]
+    return f"{method}-seed{experiment.seed}-{key(experiment)}"
+
+
+def claim(directory: Path) -> None:
+    """Make ``directory`` a folder of runs that are found by their configuration, or check that it is one.
+
+    Args:
+        directory: The folder.
+
+    Raises:
+        ConfigError: If it holds anything else.
+        CheckpointError: If another version of the library wrote it, or it cannot be read.
+    """
+    mark = directory / MARK
+    if mark.is_file():
+        found = read_json(mark)
+        check_format(mark, found.get("format"), FORMAT)
+        if found.get("protofed") != protofed.__version__:
+            raise CheckpointError(
+                f"{directory}: holds runs of protofed {claims.clean(found.get('protofed'), 20)}, and this is "
+                f"{protofed.__version__}: continue with that version, or choose another --out"
+            )
+        return
+    if directory.is_dir() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty and holds no runs of such a command: choose another --out")
+    write_json(mark, {"format": FORMAT, "protofed": protofed.__version__})
+
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
+
+
+def seconds(text: str) -> float | None:
+    """Return a budget of time in seconds; None for no limit.
+
+    Args:
+        text: Numbers with units, such as ``2h``, ``1h30m`` or ``90s``; empty for no limit.
+
+    Raises:
+        ConfigError: If it is something else, or nothing.
+
+    Example:
+        >>> seconds("1h30m"), seconds("")
+        (5400.0, None)
+    """
+    if not text:
+        return None
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)", text)
+    if not parts or re.sub(r"\d+(?:\.\d+)?\s*(?:d|h|min|m|s)", "", text).strip():
+        if text.strip().isdigit() and not int(text):
+            raise ConfigError("--budget 0: nothing can run in no time; name a time such as 2h or 30m")
+        raise ConfigError(f"--budget {text!r} must be a time such as 2h, 1h30m or 90s")
+    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not total:
+        raise ConfigError(f"--budget {text}: nothing can run in no time; name a time such as 2h or 30m")
+    return total
+
+
+class BudgetSpentError(Exception):
+    """The time is up; the run that was going on can be resumed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run, in plain values that can be sent to another process.
+
+    Attributes:
+        tree: The resolved configuration.
+        directory: Its run directory.
+        label: What progress reports call it.
+        resume: Whether the directory may contain a part of it.
+    """
+
+    tree: Tree
+    directory: Path
+    label: str
+    resume: bool
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return (self.directory / "summary.json").is_file()
+
+    def run(self, progress: Progress | None = None, deadline: float | None = None) -> Run | None:
+        """Run it; return None if the time is up before its end.
+
+        Args:
+            progress: Receives progress reports.
+            deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+        """
+        if deadline is not None and time.monotonic() >= deadline and not self.finished:
+            return None
+        watched = _Watch(progress or Progress(), deadline)
+        try:
+            return run_experiment(
+                resolve(self.tree), self.directory, resume=self.resume, progress=watched, label=self.label
+            )
+        except BudgetSpentError:
+            return None
+
+
+class _Watch(Progress):
+    """Passes reports on, and ends a run after the round in which the time is up."""
+
+    def __init__(self, to: Progress, deadline: float | None) -> None:
+        self.to, self.deadline, self.rounds = to, deadline, 0
+
+    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
+        """Pass the report on."""
+        self.rounds = rounds
+        self.to.started(label, rounds, done, directory)
+
+    def round(self, label: str, record: Mapping[str, Any]) -> None:
+        """Pass the report on; after the last round a run ends of its own accord."""
+        self.to.round(label, record)
+        if self.deadline is not None and time.monotonic() >= self.deadline and record["round"] < self.rounds:
+            raise BudgetSpentError
+
+    def finished(self, label: str, run: Run) -> None:
+        """Pass the report on."""
+        self.to.finished(label, run)
+
+
+class Job(Protocol):
+    """Something to run: a :class:`Task`, or several that belong together."""
+
+    @property
+    def label(self) -> str:
+        """What progress reports call it."""
+
+    def run(self, progress: Progress | None = None, deadline: float | None = None) -> Any:
+        """Run it; return None if the time is up before its end.
+
+        Args:
+            progress: Receives progress reports.
+            deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+        """
+
+
+Outcome = Any
+"""What became of a job: its result, an error that says why it failed, or None if the time was up."""
+
+
+def run_tasks(
+    tasks: Sequence[Job],
+    *,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    deadline: float | None = None,
+    keep_going: bool = False,
+) -> Iterator[tuple[int, Outcome]]:
+    """Run tasks and yield the place and the outcome of each as it ends.
+
+    Args:
+        tasks: The tasks.
+        jobs: Number of simultaneous runs, each in a process of its own.
+        progress: Receives progress reports; with several jobs, only of finished runs.
+        deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+        keep_going: Whether a failure is an outcome like any other.
+
+    Raises:
+        ProtofedError: If a run fails and ``keep_going`` is not set, or a process dies.
+    """
+    progress = progress or Progress()
+    if jobs > 1:
+        yield from _in_processes(tasks, jobs, progress, deadline, keep_going)
+        return
+    for place, task in enumerate(tasks):
+        try:
+            outcome: Outcome = task.run(progress, deadline)
+        except ProtofedError as error:
+            if not keep_going:
+                raise
+            outcome = error
+        yield place, outcome
+
+
+def _in_processes(
+    tasks: Sequence[Job], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
+) -> Iterator[tuple[int, Outcome]]:
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    with ProcessPoolExecutor(jobs, process_context(PRELOAD), _begin, (threads,)) as pool:
+        waiting: dict[Future[Outcome], int] = {
+            pool.submit(task.run, None, deadline): place for place, task in enumerate(tasks)
+        }
+        try:
+            for future in as_completed(waiting):
+                place = waiting[future]
+                error = future.exception()
+                if error is not None and not (keep_going and isinstance(error, ProtofedError)):
+                    raise error
+                outcome: Outcome = error if isinstance(error, ProtofedError) else future.result()
+                if isinstance(outcome, Run):
+                    progress.finished(tasks[place].label, outcome)
+                yield place, outcome
+        except BrokenProcessPool:
+            raise ProtofedError(
+                f"one of {jobs} processes (--jobs) died, perhaps for lack of memory: continue with the same "
+                "command, --resume and fewer jobs"
+            ) from None
+        except KeyboardInterrupt:
+            end(pool)  # the interrupted runs can be resumed
+            raise
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _begin(threads: int) -> None:
+    """Set up a process of the pool."""
+    stay_with_parent()
+    torch.set_num_threads(threads)

@@ -1,0 +1,124 @@
+"""Sweeps: every combination of some values of options, as a comparison along axes whose runs are never repeated."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from protofed.errors import ConfigError
+from protofed.experiments.batch import Task, claim
+from protofed.experiments.comparing import Plan
+from protofed.experiments.config import Tree, apply_overrides, parse_overrides
+from protofed.experiments.rundir import RunDirectory
+from protofed.experiments.running import Progress
+from protofed.formats import duration, number
+
+MANY = 1000
+"""A sweep of more runs than this asks before it starts."""
+SAMPLE = 20.0
+"""Seconds for which the first run of each method is tried, to estimate how long such a sweep takes."""
+
+
+def grid(items: Iterable[str]) -> tuple[Tree, Tree]:
+    """Return the axes and the plain overrides among ``NAME=VALUE[,VALUE…]``.
+
+    Commas inside brackets or quotes do not separate values.
+
+    Args:
+        items: As on the command line.
+
+    Returns:
+        Overrides by value by axis, as ``compare.axes`` has them; and values by dotted name.
+
+    Raises:
+        ConfigError: If an item has no ``=``, or names a value twice.
+
+    Example:
+        >>> grid(["method.s=50,150", "rounds=4"])
+        ({'method.s': {'50': {'method.s': 50}, '150': {'method.s': 150}}}, {'rounds': 4})
+    """
+    axes: Tree = {}
+    plain: Tree = {}
+    for item in items:
+        name, separator, text = item.partition("=")
+        values = _split(text)
+        if name in ("method.name", "seed") and len(values) > 1:
+            raise ConfigError(f"{item}: use {'--methods' if name == 'method.name' else '--seeds'} {text}")
+        given = [parse_overrides([f"{name}{separator}{value}"]) for value in values]
+        if len(values) < 2:
+            plain |= given[0]
+        elif name in axes or len(set(values)) < len(values):
+            raise ConfigError(f"{item}: names an option or a value twice")
+        else:
+            axes[name.strip()] = dict(zip(values, given, strict=True))
+    return axes, plain
+
+
+def _split(text: str) -> list[str]:
+    """Return the values between commas that are in no brackets or quotes."""
+    values, depth, quote = [""], 0, ""
+    for c in text:
+        if quote or c in "\"'":
+            quote = ("" if c == quote else quote) if quote else c
+        else:
+            depth += (c in "[{") - (c in "]}")
+        if c == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += c
+    return [value.strip() for value in values]
+
+
+def sweep_plan(tree: Tree, axes: Mapping[str, Tree], *, most: int = 1_000_000) -> Plan:
+    """Return the runs of a sweep.
+
+    Args:
+        tree: The recipe with overrides, methods and seeds.
+        axes: See :func:`grid`.
+        most: Largest number of runs.
+
+    Raises:
+        ProtofedError: If there is nothing to vary, or the first run along an axis is invalid.
+    """
+    compare = tree.get("compare", {})
+    runs = max(1, len(compare.get("seeds", ()))) * max(1, len(compare.get("methods", ())))
+    for values in axes.values():
+        runs *= len(values)
+    if runs > most:
+        raise ConfigError(f"a sweep of {number(runs)} runs is more than {number(most)}")
+    # A dotted name of an axis is one name here, not a path.
+    section = {**compare, "axes": dict(axes)} if axes else {k: v for k, v in compare.items() if k != "axes"}
+    return Plan.of(apply_overrides({**tree, "compare": section}, {}), keyed=True)
+
+
+def estimate(plan: Plan, directory: Path, jobs: int, sample: float = SAMPLE) -> str:
+    """Run the beginning of the first run of each method; return how long all take in words.
+
+    What was run is kept, and the sweep goes on from there.
+
+    Args:
+        plan: The sweep.
+        directory: Its directory.
+        jobs: Number of simultaneous runs.
+        sample: Seconds for each method's first run, which ends after the round in which they are over.
+
+    Raises:
+        ProtofedError: If one of these runs fails.
+    """
+    claim(directory)
+    tasks = plan.tasks(directory, resume=True)
+    waiting = {task.directory: (cell, task) for cell, task in tasks.items() if not task.finished}
+    first: dict[str, Task] = {}
+    for cell, task in waiting.values():
+        first.setdefault(cell.method, task)
+    seconds = {method: _seconds_per_round(task, sample) for method, task in first.items()}
+    total = sum(seconds[cell.method] * plan.experiments[cell].rounds for cell, _ in waiting.values()) / jobs
+    return f"{number(len(waiting))} runs, about {duration(total)} with --jobs {jobs}"
+
+
+def _seconds_per_round(task: Task, sample: float) -> float:
+    """Return the mean time of the first rounds of a run."""
+    task.run(Progress(), time.monotonic() + sample)
+    return statistics.fmean(record.seconds["total"] for record in RunDirectory(task.directory).rounds())

@@ -1,0 +1,388 @@
+"""Search for good values of options by accuracy on validation samples, never on test samples."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protofed.errors import CheckpointError, ConfigError, ProtofedError
+from protofed.experiments.batch import Task, claim, folder, run_tasks
+from protofed.experiments.config import Experiment, Tree, apply_overrides, comparison, parse_overrides, resolve
+from protofed.experiments.loading import load_data
+from protofed.experiments.running import Progress, Run
+from protofed.experiments.sweeping import grid
+from protofed.files import read_json, write_json
+from protofed.runs import main_rule
+
+if TYPE_CHECKING:
+    import optuna
+
+STARTUP = 10
+"""Trials drawn at random before the model of the space decides."""
+SETTLED = 5
+"""Trials that must have ended before one is given up for being below their median."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """An interval in which an option varies.
+
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+        log: Whether orders of magnitude are alike.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+
+Space = dict[str, Range | tuple[Any, ...]]
+"""An interval, or the values of a choice, by dotted name."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One try.
+
+    Attributes:
+        values: Value of each option.
+        score: Mean over seeds of the best validation accuracy, in fractions; None if it was given up or failed.
+        steps: Mean validation accuracy so far, by the number of rounds run with all seeds.
+        ended: ``complete``, ``pruned`` or ``failed``.
+        reason: Why it failed.
+    """
+
+    values: dict[str, Any]
+    score: float | None
+    steps: dict[int, float]
+    ended: str = "complete"
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the trial as plain values."""
+        return {**vars(self), "steps": {str(step): score for step, score in self.steps.items()}}
+
+    @classmethod
+    def from_dict(cls, value: Any, space: Space, where: str) -> Trial:
+        """Return a trial that was written.
+
+        Args:
+            value: Anything.
+            space: The options of the search.
+            where: What errors begin with.
+
+        Raises:
+            CheckpointError: If ``value`` is something else.
+        """
+        try:
+            steps = {int(step): float(score) for step, score in value["steps"].items()}
+            score = None if value["score"] is None else float(value["score"])
+            known = value["values"].keys() == space.keys() and value["ended"] in ("complete", "pruned", "failed")
+            if not known or (score is None) == (value["ended"] == "complete"):
+                raise ValueError
+            return cls(dict(value["values"]), score, steps, value["ended"], str(value["reason"]))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{where}: holds a trial that is none of this search") from None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome of a search.
+
+    Attributes:
+        directory: Its directory.
+        trials: All trials in order.
+        unfinished: Whether the time was up before the last one.
+    """
+
+    directory: Path
+    trials: list[Trial]
+    unfinished: bool = False
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the highest score; None if none was completed."""
+        done = [trial for trial in self.trials if trial.score is not None]
+        return max(done, key=lambda trial: trial.score or 0.0, default=None)
+
+
+def space_of(items: Iterable[str]) -> tuple[Space, Tree]:
+    """Return what varies, and the plain overrides, of ``NAME=LOW..HIGH[:log]``, ``NAME=VALUE,…`` or ``NAME=VALUE``.
+
+    Args:
+        items: As on the command line.
+
+    Raises:
+        ConfigError: If an item is something else, or an interval is empty.
+
+    Example:
+        >>> space_of(["method.lambda=0.1..10:log", "method.scaling=true,false", "rounds=4"])[0]["method.lambda"]
+        Range(low=0.1, high=10, log=True)
+    """
+    ranges: Space = {}
+    rest = []
+    for item in items:
+        found = re.fullmatch(r"([^=]+)=(-?[\d.eE+-]*\d)\.\.(-?\d[\d.eE+-]*)(:log)?", item)
+        if not found:
+            rest.append(item)
+            continue
+        name, *ends, log = found.groups()
+        low, high = (parse_overrides([f"x={end}"])["x"] for end in ends)
+        if isinstance(low, str) or isinstance(high, str) or not low < high or (log and low <= 0):
+            raise ConfigError(f"{item}: must be a range LOW..HIGH with LOW < HIGH, above 0 with :log")
+        ranges[name.strip()] = Range(low, high, bool(log))
+    axes, plain = grid(rest)
+    choices: Space = {name: tuple(given[name] for given in values.values()) for name, values in axes.items()}
+    return {**ranges, **choices}, plain
+
+
+def check_options(tree: Tree, method: str, space: Space) -> None:
+    """Refuse options of a method that it does not have, which would vary without effect.
+
+    Args:
+        tree: The recipe with its overrides.
+        method: Method or variant to tune.
+        space: See :func:`space_of`.
+
+    Raises:
+        ConfigError: If there is one, or a variant fixes it.
+    """
+    axes = {
+        name: {"value": {name: part.low if isinstance(part, Range) else part[0]}} for name, part in space.items()
+    }
+    section = {"methods": [method], "axes": axes}
+    comparison({**tree, "compare": section})
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A trial to be run: all seeds in turn, given up where it stays below the median of the others."""
+
+    label: str
+    values: dict[str, Any]
+    tasks: tuple[Task, ...]
+    space: Space
+    history: tuple[Trial, ...]
+
+    def run(self, progress: Progress | None = None, deadline: float | None = None) -> Trial | None:
+        """Run it; return None if the time is up before its end."""
+        study = _study(self.space, self.history, 0)
+        study.enqueue_trial(self.values)
+        rule = str(self.tasks[0].tree["evaluation"]["rule"])
+        watch = _Validation(progress or Progress(), study.ask(_distributions(self.space)), rule)
+        try:
+            for task in self.tasks:
+                run = task.run(watch, deadline)
+                if run is None:
+                    return None
+                watch.replay(run)
+        except _PrunedError:
+            return Trial(self.values, None, watch.steps, "pruned")
+        return Trial(self.values, statistics.fmean(watch.best), watch.steps)
+
+
+class _PrunedError(Exception):
+    """The trial is not worth its remaining rounds."""
+
+
+@dataclass
+class _Validation(Progress):
+    """Follows the validation accuracy of a trial; test accuracies of the records are never looked at."""
+
+    to: Progress
+    trial: optuna.Trial
+    rule: str
+    best: list[float] = field(default_factory=list)
+    steps: dict[int, float] = field(default_factory=dict)
+    now: float = 0.0
+    done: int = 0
+
+    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
+        self.to.started(label, rounds, done, directory)
+
+    def round(self, label: str, record: Mapping[str, Any]) -> None:
+        self.to.round(label, record)
+        self._take(record)
+        if self.trial.should_prune():
+            raise _PrunedError
+
+    def replay(self, run: Run) -> None:
+        """Take in all rounds of a finished run, of which an earlier call may have run some."""
+        self.now = 0.0
+        for record in run.rounds:
+            self._take(record)
+        self.best.append(self.now)
+        self.done, self.now = self.done + run.summary["rounds"], 0.0
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        scores = record.get("validation")
+        if not scores:
+            return
+        self.now = max(self.now, scores[main_rule(scores, self.rule)]["weighted"])
+        step = self.done + record["round"]
+        if step not in self.steps:
+            self.steps[step] = statistics.fmean([*self.best, self.now])
+            self.trial.report(self.steps[step], step)
+
+
+def tune(
+    tree: Tree,
+    space: Space,
+    method: str,
+    seeds: Sequence[int],
+    directory: Path,
+    *,
+    trials: int,
+    jobs: int = 1,
+    deadline: float | None = None,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Search a space by a tree of Parzen estimators, with trials below the median given up.
+
+    The same call goes on where an earlier one stopped. With one number of jobs, the same trials are tried on every
+    machine.
+
+    Args:
+        tree: The recipe with its overrides.
+        space: See :func:`space_of`.
+        method: Method or variant to tune.
+        seeds: Seeds of every trial.
+        directory: Directory of the search.
+        trials: Number of trials in all.
+        jobs: Number of trials that run at a time.
+        deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+        progress: Receives progress reports.
+
+    Raises:
+        ConfigError: If nothing varies, or there are no validation samples.
+        ProtofedError: If the first trial is invalid, or the directory holds something else.
+    """
+    _optuna()
+    if not space:
+        raise ConfigError("nothing to tune: give a range such as method.lambda=0.1..10:log, or several values")
+    experiment = _experiments(tree, _first(space), method, seeds)[0]
+    if not any(client.validation is not None for client in load_data(experiment).clients):
+        raise ConfigError("tuning needs validation samples: set data.validation_fraction=0.1")
+    claim(directory)
+    history = _read(directory, tree, space, method, seeds)
+    progress = progress or Progress()
+    progress.planned(trials)
+    while len(history) < trials:
+        study = _study(space, history, len(history))
+        chosen = [study.ask(_distributions(space)).params for _ in range(min(jobs, trials - len(history)))]
+        attempts = [
+            _Attempt(
+                f"trial {number}",
+                values,
+                tuple(
+                    Task(e.to_tree(), directory / folder(e), f"trial {number} seed {e.seed}", True)
+                    for e in _experiments(tree, values, method, seeds)
+                ),
+                space,
+                tuple(history),
+            )
+            for number, values in enumerate(chosen, start=len(history))
+        ]
+        ended: dict[int, Trial | None] = {}
+        for place, outcome in run_tasks(attempts, jobs=jobs, deadline=deadline, keep_going=True):
+            failed = isinstance(outcome, ProtofedError)
+            ended[place] = Trial(chosen[place], None, {}, "failed", str(outcome)) if failed else outcome
+            progress.advanced()
+        for place in sorted(ended):
+            trial = ended[place]
+            if trial is None:  # what comes after it is found among the finished runs when the search goes on
+                return Tuned(directory, history, True)
+            history.append(trial)
+            _write(directory, tree, space, method, seeds, history)
+        if all(trial.ended == "failed" for trial in history) and len(history) >= 3:
+            raise ConfigError(f"all trials fail: {history[-1].reason}")
+    return Tuned(directory, history[:trials])
+
+
+def _first(space: Space) -> dict[str, Any]:
+    return {name: part.low if isinstance(part, Range) else part[0] for name, part in space.items()}
+
+
+def _experiments(tree: Tree, values: Mapping[str, Any], method: str, seeds: Sequence[int]) -> list[Experiment]:
+    chosen = apply_overrides(tree, values)
+    return [resolve(chosen, method=method, seed=seed) for seed in seeds]
+
+
+def _identity(tree: Tree, space: Space, method: str, seeds: Sequence[int]) -> Tree:
+    """Return what trials of one search have in common."""
+    parts = {n: vars(part) if isinstance(part, Range) else list(part) for n, part in space.items()}
+    keys = [folder(experiment) for experiment in _experiments(tree, _first(space), method, seeds)]
+    return {"space": parts, "method": method, "seeds": list(seeds), "runs": keys}
+
+
+def _read(directory: Path, tree: Tree, space: Space, method: str, seeds: Sequence[int]) -> list[Trial]:
+    path = directory / "tuning.json"
+    if not path.is_file():
+        return []
+    found = read_json(path)
+    wanted = _identity(tree, space, method, seeds)
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise ConfigError(f"{path}: belongs to another search ({name} differ): choose another --out")
+    if not isinstance(found.get("trials"), list):
+        raise CheckpointError(f"{path}: lacks the list of trials")
+    return [Trial.from_dict(value, space, f"{path}") for value in found["trials"]]
+
+
+def _write(
+    directory: Path, tree: Tree, space: Space, method: str, seeds: Sequence[int], history: Sequence[Trial]
+) -> None:
+    content = {**_identity(tree, space, method, seeds), "trials": [trial.to_dict() for trial in history]}
+    write_json(directory / "tuning.json", content)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("tune needs optuna: pip install 'protofed[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _distributions(space: Space) -> dict[str, Any]:
+    kinds = _optuna().distributions
+
+    def one(part: Range | tuple[Any, ...]) -> Any:
+        if not isinstance(part, Range):
+            return kinds.CategoricalDistribution(part)
+        whole = isinstance(part.low, int) and isinstance(part.high, int)
+        kind = kinds.IntDistribution if whole else kinds.FloatDistribution
+        return kind(part.low, part.high, log=part.log)
+
+    return {name: one(part) for name, part in space.items()}
+
+
+def _study(space: Space, history: Sequence[Trial], seed: int) -> Any:
+    """Return a study of the trials so far; what it proposes next follows from them and the seed."""
+    optuna = _optuna()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # optuna calls some of its options experimental
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP, constant_liar=True)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=SETTLED, n_warmup_steps=1)
+        study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+        states = optuna.trial.TrialState
+        for trial in history:
+            state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[trial.ended]
+            study.add_trial(
+                optuna.trial.create_trial(
+                    state=state,
+                    params=trial.values,
+                    distributions=_distributions(space),
+                    value=trial.score,
+                    intermediate_values=trial.steps,
+                )
+            )
+    return study

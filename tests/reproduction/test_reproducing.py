@@ -1,0 +1,258 @@
+"""The command: what is missing is run and nothing twice, and what cannot be run does not stop the rest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from protofed.errors import CheckpointError, ConfigError, DataError
+from protofed.experiments.batch import key
+from protofed.reproduction import cli, papers, running
+from protofed.reproduction.cells import figure_cells
+from protofed.reproduction.judging import judged
+from protofed.reproduction.layout import Scope, Sheet
+from protofed.reproduction.results import FOLDER, Result, committed, read_results, write_results
+from protofed.reproduction.running import Library, Request, parts_of, reproduce
+
+SMOKE = Scope("smoke", (7,))
+PAPERS = papers()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """An output folder with ProtoNorm's Table 5, some of whose runs are those of Table 1."""
+    out = tmp_path_factory.mktemp("reproduced")
+    reproduce(Request("protonorm/table5", SMOKE, out))
+    return out
+
+
+def test_a_table_is_made_and_nothing_is_run_twice(made, tmp_path):
+    out = shutil.copytree(made, tmp_path / "copy")
+    results = read_results(out / "results.csv")
+    assert len(results) == 24
+    assert all(result.done for result in results)
+    assert not list(out.glob("runs/*/clients"))  # models, which no table needs
+    before = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/summary.json")}
+    found = reproduce(Request("protonorm/table5", SMOKE, out))
+    assert {p: p.stat().st_mtime_ns for p in out.glob("runs/*/summary.json")} == before
+    printed: list[str] = []
+    cli.show(found, Request("protonorm/table5", SMOKE, out), "markdown", printed.append)
+    assert "| 82.90 / " in printed[0]
+    assert "smoke" in printed[0]
+    names = {path.name for path in (out / "tables").iterdir()}
+    assert names == {f"protonorm-table5-smoke.{suffix}" for suffix in ("txt", "md", "csv", "tex")}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "protonorm/table5" in page
+    assert re.search(r"Configurations: [0-9a-f]{12}; splits: [0-9a-f]{12}", page)
+    assert "not testable here" in page  # claims at this scale
+
+
+def test_without_running_only_what_is_there_is_shown(tmp_path):
+    found = reproduce(Request("protonorm/table5", SMOKE, tmp_path / "none", run=False))
+    assert not (tmp_path / "none").exists()
+    row = found.sheets[0].layout.rows[-1]
+    assert found.sheets[0].filled(row, found.sheets[0].layout.columns[0]).verdict == "not run"
+
+
+def test_a_spent_budget_leaves_everything_for_later(tmp_path):
+    found = reproduce(Request("protonorm/table5", SMOKE, tmp_path, budget=-1))
+    assert found.waiting == 24
+    assert not (tmp_path / "results.csv").exists()
+
+
+def test_a_data_set_that_is_not_at_hand_does_not_stop_the_rest(tmp_path, monkeypatch):
+    scope = Scope("tenth", (0,), {"rounds": 1})
+    asked = []
+
+    def load(experiment):
+        asked.append(experiment.data.source)
+        if experiment.data.source == "femnist":
+            raise DataError("data set 'femnist': no local copy")
+
+    ran = []
+    monkeypatch.setattr(running, "load_data", load)
+    monkeypatch.setattr(running, "run_tasks", lambda tasks, **_: ran.extend(tasks) or iter(()))
+    found = reproduce(Request("fedproto/table1", scope, tmp_path))
+    assert sorted(asked) == ["cifar10", "femnist", "mnist"]  # each is looked for once
+    assert found.missing == {"femnist": "data set 'femnist': no local copy"}
+    assert len(ran) == 48
+    assert not any("femnist" in task.label for task in ran)
+    printed: list[str] = []
+    cli.show(found, Request("fedproto/table1", scope, tmp_path), "text", printed.append)
+    assert printed[0].startswith("not at hand: femnist (missing columns: femnist")
+    assert "no data" in printed[1]
+
+
+def test_a_run_that_fails_is_told_and_kept(tmp_path, monkeypatch):
+    def fail(tasks, **_):
+        for place, _task in enumerate(tasks):
+            yield place, ConfigError("diverged")
+
+    monkeypatch.setattr(running, "run_tasks", fail)
+    found = reproduce(Request("protonorm/table5", SMOKE, tmp_path))
+    assert set(found.failed.values()) == {"diverged"}
+    sheet = found.sheets[0]
+    verdicts = {
+        (row.method, column[0]): sheet.filled(row, column).verdict
+        for row in sheet.layout.rows
+        for column in sheet.layout.columns
+        if row.section == ("cifar100",) and sheet.filled(row, column)
+    }
+    assert verdicts["fedproto", "1.0"] == "failed"
+    assert verdicts["fedproto", "1.3"] == "agrees"  # the paper prints a dash, too
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("protonrm/table1", "did you mean 'protonorm'?"),
+        ("protonorm/table9", "unknown table of protonorm '9'"),
+        ("protonorm/tablex", "'x' is no number"),
+        ("protonorm/figure9", "unknown figure of protonorm '9'"),
+        ("protonorm/claim99", "unknown claim of protonorm '99'"),
+        ("protonorm/page1", "unknown part 'page1'"),
+        ("everything", "unknown paper 'everything'"),
+    ],
+)
+def test_an_unknown_target_is_refused_in_one_line(target, message):
+    with pytest.raises(ConfigError) as caught:
+        parts_of(target)
+    assert message in str(caught.value)
+
+
+def test_a_folder_of_another_version_is_refused(tmp_path):
+    (tmp_path / "runs.json").write_text(json.dumps({"format": 1, "protofed": "0.1.0"}))
+    with pytest.raises(CheckpointError, match=r"holds runs of protofed 0\.1\.0, and this is"):
+        reproduce(Request("tinyproto/figure1", SMOKE, tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00", "key,scale\nx"])
+def test_damaged_results_are_refused_in_one_line(tmp_path, text):
+    (tmp_path / "results.csv").write_text(text)
+    with pytest.raises(CheckpointError, match=r"results\.csv: cannot be read"):
+        Library(tmp_path)
+
+
+def test_results_are_read_as_they_were_written(tmp_path):
+    one = Result("k", "tenth", "r", "m", 3, 10, 99, "s", "head", values={"final": 0.8125, "up": 4000.0})
+    other = Result("l", "full", "r", "m", 0, state="failed: x, y")
+    write_results(tmp_path / "r.csv", [other, one])
+    assert sorted(read_results(tmp_path / "r.csv"), key=lambda r: r.key) == [one, other]
+    write_results(tmp_path / "s.csv", [one, other])
+    assert (tmp_path / "r.csv").read_bytes() == (tmp_path / "s.csv").read_bytes()
+
+
+def _all_better(claim, paper, sign: float):
+    """Return results in which the claimed side is better than all others by a point, or worse."""
+    sheet = Sheet(paper, paper.table(claim.table), Scope("tenth", (0, 1, 2)), lambda k: None)
+    method = claim.a if isinstance(claim.a, str) else claim.a["method"]
+    results = {}
+    for entry, experiment, _ in sheet.all():
+        own = entry.runs[0][1] == method
+        value = 0.8 + 0.02 * sign * own + 0.001 * experiment.seed * (1 + own)
+        values = {"best": value, "client_mean": value, "up": 1000.0 + 1e6 * (not own), "down": 1000.0}
+        k = key(experiment)
+        results[k] = Result(k, "tenth", "", "", experiment.seed, values=values)
+    return results.get
+
+
+@pytest.mark.parametrize(("name", "number"), [("protonorm", 1), ("gfpl", 1), ("tinyproto", 4), ("fedproto", 10)])
+def test_a_claim_of_superiority_follows_the_numbers(name, number):
+    paper = PAPERS[name]
+    claim = paper.claim(number)
+    scope = Scope("tenth", (0, 1, 2))
+    assert judged(paper, claim, scope, _all_better(claim, paper, 1.0)).verdict == "reproduced"
+    assert judged(paper, claim, scope, _all_better(claim, paper, -1.0)).verdict == "contradicted"
+    none = judged(paper, claim, scope, lambda k: None)
+    assert none.verdict == "not run"
+    assert len(none.comparisons) >= 3
+
+
+def test_a_claim_about_a_figure_is_tested_at_a_scale_that_changes_its_option():
+    """At a tenth, k = 100 and 10 shots are 10 and 1; the claim still finds them."""
+    paper, scope = PAPERS["fedproto"], Scope("tenth", (0, 1, 2))
+    results = {}
+    for seed in scope.seeds:
+        for given, experiment in figure_cells(paper.figure("2"), seed, "tenth", {}):
+            value = 0.5 + 0.002 * given["partition.k"] + 0.001 * seed
+            results[key(experiment)] = Result(key(experiment), "tenth", "", "", seed, values={"client_mean": value})
+    judgement = judged(paper, paper.claim(7), scope, results.get)
+    assert judgement.verdict == "reproduced"
+    assert [c.what.partition(", ")[2] for c in judgement.comparisons] == ["method=fedproto", "method=fedavg"]
+    assert judgement.comparisons[0].differences == pytest.approx((18.0, 18.0, 18.0))
+
+
+def test_every_claim_has_comparisons_or_a_reason():
+    for paper in PAPERS.values():
+        for claim in paper.claims:
+            judgement = judged(paper, claim, Scope("tenth", (0,)), lambda k: None)
+            if claim.untestable:
+                assert judgement.verdict == "not testable here"
+                assert judgement.why
+            else:
+                assert judgement.verdict == "not run", f"{paper.name} {claim.number}"
+                assert judgement.comparisons, f"{paper.name} {claim.number}"
+
+
+def test_verdicts_on_committed_results_are_those_that_were_committed():
+    """Whatever moves a verdict, be it a rule, a recipe or a result, has to be looked at and committed with it."""
+    kept = json.loads((FOLDER / "verdicts.json").read_text())
+    results = committed().values()
+    assert {result.scale for result in results} <= set(kept)
+    for scale, verdicts in kept.items():
+        seeds = tuple(sorted({result.seed for result in results if result.scale == scale}))
+        rounds = verdicts["rounds"]
+        scope = Scope(scale, seeds or (0,), {"rounds": rounds} if rounds else {})
+        assert cli.verdicts(scope, Path("nowhere")) == verdicts["claims"], scale
+
+
+def test_the_list_tells_the_state_of_every_part(made):
+    lines = cli.listing(SMOKE, made)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    for paper in PAPERS.values():
+        for part in (*paper.tables, *paper.figures, *paper.claims):
+            kind = type(part).__name__.lower()
+            assert f"{paper.name}/{kind}{part.number} " in text
+    assert re.search(r"protonorm/table5 +24 of 24 runs", text)
+    assert re.search(r"gfpl/table1 +not run", text)
+    assert re.search(r"gfpl/table3 +\d+ differ", text)
+
+
+@pytest.mark.parametrize("target", ["protonorm/figure1a", "tinyproto/figure1", "gfpl/figure7", "protonorm/figure7"])
+def test_figures_that_need_no_runs(tmp_path, target):
+    found = reproduce(Request(target, SMOKE, tmp_path))
+    (_, _, paths, why), *_ = found.figures
+    assert [path.suffix for path in paths] == [".png", ".svg"], why
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["protonorm/figure3", "protonorm/figure6", "tinyproto/figure6", "tinyproto/figure8", "fedproto/figure3"],
+)
+def test_figures_of_runs(tmp_path, target):
+    found = reproduce(Request(target, SMOKE, tmp_path))
+    (_, _, paths, why), *_ = found.figures
+    assert len(paths) == 2, why
+    assert not found.failed
+
+
+def test_error_bars_come_from_the_table(made, tmp_path):
+    found = reproduce(Request("gfpl/figure5", SMOKE, tmp_path))
+    assert found.figures[0][3] == "no run of this figure's table is there"
+
+
+@pytest.mark.slow
+def test_everything_at_the_smallest_scale(tmp_path):
+    found = reproduce(Request("all", SMOKE, tmp_path, jobs=2))
+    assert not found.failed
+    assert all(paths for _, _, paths, _ in found.figures)
+    for sheet in found.sheets:
+        for row in sheet.layout.rows:
+            for column in sheet.layout.columns:
+                filled = sheet.filled(row, column)
+                assert filled is None or filled.verdict in ("smoke", ""), (sheet.table, row, column)
