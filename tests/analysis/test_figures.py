@@ -19,6 +19,7 @@ NAMES = [
     "prototype_distances",
     "margins",
     "prototype_heatmap",
+    "prototype_panels",
     "alignment",
 ]
 # Models, or several runs: see test_features.py, test_sensitivity.py, test_sweeping.py.
