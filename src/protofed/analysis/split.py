@@ -39,6 +39,7 @@ def inspect_split(recipe: str | Path, overrides: Mapping[str, Any], out: Path) -
         table.add_row(client.name, str(len(client.train)), str(len(client.test)), str(present), *cells)
     totals = [str(n) for n in counts.sum(0).tolist()]
     sizes = [sum(len(getattr(c, part)) for c in federated.clients) for part in ("train", "test")]
+    table.caption, table.caption_justify = "\n".join(federated.remarks()) or None, "left"
     table.add_section()
     table.add_row("all", *map(str, sizes), str(int((counts.sum(0) > 0).sum())), *totals)
     figure = draw_split(counts, [c.name for c in federated.clients], list(federated.class_names))

@@ -154,7 +154,7 @@ def _built(source: Source, config: str, text: str, name: str) -> tuple[LocalTrai
     """Return the trainer and roster for a client's visits, and its first snapshot; cached for later visits."""
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
-    federated = hardware.place(source.load(experiment, name, summary.classes))
+    federated = hardware.place(source.load(experiment, name, summary))
     architecture = _architecture(experiment, summary.architectures[0], federated.clients[0])
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)))
     roster = builder.roster(Memory())
