@@ -55,13 +55,22 @@ JSON_CHARACTERS = 2**22
 ANSWER_CHARACTERS = 2**14
 """Characters of an answer, not counting its tensors."""
 
+LEAST_SUMMED = 10
+"""Values of a column whose mean a node states at least; that of fewer would nearly be the values themselves."""
+LARGEST = 1e30
+"""Magnitude of a number in a table; its square is far from the largest float64."""
+
 # Data files.
 SAMPLES = 2**28
 """Rows of one data set."""
 FEATURES = 2**26
 """Values of one sample."""
 COLUMNS = 2**14
-"""Columns of a parquet file, counting nested ones individually."""
+"""Columns of a table; in a parquet file, nested ones count individually."""
+CATEGORIES = 256
+"""Categories of one column of a table."""
+CSV_BYTES = 4 * GiB
+"""Bytes of a CSV file."""
 PAGES = 2**20
 """Pages of a parquet file."""
 MEMBERS = 256

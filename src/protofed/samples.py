@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from protofed.data.tables import Table
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class ClientData:
         validation: Samples held out from training for model selection, or None.
         settings: Settings that the client chooses itself: any of ``model``, ``d``, ``epochs``, ``batch_size``,
             ``lr``, ``counts`` (from its ``client.toml``).
+        table: Preparation of its samples, if they are a table or standardised; else None.
     """
 
     name: str
@@ -57,6 +61,7 @@ class ClientData:
     test: Samples
     validation: Samples | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    table: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,21 @@ class FederatedData:
         num_classes: Number of classes ``K`` over all clients.
         class_names: ``K`` names.
         input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
+        table: Preparation on which the clients agreed, if their samples are a table or standardised; clients that
+            standardise by themselves complete it with their own numbers.
+        notes: What was done to the samples, as whole sentences for a report.
     """
 
     clients: tuple[ClientData, ...]
     num_classes: int
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
+    table: Table | None = None
+    notes: tuple[str, ...] = ()
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return the notes, and the preparation of the samples in words, as whole sentences."""
+        return (*self.notes, self.table.note()) if self.table else self.notes
 
     def class_counts(self) -> Tensor:
         """Return the number of training and test samples per client and class, ``(M, K)`` int64."""

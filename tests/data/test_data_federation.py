@@ -228,15 +228,22 @@ def test_not_finite(tmp_path):
     refused(tmp_path, "a/train.npz", "sample 2 are NaN or infinite")
 
 
-def test_channels_differ_between_clients(federation):
+def test_grey_images_of_one_client_become_colour_with_a_note(federation):
+    grey = fed(federation).clients[0].train.x
     for split in ("train", "test"):
         write_parquet(federation / "clients" / "south" / f"{split}.parquet", [0], [png(mode="RGB")])
-    refused(federation, "south", r"uint8 \(3, 4, 4\), but those of .*north.* are uint8 \(1, 4, 4\)")
+    data = fed(federation)
+    assert data.input_shape == (3, 4, 4)
+    assert torch.equal(data.clients[0].train.x, grey.expand(-1, 3, -1, -1))
+    (note,) = data.notes
+    assert note.startswith("Grey images were converted to colour")
+    assert "north" in note
+    assert "south" not in note
 
 
 def test_sizes_differ_between_clients(federation):
     write_parquet(north(federation, "test.parquet"), [0], [png(size=(5, 4))])
-    refused(federation, "north/test.parquet", r"\(1, 4, 5\)")
+    refused(federation, "north/test.parquet", r"\(1, 4, 5\).*: set data.options.resize")
 
 
 def test_unreadable_files(federation):
@@ -290,11 +297,11 @@ def test_bad_columns(federation):
     refused(federation, "north/train.parquet", "cannot identify the label column among image, target, label")
     refused(federation, "north/train.parquet", "did you mean 'label'", label_column="lable")
     write_parquet(path, [0], text=["word"])
-    refused(federation, "north/train.parquet", "column 'text' .string. holds neither images nor")
+    refused(federation, "north/test.parquet", "holds no table, but .*north/train.parquet does")
     write_parquet(path, [0, None], [png(), png()])
     refused(federation, "north/train.parquet", "column 'label' has no value in row 1")
     write_parquet(path, [0, 1], v=[[1.0], [1.0, 2.0]])
-    refused(federation, "north/train.parquet", "equally many numbers in each row")
+    refused(federation, "north/train.parquet", "'v': the list of row 1 has 2 entries, others 1")
     write_parquet(path, ["zero"], [png()])
     refused(federation, "numbered labels", "class names: use one kind")
 
@@ -344,8 +351,8 @@ def test_nobody_has_anything(federation):
 def test_a_path_that_holds_nothing_useful(tmp_path):
     refused(tmp_path, str(tmp_path), "expected a federation folder")
     refused(tmp_path / "gone", "gone", "no such file or folder")
-    (tmp_path / "a.csv").write_text("1,2")
-    refused(tmp_path / "a.csv", "a.csv", "expected a federation folder")
+    (tmp_path / "a.txt").write_text("1,2")
+    refused(tmp_path / "a.txt", "a.txt", "expected a federation folder")
 
 
 def test_a_federation_is_not_a_pool(federation):

@@ -36,6 +36,7 @@ def inspect_split(
     federated = load_data(experiment)
     counts = federated.class_counts()
     tables = _tables(federated, counts.tolist(), f"{experiment.recipe}: samples per client and class", width)
+    tables[-1].caption, tables[-1].caption_justify = "\n".join(federated.remarks()) or None, "left"
     figure = draw_split(counts, [c.name for c in federated.clients], list(federated.class_names))
     return tables, save_figure(figure, out)
 

@@ -1,11 +1,12 @@
 """Data: named data sets, federation folders and partitions, down to each client's train and test samples."""
 
-from protofed.data import dirichlet, given, hub, iid, local, nway, pathological, toys  # noqa: F401  (registrations)
+from protofed.data import dirichlet, given, hub, iid, local, measured, nway, pathological, toys  # noqa: F401  (registrations)
 from protofed.data.describe import ClientRow, describe
 from protofed.data.loading import load, load_pool
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Partition, Request, Share, partitions
 from protofed.data.pool import Dataset, Listing, Pool, datasets
+from protofed.data.tables import Table
 from protofed.data.transforms import TransformOptions, augmentation, normalisation
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Pool",
     "Request",
     "Share",
+    "Table",
     "TransformOptions",
     "augmentation",
     "datasets",

@@ -1,9 +1,10 @@
-"""Conversion of an Arrow table to a listing: detection of the image, label and natural-id columns."""
+"""Conversion of an Arrow table to a listing: detection of the image, label, natural-id and feature columns."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,12 +16,16 @@ from torch import Tensor
 from protofed import limits
 from protofed.data.checks import as_labels, check_names, check_sample
 from protofed.data.images import decode
+from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
+from protofed.data.typed import read_columns
 from protofed.errors import DataError, unknown_name
 from protofed.limits import Budget
 from protofed.reading import parse_json
 
 LABEL_NAMES = ("label", "labels", "y", "target", "class")
+_INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
+"""Names that pandas gives to a data frame's index in parquet and CSV files."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class Columns:
         id: Column of natural ids; empty if there is none.
         channels: 1 for grey, 3 for RGB.
         resize: Side in pixels to which images are resized; 0 keeps the stored size.
+        drop: Columns that are not read.
+        categories: Columns that hold categories whatever their type.
+        missing: Whether missing values of tables are allowed.
     """
 
     image: str = ""
@@ -40,6 +48,21 @@ class Columns:
     id: str = ""
     channels: int = 0
     resize: int = 0
+    drop: tuple[str, ...] = ()
+    categories: Collection[str] = ()
+    missing: bool = False
+
+    @classmethod
+    def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
+        """Return the columns that the options ask for.
+
+        Args:
+            data: Data options of the run.
+            id: Column of natural ids.
+            resize: Side in pixels to which images are resized.
+        """
+        missing = data.missing != "refuse"
+        return cls(data.image_column, data.label_column, id, 0, resize, data.drop, data.categories, missing)
 
 
 @dataclass(frozen=True)
@@ -49,8 +72,9 @@ class Chosen:
     Attributes:
         label: Column of labels.
         id: Column of natural ids; empty if there is none.
-        features: One column of encoded images or lists, or all numeric columns.
+        features: One column of encoded images or lists, or all columns of a table.
         encoded: Whether ``features`` is one column of encoded images.
+        listed: Whether ``features`` is one column of lists.
         classes: Class names stored in the file, if any.
     """
 
@@ -58,6 +82,7 @@ class Chosen:
     id: str
     features: tuple[str, ...]
     encoded: bool
+    listed: bool
     classes: tuple[str, ...] | None
 
     @property
@@ -83,7 +108,10 @@ def choose(schema: Any, columns: Columns, where: str) -> Chosen:
     label = _label_column(schema.names, columns, hub, where)
     if columns.id:
         _has(schema.names, columns.id, "id", where)
-    rest = [c for c in schema.names if c not in (label, columns.id)]
+    for name in columns.drop:
+        _has(schema.names, name, "dropped", where)
+    left_out = {label, columns.id, *columns.drop, *_index(schema)}
+    rest = [c for c in schema.names if c not in left_out]
     image = columns.image or _image_column(schema, rest, where)
     if image:
         _has(schema.names, image, "image", where)
@@ -93,26 +121,29 @@ def choose(schema: Any, columns: Columns, where: str) -> Chosen:
     features = (image,) if image else tuple(rest)
     if not features:
         raise DataError(f"{where}: no column other than the label")
-    if not encoded:
-        for name in features:
-            _check_numeric(name, schema.field(name).type, where)
+    listed = bool(image) and _is_list(schema.field(image).type)
+    if listed:
+        _check_numeric(image, schema.field(image).type, where)
     names = hub.get(label, {}).get("names")
     if names and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise DataError(f"{where}: class names in the metadata of {label!r} are not a list of names")
-    return Chosen(label, columns.id, features, encoded, check_names(names, where) if names else None)
+    return Chosen(label, columns.id, features, encoded, listed, check_names(names, where) if names else None)
 
 
-def from_arrow(table: Any, columns: Columns, where: str, budget: Budget) -> Listing:
+def from_arrow(
+    table: Any, columns: Columns, where: str, budget: Budget, files: Sequence[tuple[str, int]] = ()
+) -> Listing:
     """Return a table as a listing; class names come from its Hugging Face metadata, if any.
 
     Images are encoded bytes, either in a binary column or as the hub's ``struct<bytes, path>``; paths are not
-    followed. Without such a column, the features are one list column or all numeric columns.
+    followed. Without such a column, the features are one list column, or all other columns form a table.
 
     Args:
         table: A ``pyarrow.Table``.
         columns: The columns the user asked for.
         where: File or data set named in error messages.
         budget: Memory budget charged for labels and features.
+        files: Name and number of rows of each file of the table, for error messages; by default one, ``where``.
 
     Raises:
         DataError: If columns are ambiguous, values are missing, or labels are invalid.
@@ -123,8 +154,13 @@ def from_arrow(table: Any, columns: Columns, where: str, budget: Budget) -> List
     if chosen.encoded:
         read = _EncodedImages(table[chosen.features[0]], columns, f"{where}: row ", budget)
         return Listing(labels, read, where, chosen.classes, ids)
-    x = _numeric(table, chosen.features, where, budget)
-    return Listing(labels, lambda rows: x[rows], where, chosen.classes, ids)
+    if chosen.listed:
+        x = _numeric(table, chosen.features[0], where, budget)
+        return Listing(labels, lambda rows: x[rows], where, chosen.classes, ids)
+    raw, kinds = read_columns(
+        table, chosen.features, columns.categories, columns.missing, files or [(where, len(table))], budget
+    )
+    return Listing(labels, lambda rows: raw[rows], where, chosen.classes, ids, kinds)
 
 
 class _EncodedImages:
@@ -166,6 +202,17 @@ def _hub_features(schema: Any, where: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {}
     return {name: f for name, f in found.items() if isinstance(f, dict)} if isinstance(found, dict) else {}
+
+
+def _index(schema: Any) -> set[str]:
+    """Return the columns that hold the index of a data frame, by pandas' metadata or by their names."""
+    names = {name for name in schema.names if _INDEX.fullmatch(name)}
+    metadata = (schema.metadata or {}).get(b"pandas", b"")
+    try:
+        found = parse_json(metadata)["index_columns"] if 0 < len(metadata) <= limits.METADATA_BYTES else []
+    except (ValueError, KeyError, TypeError):
+        found = []
+    return names | {name for name in (found if isinstance(found, list) else []) if isinstance(name, str)}
 
 
 def _label_column(names: list[str], columns: Columns, hub: dict[str, Any], where: str) -> str:
@@ -226,26 +273,25 @@ def _check_numeric(name: str, kind: Any, where: str) -> None:
 def _no_numbers(name: str, kind: Any, where: str) -> DataError:
     return DataError(
         f"{where}: column {name!r} ({str(kind)[:80]}) holds neither images nor equally many numbers in each row: "
-        "drop it or set data.image_column"
+        "leave it out by data.drop, or set data.image_column"
     )
 
 
-def _numeric(table: Any, names: tuple[str, ...], where: str, budget: Budget) -> Tensor:
-    """Return the columns side by side as float32 ``(n, F)``, or one list column as ``(n, *shape)``."""
-    parts = []
-    for name in names:
-        try:
-            part = np.concatenate(list(_portions(table[name], where, budget)))
-        except ValueError:
-            raise _no_numbers(name, table.schema.field(name).type, where) from None
-        parts.append(part if part.ndim > 1 else part[:, None])
-    x = parts[0]
-    if len(parts) > 1:
-        budget.take(sum(part.nbytes for part in parts), where)
-        x = np.concatenate(parts, axis=1)
+def _numeric(table: Any, name: str, where: str, budget: Budget) -> Tensor:
+    """Return a list column as float32 ``(n, *shape)``."""
+    try:
+        x = np.concatenate(list(_portions(table[name], where, budget)))
+    except _LengthError as error:
+        raise DataError(f"{where}: column {name!r}: {error}: all samples must share one shape") from None
+    except ValueError:
+        raise _no_numbers(name, table.schema.field(name).type, where) from None
     if len(x):
         check_sample(x[0].size, where)
     return torch.from_numpy(x)
+
+
+class _LengthError(ValueError):
+    """Raised for lists of different lengths."""
 
 
 def _portions(column: Any, where: str, budget: Budget) -> Iterator[np.ndarray]:
@@ -268,12 +314,14 @@ def _numbers(array: Any) -> np.ndarray:
         with np.errstate(over="ignore"):
             numbers: np.ndarray = array.to_numpy(zero_copy_only=False).astype(np.float32)
         return numbers
+    if not _is_fixed(array.type) and len(array):
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        if len(other := np.flatnonzero(lengths != lengths[0])):
+            raise _LengthError(f"the list of row {other[0]} has {lengths[other[0]]} entries, others {lengths[0]}")
     inner = _numbers(array.flatten())
     if not len(array) or len(inner) % len(array):
         raise ValueError
     length = len(inner) // len(array)
-    if not _is_fixed(array.type) and (array.value_lengths().to_numpy(zero_copy_only=False) != length).any():
-        raise ValueError
     return inner.reshape(len(array), length, *inner.shape[1:])
 
 
@@ -287,6 +335,8 @@ def _values(column: Any, where: str, name: str, budget: Budget) -> np.ndarray:
     import pyarrow as pa
 
     _check_complete(column, where, name)
+    if pa.types.is_null(column.type):  # a CSV file without rows
+        return np.zeros(0, np.int64)
     if pa.types.is_dictionary(column.type) and len(column):
         column = column.unify_dictionaries()
         known = _values(pa.chunked_array([column.chunk(0).dictionary]), where, name, budget)

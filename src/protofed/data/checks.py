@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -162,6 +163,25 @@ def encode(
     return [torch.from_numpy(item.labels.astype(np.int64)) for item in listings], class_names
 
 
+def check_classes(listings: Sequence[Listing], labels: Sequence[Tensor]) -> None:
+    """Refuse tables whose label column is constant.
+
+    Args:
+        listings: All listings of a data set or federation.
+        labels: The class numbers of each.
+
+    Raises:
+        DataError: If all samples of tables are of one class.
+    """
+    found = torch.cat(list(labels)).unique()
+    if len(found) == 1 and any(item.columns is not None for item in listings):
+        value = next(item.labels[0] for item in listings if len(item))
+        raise DataError(
+            f"{listings[0].where}: the label column is constant (all samples are {str(value)!r}): set "
+            "data.label_column"
+        )
+
+
 def _number(listings: Sequence[Listing], names: Sequence[str]) -> tuple[list[Listing], tuple[str, ...]]:
     order = tuple(names) or tuple(sorted({str(v) for item in listings for v in np.unique(item.labels)}))
     code = {name: number for number, name in enumerate(order)}
@@ -172,7 +192,7 @@ def _number(listings: Sequence[Listing], names: Sequence[str]) -> tuple[list[Lis
             if value not in code:
                 raise DataError(f"{item.where}: {unknown_name('class', str(value), order)}")
         codes = np.array([code[str(v)] for v in values], dtype=np.int64)
-        numbered.append(Listing(codes[inverse], item.read, item.where, order, item.ids))
+        numbered.append(replace(item, labels=codes[inverse], class_names=order))
     return numbered, order
 
 
@@ -194,7 +214,8 @@ def features(listing: Listing, rows: Tensor) -> Tensor:
         rows: ``(m,)`` int64 positions of the samples.
 
     Returns:
-        ``(m, *shape)``; for ``m = 0``, an empty uint8 tensor of shape ``(0,)``.
+        ``(m, *shape)``, raw values if the listing is a table; for ``m = 0``, an empty uint8 tensor of shape
+        ``(0,)``.
 
     Raises:
         DataError: If values are NaN or infinite, or samples cannot be read.
@@ -202,7 +223,7 @@ def features(listing: Listing, rows: Tensor) -> Tensor:
     if len(rows) == 0:
         return torch.zeros(0, dtype=torch.uint8)
     x = listing.read(rows).contiguous()
-    if x.is_floating_point():
+    if x.is_floating_point() and listing.columns is None:
         bad = (~torch.isfinite(x.flatten(1)).all(1)).nonzero().flatten()
         if len(bad):
             raise DataError(
@@ -227,11 +248,34 @@ def same_shape(parts: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
     home, like = filled[0]
     for where, x in filled:
         if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-            raise DataError(
-                f"{where}: samples are {_kind(x)}, but those of {home} are {_kind(like)}: "
-                "all clients must share one shape"
-            )
+            images = x.dtype == like.dtype == torch.uint8 and x.dim() == like.dim() == 4
+            hint = "set data.options.resize" if images else "all clients must share one shape"
+            raise DataError(f"{where}: samples are {_kind(x)}, but those of {home} are {_kind(like)}: {hint}")
     return [x if len(x) else like.new_zeros((0, *like.shape[1:])) for _, x in parts]
+
+
+def coloured(x: Tensor, channels: int) -> Tensor:
+    """Return images ``(n, C, H, W)`` in colour if there are to be three channels and they are grey; else ``x``.
+
+    Args:
+        x: Samples of any shape.
+        channels: Number of channels of the federation's images.
+    """
+    if x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] == 1 and channels == 3:
+        return x.expand(-1, 3, -1, -1).contiguous()
+    return x
+
+
+def same_mode(parts: Sequence[tuple[str, Tensor]]) -> tuple[list[tuple[str, Tensor]], list[str]]:
+    """Return parts with all images in colour if some are, and the names of those that were grey.
+
+    Args:
+        parts: Pairs of a name and features ``(n, *shape)``.
+    """
+    images = [x for _, x in parts if x.dtype == torch.uint8 and x.dim() == 4]
+    channels = max((x.shape[1] for x in images), default=0)
+    converted = [(where, coloured(x, channels)) for where, x in parts]
+    return converted, [where for (where, old), (_, new) in zip(parts, converted, strict=True) if old is not new]
 
 
 def _kind(x: Tensor) -> str:

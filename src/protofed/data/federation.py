@@ -12,13 +12,16 @@ from torch import Tensor
 from protofed import claims
 from protofed.data import checks
 from protofed.data.arrow import Columns
+from protofed.data.delimited import read_csv
 from protofed.data.folders import check_inside, read_class_folders, visible
 from protofed.data.local import PathOptions
 from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Listing
+from protofed.data.preparing import Agreed, prepare, prepare_alone, raw_parts
 from protofed.data.splits import apportion, hold_out, limited, subset
+from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.limits import Budget
 from protofed.reading import read_toml, reason
@@ -43,9 +46,9 @@ def is_federation(path: Path) -> bool:
 def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: int) -> FederatedData:
     """Read ``root/clients/<name>/{train,test}`` and, where present, ``validation`` and ``client.toml``.
 
-    Each split is a ``.parquet`` file, an ``.npz`` file with ``x`` and ``y``, or a folder of class folders with
-    images. Clients are ordered by name. The number of classes ``K`` is ``data.classes``, or else the number of
-    names in ``federation.toml``, or else of those stored in the files, or else the largest label plus one.
+    Each split is a ``.parquet`` or ``.csv`` file, an ``.npz`` file with ``x`` and ``y``, or a folder of class
+    folders with images. Clients are ordered by name. The number of classes ``K`` is ``data.classes``, or else the
+    number of names in ``federation.toml``, or else of those stored in the files, or else the largest label plus 1.
 
     Args:
         root: The federation folder.
@@ -60,19 +63,37 @@ def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: i
     folders = _client_folders(root)
     budget = data.budget()
     parts = [_Part(f.name, split, item) for f in folders for split, item in _open(f, data, options, budget)]
-    labels, class_names = checks.encode([p.listing for p in parts], data.classes, _class_names(root))
+    listings = [p.listing for p in parts]
+    labels, class_names = checks.encode(listings, data.classes, _class_names(root))
+    checks.check_classes(listings, labels)
     chosen = _choose(parts, labels, data.samples, seed)
     x = [checks.features(part.listing, rows) for part, rows in zip(parts, chosen, strict=True)]
-    x = checks.same_shape([(part.listing.where, value) for part, value in zip(parts, x, strict=True)])
+    x, columns, notes = raw_parts(listings, x, data)
     samples: dict[str, dict[str, Samples]] = {f.name: {} for f in folders}
     for part, value, y, rows in zip(parts, x, labels, chosen, strict=True):
         samples[part.client][part.split] = Samples(value, y[rows])
     clients = tuple(_client(f, samples[f.name], data, seed) for f in folders)
-    return FederatedData(clients, len(class_names), class_names, tuple(x[0].shape[1:]))
+    federated = FederatedData(clients, len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
+    return prepare(federated, columns, data)
+
+
+@dataclass(frozen=True)
+class RawClient:
+    """One client of a network before its samples are prepared.
+
+    Attributes:
+        federated: The client as a federation of one, with raw samples.
+        columns: The columns of its samples; None if there is nothing to prepare.
+        named: Whether its labels are class names rather than numbers.
+    """
+
+    federated: FederatedData
+    columns: tuple[RawColumn, ...] | None
+    named: bool
 
 
 def load_client(
-    folder: Path, data: DataOptions, seed: int, classes: tuple[str, ...] = ()
+    folder: Path, data: DataOptions, seed: int, classes: tuple[str, ...] = (), agreed: Agreed | None = None
 ) -> tuple[FederatedData, bool]:
     """Read one client's folder as a federation of one client.
 
@@ -81,9 +102,26 @@ def load_client(
         data: Data options of the run; its ``options`` apply only with ``data.source=path``.
         seed: Seed of the run; decides which samples are held out for validation.
         classes: Names of all classes of the federation in order; by default those of the client itself.
+        agreed: What the federation agreed on for its samples; by default what the client has itself.
 
     Returns:
         The client, and whether its labels are class names rather than numbers.
+
+    Raises:
+        DataError: As for :func:`load_federation`.
+    """
+    raw = read_client(folder, data, seed, classes)
+    return prepare_alone(raw.federated, raw.columns, data, agreed, folder), raw.named
+
+
+def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, ...] = ()) -> RawClient:
+    """Read one client's folder without preparing its samples.
+
+    Args:
+        folder: Folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``.
+        data: Data options of the run.
+        seed: Seed of the run; decides which samples are held out for validation.
+        classes: Names of all classes of the federation in order; by default those of the client itself.
 
     Raises:
         DataError: As for :func:`load_federation`.
@@ -94,13 +132,12 @@ def load_client(
     parts = [_Part(folder.name, split, item) for split, item in _open(folder, data, options, data.budget())]
     listings = [part.listing for part in parts]
     labels, class_names = checks.encode(listings, len(classes) or data.classes, classes)
-    x = checks.same_shape(
-        [(p.listing.where, checks.features(p.listing, torch.arange(len(p.listing)))) for p in parts]
-    )
+    x, columns, notes = raw_parts(listings, [checks.features(i, torch.arange(len(i))) for i in listings], data)
     samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
     client = _client(folder, samples, data, seed)
     named = any(item.labels.dtype.kind in "US" for item in listings)
-    return FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:])), named
+    federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
+    return RawClient(federated, columns, named)
 
 
 def _client_folders(root: Path) -> list[Path]:
@@ -119,7 +156,7 @@ def _client_folders(root: Path) -> list[Path]:
 def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget) -> list[tuple[str, Listing]]:
     found = []
     for split in ("train", "test", "validation"):
-        forms = [folder / f"{split}.parquet", folder / f"{split}.npz", folder / split]
+        forms = [folder / f"{split}.parquet", folder / f"{split}.csv", folder / f"{split}.npz", folder / split]
         present = [f for f in forms if f.exists() or f.is_symlink()]
         if len(present) > 1:
             raise DataError(f"{present[0]}: {present[1].name} exists too: keep one form of a split")
@@ -128,7 +165,9 @@ def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget)
             found.append((split, _open_split(present[0], data, options, budget)))
         elif split != "validation":
             holds = ", ".join(p.name for p in visible(folder)) or "nothing"
-            raise DataError(f"{forms[0]}: missing (nor {split}.npz or {split}/); the folder holds {holds}")
+            raise DataError(
+                f"{forms[0]}: missing (nor {split}.csv, {split}.npz or {split}/); the folder holds {holds}"
+            )
     return found
 
 
@@ -136,8 +175,9 @@ def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Bud
     if path.suffix == ".npz":
         return read_npz(path, budget)
     if path.suffix == ".parquet":
-        columns = Columns(data.image_column, data.label_column, "", 0, options.resize)
-        return read_parquet([path], columns, str(path), budget)
+        return read_parquet([path], Columns.of(data, "", options.resize), str(path), budget)
+    if path.suffix == ".csv":
+        return read_csv([path], Columns.of(data, "", options.resize), str(path), budget)
     return read_class_folders(path, budget, options.resize, path.parent)
 
 

@@ -13,7 +13,9 @@ from protofed.data.local import data_path
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Request, Share, partitions
 from protofed.data.pool import Listing, Pool, datasets
+from protofed.data.preparing import prepare, raw_parts
 from protofed.data.splits import hold_out, limited, subset
+from protofed.data.tables import fit, moments, own
 from protofed.errors import ConfigError
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
@@ -52,10 +54,11 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
     ids = listing.id_codes()
     request = Request(y[rows], len(class_names), None if ids is None else ids[rows], data.clients, seed)
     shares = [_split(share, y[rows], data, seed) for share in partition.assign(request, chosen)]
+    checks.check_classes([listing], [y])
     # Read only the samples that some client uses, all at once: whether images are grey depends on all of them.
     parts = [part for share in shares for part in share.positions()]
     used, where = torch.cat(parts).unique(return_inverse=True)
-    x = checks.same_shape([(listing.where, checks.features(listing, rows[used]))])[0]
+    (x,), columns, notes = raw_parts([listing], [checks.features(listing, rows[used])], data)
     samples = iter(
         Samples(x[w], y[rows[part]]) for part, w in zip(parts, where.split([len(p) for p in parts]), strict=True)
     )
@@ -65,7 +68,8 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
     )
     for client in clients:
         checks.check_validation(client, client.name)
-    return FederatedData(clients, len(class_names), class_names, tuple(x.shape[1:]))
+    federated = FederatedData(clients, len(class_names), class_names, tuple(x.shape[1:]), notes=notes)
+    return prepare(federated, columns, data)
 
 
 def load_pool(data: DataOptions, seed: int) -> Pool:
@@ -84,7 +88,9 @@ def load_pool(data: DataOptions, seed: int) -> Pool:
     listing, y, class_names = _listing(data, seed)
     rows = _subset(data, listing, y, seed)
     ids = listing.id_codes()
-    x = checks.same_shape([(listing.where, checks.features(listing, rows))])[0]
+    (x,), columns, _ = raw_parts([listing], [checks.features(listing, rows)], data)
+    if columns is not None:  # nothing is standardised, because there are no training samples
+        x = own(fit(columns, [], "none", data.missing), moments(x)).apply(x)
     return Pool(x, y[rows], class_names, None if ids is None else ids[rows])
 
 

@@ -1,4 +1,4 @@
-"""The user's own data as one pool: parquet files, an ``.npz`` file or an image folder."""
+"""The user's own data as one pool: parquet or CSV files, an ``.npz`` file or an image folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from protofed import limits
 from protofed.data.arrow import Columns
 from protofed.data.copies import data_dirs
+from protofed.data.delimited import read_csv
 from protofed.data.folders import read_image_folder, visible
 from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions
@@ -23,7 +24,7 @@ class PathOptions(Options):
     """Options of the user's own data."""
 
     resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)", least=0)
-    id_column: str = option("", "parquet column with natural ids, for partition=natural")
+    id_column: str = option("", "column with natural ids in a parquet or CSV file, for partition=natural")
 
 
 def data_path(data: DataOptions) -> Path:
@@ -34,7 +35,7 @@ def data_path(data: DataOptions) -> Path:
         DataError: If it does not exist.
     """
     if not data.path:
-        raise ConfigError("data.path is not set: data.source=path needs a folder, a .parquet or an .npz file")
+        raise ConfigError("data.path is not set: data.source=path needs a folder, a .parquet, .csv or .npz file")
     path = Path(data.path).expanduser()
     candidates = [path] if path.is_absolute() else [path, *(folder / path for folder in data_dirs(data))]
     for candidate in candidates:
@@ -60,21 +61,30 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
     """
     path = data_path(data)
     budget = data.budget()
-    files = sorted(islice(path.rglob("*.parquet"), limits.FILES)) if path.is_dir() else [path]
+    files = _tables(path) if path.is_dir() else [path]
     if path.suffix == ".npz" and path.is_file():
         if options.resize:
             raise ConfigError(f"data.options.resize applies to encoded images, and {path} is an .npz file")
         return read_npz(path, budget)
     if files and files[0].suffix == ".parquet":
-        columns = Columns(data.image_column, data.label_column, options.id_column, 0, options.resize)
-        return read_parquet(files, columns, str(path), budget)
+        return read_parquet(files, Columns.of(data, options.id_column, options.resize), str(path), budget)
+    if files and files[0].suffix == ".csv":
+        return read_csv(files, Columns.of(data, options.id_column, options.resize), str(path), budget)
     if path.is_dir() and any(p.is_dir() for p in visible(path)):
         return read_image_folder(path, budget, options.resize)
     raise DataError(
-        f"{path}: expected a federation folder (clients/), class folders with images, parquet files or an .npz file"
+        f"{path}: expected a federation folder (clients/), class folders with images, parquet or CSV files, or an "
+        ".npz file"
+    )
+
+
+def _tables(folder: Path) -> list[Path]:
+    """Return the parquet files below a folder in the order of their names, or else the CSV files in it."""
+    return sorted(islice(folder.rglob("*.parquet"), limits.FILES)) or sorted(
+        islice(folder.glob("*.csv"), limits.FILES)
     )
 
 
 datasets.register("path")(
-    Dataset("your own data at data.path: federation folder, images, parquet or npz", open_path, PathOptions)
+    Dataset("your own data at data.path: federation folder, images, parquet, CSV or npz", open_path, PathOptions)
 )

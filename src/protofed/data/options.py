@@ -7,9 +7,10 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from protofed import limits
+from protofed.data.tables import Missing, Standardise, category
 from protofed.errors import ConfigError
 from protofed.limits import Budget
 from protofed.options import Options, build_options, option
@@ -22,7 +23,9 @@ class DataOptions(Options):
     """Which data, how much of it, and how each client's share is held out."""
 
     source: str = option("digits", "name of a data set, or 'path'")
-    path: str = option("", "source=path: a federation folder, an image folder, parquet files or an .npz file")
+    path: str = option(
+        "", "source=path: a federation folder, an image folder, parquet or CSV files or an .npz file"
+    )
     data_dir: str = option("", "folder with local copies of named data sets; default: PROTOFED_DATA")
     clients: int = option(
         20, "number of clients a data set is divided among (0 = all, partition=natural only)", least=0
@@ -36,6 +39,18 @@ class DataOptions(Options):
     classes: int = option(0, "number of classes K (0 = as the data say)", least=0, most=limits.CLASSES)
     image_column: str = option("", "column with the images or features ('' = detect)")
     label_column: str = option("", "column with the labels ('' = detect)")
+    drop: tuple[str, ...] = option((), "columns of a table that are not read, e.g. patient")
+    categories: dict[str, Any] = option(
+        {}, 'columns of a table that hold categories, with these in order ([] = all that occur): {"ward": [1, 2]}'
+    )
+    missing: Missing = option(
+        "refuse", "missing values of a table: an error | the mean (no category) | also an input that says so"
+    )
+    standardise: Literal["auto", "none", "site", "federated"] = option(
+        "auto",
+        "(x - mean) / standard deviation of each number of a table or vector, or channel of a series, over the "
+        "training samples of each site | of all sites, from sums; auto: site for tables, else none",
+    )
     max_gb: float = option(
         0.0,
         "GB of memory that data may take, whatever files announce (0 = half of the machine's)",
@@ -46,6 +61,20 @@ class DataOptions(Options):
         False, "import models that client.toml files of a federation folder name as package.module:callable"
     )
     options: Any = option(None, "options of the data set: a mapping or an instance of its Options class")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, values in self.categories.items():
+            if not isinstance(values, (list, tuple)) or len(set(map(category, values))) < len(values):
+                raise ValueError(
+                    f"categories.{name} must be a list of different categories, or [] for all that occur"
+                )
+
+    def standardised(self, table: bool) -> Standardise:
+        """Return whose training samples standardise the data, given whether they are a table."""
+        if self.standardise == "auto":
+            return "site" if table else "none"
+        return self.standardise
 
     def budget(self) -> Budget:
         """Return the memory budget of all loaded data together."""

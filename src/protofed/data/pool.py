@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.data.options import DataOptions
+from protofed.data.tables import RawColumn
 from protofed.options import NoOptions
 from protofed.registry import Registry
 
@@ -54,6 +55,8 @@ class Listing:
         where: File, folder or data set named in error messages about these samples.
         class_names: Names of the classes of integer labels, if known.
         ids: ``(n,)`` natural ids, integers or strings, or None.
+        columns: Columns of a table, whose features are raw values (see :mod:`protofed.data.tables`); None if these
+            samples are no table.
     """
 
     labels: np.ndarray
@@ -61,6 +64,7 @@ class Listing:
     where: str
     class_names: tuple[str, ...] | None = None
     ids: np.ndarray | None = None
+    columns: tuple[RawColumn, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from protofed import claims, methods, models
+from protofed.data import Table
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.config import Experiment, ModelOptions
 from protofed.options import build_options
@@ -51,6 +52,8 @@ class FederationSummary:
         clients: Number of clients.
         template: Architecture whose initial weights open the first round; None for the first client's.
         bfloat16: Kinds of models that are computed in bfloat16, in a simulation over a network.
+        input_shape: Shape of one sample.
+        table: Preparation of the samples, if they are a table or standardised.
     """
 
     classes: tuple[str, ...]
@@ -60,6 +63,8 @@ class FederationSummary:
     clients: int
     template: Architecture | None = None
     bfloat16: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()
+    table: Table | None = None
 
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> FederationSummary:
@@ -76,7 +81,15 @@ class FederationSummary:
         counts = torch.stack([c.train.counts(federated.num_classes) for c in federated.clients]).sum(0)
         present = counts[counts > 0]
         size = float(present.double().mean()) if len(present) else 0.0
-        return cls(federated.class_names, tuple(architectures), architectures[0].d, size, len(architectures))
+        return cls(
+            federated.class_names,
+            tuple(architectures),
+            architectures[0].d,
+            size,
+            len(architectures),
+            input_shape=federated.input_shape,
+            table=federated.table,
+        )
 
     def of_client(self, number: int) -> FederationSummary:
         """Return the summary for one client, with its own architecture alone."""

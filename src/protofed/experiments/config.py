@@ -78,6 +78,11 @@ class TrainingOptions(Options):
         "largest Euclidean norm of each network's gradient (0 = any); a method's own limit applies too",
         least=0,
     )
+    class_weights: Literal["none", "balanced"] = option(
+        "none",
+        "factor of the cross-entropy of a client's samples: 1 | n / (K' n_c) for class c, of which it has n_c of "
+        "its n samples in K' classes, so that rare classes count as much as frequent ones",
+    )
     schedule: Literal["constant", "step", "exponential", "cosine"] = option(
         "constant",
         "factor of every learning rate of local training in round t of R: 1 | decay^⌊(t-1)/decay_every⌋ | "
@@ -100,6 +105,7 @@ class TrainingOptions(Options):
             self.clip or None,
             self.keep_state,
             Schedule(self.schedule, self.decay, self.decay_every),
+            class_weights=self.class_weights == "balanced",
         )
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from protofed.experiments.architectures import is_code
 from protofed.experiments.config import Tree
 from protofed.federation import Federation
 from protofed.samples import FederatedData
-from protofed.training import Roster
+from protofed.training import Member, Roster
 
 
 def sizes_of(model: models.SplitModel) -> Tree:
@@ -42,6 +42,12 @@ def _rule_notes(federation: Federation) -> list[str]:
     return [lacking] if wanted not in ("", main) else []
 
 
+def _own_table(member: Member, federated: FederatedData) -> Tree:
+    """Return the preparation of a client's samples if it differs from that of all."""
+    table = member.data.table
+    return {} if table is None or table == federated.table else {"table": table.to_dict()}
+
+
 def describe_clients(
     federation: Federation, federated: FederatedData, sizes: Mapping[str, Tree] | None = None
 ) -> Tree:
@@ -58,9 +64,15 @@ def describe_clients(
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}
     return {
         "exchanges": federation.method.exchanges,
-        "notes": [*federation.method.notes(), *_rule_notes(federation), *_models_notes(federated, roster)],
+        "notes": [
+            *federation.method.notes(),
+            *_rule_notes(federation),
+            *_models_notes(federated, roster),
+            *federated.remarks(),
+        ],
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
+        **({"table": federated.table.to_dict()} if federated.table else {}),
         "bfloat16": roster.in_bfloat16,
         "execution": {**federation.executor.description(), "waiting": numerics.waiting()},
         "clients": [
@@ -70,6 +82,7 @@ def describe_clients(
                 **known[name],
                 "train": member.train.counts(K).tolist(),
                 "test": member.test.counts(K).tolist(),
+                **_own_table(member, federated),
             }
             for name, member in roster.items()
         ],

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from protofed import claims, limits, methods, models
+from protofed.data.tables import category
 from protofed.errors import ConfigError
 from protofed.experiments.architectures import (
     Architecture,
@@ -63,7 +64,7 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
         ConfigError: If the experiment itself does not suit the method, whatever the clients are.
     """
     admission = Admission(list(descriptions))
-    for check in (_settings, _counts, _shapes):
+    for check in (_settings, _counts, _tables, _shapes):
         admission.drop(check(experiment, admission.clients))
     order, unfit = class_order(admission.clients, chosen, experiment.data.classes or limits.CLASSES)
     admission.classes = order
@@ -190,12 +191,65 @@ def _shapes(experiment: Experiment, descriptions: Sequence[Description]) -> dict
     """Refuse clients whose samples differ in shape from the majority's."""
     if not descriptions:
         return {}
-    usual = majority(d.input_shape for d in descriptions)
+    colour = {d.input_shape for d in descriptions if len(d.input_shape) == 3 and d.input_shape[0] == 3}
+
+    def shape(d: Description) -> tuple[int, ...]:
+        """Return the shape of a client's samples, as if grey images were in the colour of others of their size."""
+        coloured = (3, *d.input_shape[1:])
+        return coloured if d.input_shape[0] == 1 and coloured in colour else d.input_shape
+
+    usual = majority(shape(d) for d in descriptions)
     return {
         d.name: f"samples are {d.input_shape}, but those of most clients are {usual}: all must share one shape"
         for d in descriptions
-        if d.input_shape != usual
+        if shape(d) != usual
     }
+
+
+def _tables(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:
+    """Refuse clients whose columns differ from the majority's, or bring too many categories."""
+    if not any(d.table is not None for d in descriptions):
+        return {}
+    unfit: dict[str, str] = {}
+    usual = majority(_names(d) for d in descriptions)
+    for d in descriptions:
+        if (own := _names(d)) != usual:
+            odd = sorted({*(own or ())} ^ {*(usual or ())})
+            names = ", ".join(claims.clean(name, 40) for name in odd[:5])
+            what = "no table" if own is None else f"other columns than most clients ({names})"
+            unfit[d.name] = f"has {what}: all sites need the same columns"
+    kinds = {
+        name: majority(kinds) if (kinds := _kinds(descriptions, name, unfit)) else "unknown" for name in usual or ()
+    }
+    categories: dict[str, set[str]] = {name: set() for name in usual or ()}
+    for d in descriptions:
+        for column in d.table or () if d.name not in unfit else ():
+            union = categories[column.name].union(column.categories)
+            shown, declared = claims.clean(column.name, 40), experiment.data.categories.get(column.name, ())
+            beyond = set(column.categories) - set(map(category, declared)) if declared else ()
+            if column.kind not in ("unknown", kinds[column.name]):
+                usually = _WORDS[kinds[column.name]]
+                unfit[d.name] = f"column {shown!r} holds {_WORDS[column.kind]}, at most clients {usually}"
+            elif beyond:
+                unfit[d.name] = f"column {shown!r} has the category {claims.clean(min(beyond), 80)!r}, not declared"
+            elif len(union) > limits.CATEGORIES:
+                unfit[d.name] = f"brings the categories of {shown!r} to more than {limits.CATEGORIES}"
+            else:
+                categories[column.name] = union
+    return unfit
+
+
+_WORDS = {"number": "numbers", "category": "categories", "unknown": "nothing"}
+
+
+def _names(description: Description) -> tuple[str, ...] | None:
+    return None if description.table is None else tuple(sorted(column.name for column in description.table))
+
+
+def _kinds(descriptions: Sequence[Description], name: str, unfit: Mapping[str, str]) -> list[str]:
+    """Return the kinds of a column at the clients that fit so far and have any value of it."""
+    columns = (c for d in descriptions if d.name not in unfit for c in d.table or () if c.name == name)
+    return [column.kind for column in columns if column.kind != "unknown"]
 
 
 def _models(
@@ -207,7 +261,10 @@ def _models(
         return {}
     # If the recipe's own models do not suit the method, that is an error of the recipe, not of a client.
     plain = [replace(d, settings={}) for d in descriptions if "model" not in d.settings]
-    assigned = FederationSummary.of(experiment, described_federation(plain, classes)).architectures if plain else ()
+    assigned: Sequence[Architecture] = ()
+    if plain:
+        federated = described_federation(plain, classes, experiment.data)
+        assigned = FederationSummary.of(experiment, federated).architectures
     unfit: dict[str, str] = {}
     if kind.same_feature_dim or same:
         why = "shares weights" if same else "exchanges features"

@@ -215,7 +215,9 @@ def _ask_sizes(
     nodes: Nodes, experiment: Experiment, admission: Admission, run: str, names: Collection[str], wait_s: float
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Ask nodes to build the models of clients; return the sizes, and the reasons of those that could not."""
-    summary = FederationSummary.of(experiment, described_federation(admission.clients, admission.classes))
+    summary = FederationSummary.of(
+        experiment, described_federation(admission.clients, admission.classes, experiment.data)
+    )
     texts = {d.name: text for d, text in zip(admission.clients, client_summaries(summary), strict=True)}
     connected: Sequence[Description] = [d for d in admission.clients if d.name in names and d.name in nodes.node_of]
     questions = [

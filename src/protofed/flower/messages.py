@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from protofed import claims, limits
+from protofed.data.tables import SiteColumn, site_column
 from protofed.errors import PayloadError
 from protofed.training import Evaluated, Trained
 
@@ -41,6 +42,8 @@ class Description:
         place: Position in the order of clients; clients with equal positions are ordered by name.
         counts: ``exact``; ``coarse`` for numbers rounded up to a power of two; or ``none`` for 1 in place of any
             number above 0.
+        table: Columns of its samples, with sums over them if ``data.standardise`` asks for these; ``input_shape``
+            is then that of a raw sample. None if its samples are neither a table nor standardised.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Description:
     settings: dict[str, Any] = field(default_factory=dict)
     place: int = 0
     counts: str = "exact"
+    table: tuple[SiteColumn, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -219,18 +223,33 @@ def _description(name: str, fields: Mapping[str, Any]) -> Description:
         raise ValueError(f"validation: not a {kind} count")
     settings = claims.settings(fields["settings"])
     settings.pop("counts", None)
+    train, shape = claims.counts(fields["train"], "train", len(classes), kind), claims.shape(fields["input_shape"])
     return Description(
         name,
         classes,
         claims.flag(fields["named"], "named"),
-        claims.counts(fields["train"], "train", len(classes), kind),
+        train,
         claims.counts(fields["test"], "test", len(classes), kind),
         validation,
-        claims.shape(fields["input_shape"]),
+        shape,
         settings,
         claims.whole(fields["place"], "place", 0, limits.CLIENTS),
         kind,
+        _table(fields["table"], sum(train), shape),
     )
+
+
+def _table(value: object, samples: int, shape: tuple[int, ...]) -> tuple[SiteColumn, ...] | None:
+    """Return the columns of a client with a number of training samples of some raw shape."""
+    if value is None:
+        return None
+    columns = tuple(site_column(item) for item in claims.items(value, "table", limits.COLUMNS))
+    if len(columns) != shape[0] or len({column.name for column in columns}) < len(columns):
+        raise ValueError(f"table: expected {shape[0]} columns with different names")
+    for column in columns:
+        if column.number > samples * math.prod(shape[1:]):
+            raise ValueError(f"table: more values of {column.name!r} than training samples")
+    return columns
 
 
 def sizes_values(sizes: Mapping[str, Any]) -> Values:

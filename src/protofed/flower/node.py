@@ -118,7 +118,7 @@ class Node:
         check_counts(experiment, job.client, self.counts(job))
         config = experiment_key(experiment)
         if self.state is None:
-            (own,) = self.source.load(experiment, job.client, read_summary(job.summary).classes).clients
+            (own,) = self.source.load(experiment, job.client, read_summary(job.summary)).clients
             trainer, roster = _company(self.source.company, config, job.summary, own.settings.get("model", ""))
             with closing(roster.store):
                 yield trainer, roster, Carried(job, roster)
@@ -155,7 +155,7 @@ def _built(source: Source, config: str, text: str, name: str) -> tuple[LocalTrai
     """Return the trainer and roster for a client's visits, and its first snapshot; cached for later visits."""
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
-    federated = hardware.place(source.load(experiment, name, summary.classes))
+    federated = hardware.place(source.load(experiment, name, summary))
     model = federated.clients[0].settings.get("model", "")
     architecture = _architecture(experiment, summary.architectures[0], model)
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)))
@@ -178,7 +178,7 @@ def _company(source: Source, config: str, text: str, model: str) -> tuple[LocalT
     """
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
-    federated = hardware.place(source.everyone(experiment, summary.classes))
+    federated = hardware.place(source.everyone(experiment, summary))
     architecture = _architecture(experiment, summary.architectures[0], model)
     architectures = (architecture,) * len(federated.clients)
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=architectures))

@@ -121,7 +121,9 @@ def _federation(
             write_json(record, party.to_tree())
 
     federated = (
-        _with_samples(local, hardware, party) if simulated else described_federation(party.clients, party.classes)
+        _with_samples(local, hardware, party)
+        if simulated
+        else described_federation(party.clients, party.classes, local.data)
     )
     sizes = {} if simulated else party.sizes
     private = [number for number, d in enumerate(party.clients) if d.name in sizes]

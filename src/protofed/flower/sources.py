@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Protocol
 
 from protofed import claims
-from protofed.data.federation import client_settings, load_client
-from protofed.errors import ConfigError
-from protofed.experiments.architectures import check_trusted, counts_needed, is_code, recipe_names
+from protofed.data.federation import client_settings, read_client
+from protofed.data.preparing import Agreed, prepare_alone
+from protofed.data.tables import SiteColumn, moments, stated
+from protofed.errors import ConfigError, DataError
+from protofed.experiments.architectures import (
+    FederationSummary,
+    check_trusted,
+    counts_needed,
+    is_code,
+    recipe_names,
+)
 from protofed.experiments.config import Experiment
 from protofed.experiments.loading import load_data
 from protofed.flower.messages import Description
@@ -26,13 +34,13 @@ class Source(Protocol):
         """Return descriptions of the clients."""
         ...
 
-    def load(self, experiment: Experiment, name: str, classes: tuple[str, ...]) -> FederatedData:
+    def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
         """Return the samples of one client as a federation.
 
         Args:
             experiment: The experiment.
             name: Name of the client.
-            classes: Names of all classes, in the order of the labels.
+            summary: What the federation agreed on: classes in the order of the labels, form of the samples.
 
         Raises:
             ProtofedError: If there is no such client, or its data cannot be read.
@@ -44,12 +52,12 @@ class Source(Protocol):
         """The source with all clients that may visit this node's process, however many nodes it serves."""
         ...
 
-    def everyone(self, experiment: Experiment, classes: tuple[str, ...]) -> FederatedData:
+    def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
         """Return the samples of all clients.
 
         Args:
             experiment: The experiment.
-            classes: Names of all classes, in the order of the labels.
+            summary: What the federation agreed on.
         """
         ...
 
@@ -78,38 +86,58 @@ class Folder:
     withhold: str = ""
 
     def describe(self, experiment: Experiment) -> list[Description]:
-        """Return the description of the client, with the classes in its data."""
-        federated, named = self._read(experiment, ())
-        return [_description(experiment, federated, 0, named, self.counts(experiment, self.name))]
+        """Return the description of the client, with the classes and columns in its data.
 
-    def load(self, experiment: Experiment, name: str, classes: tuple[str, ...]) -> FederatedData:
+        Raises:
+            ConfigError: If the client withholds numbers that ``data.standardise`` or the method needs.
+            DataError: If its data cannot be read, or hold too few values to state their mean.
+        """
+        raw = read_client(self.path, experiment.data, experiment.seed)
+        counts, federated, data = self.counts(experiment, self.name), self._named(raw.federated), experiment.data
+        table = None
+        if raw.columns is not None:
+            standardise = data.standardised(table=True)
+            if standardise == "federated" and counts != "exact":
+                raise ConfigError(
+                    f"{self.name}: counts={counts}, but data.standardise=federated states numbers of values: "
+                    "choose counts=exact or data.standardise=site"
+                )
+            try:
+                table = stated(raw.columns, moments(federated.clients[0].train.x), standardise, data.missing)
+            except DataError as error:
+                raise DataError(f"{self.name}: {error}") from None
+        return [_description(experiment, federated, 0, raw.named, counts, table)]
+
+    def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
         """Return the samples of the client.
 
         Args:
             experiment: The experiment.
             name: Name of the client.
-            classes: Names of all classes, in the order of the labels.
+            summary: What the federation agreed on.
 
         Raises:
             ProtofedError: If the folder is that of another client, or cannot be read.
         """
         if name != self.name:
             raise ConfigError(f"{self.path}: is the folder of client {self.name!r}, not of {name!r}")
-        return self._read(experiment, classes)[0]
+        raw = read_client(self.path, experiment.data, experiment.seed, summary.classes)
+        agreed = Agreed(summary.input_shape, summary.table)
+        return self._named(prepare_alone(raw.federated, raw.columns, experiment.data, agreed, self.path))
 
     @property
     def company(self) -> Folder:
         """This source: nobody else visits."""
         return self
 
-    def everyone(self, experiment: Experiment, classes: tuple[str, ...]) -> FederatedData:
+    def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
         """Return the samples of the client.
 
         Args:
             experiment: The experiment.
-            classes: Names of all classes, in the order of the labels.
+            summary: What the federation agreed on.
         """
-        return self._read(experiment, classes)[0]
+        return self.load(experiment, self.name, summary)
 
     def counts(self, experiment: Experiment, name: str) -> str:
         """Return the client's disclosure of its numbers of samples.
@@ -120,9 +148,8 @@ class Folder:
         """
         return self.withhold or client_settings(self.path).get("counts", "exact")
 
-    def _read(self, experiment: Experiment, classes: tuple[str, ...]) -> tuple[FederatedData, bool]:
-        federated, named = load_client(self.path, experiment.data, experiment.seed, classes)
-        return replace(federated, clients=(replace(federated.clients[0], name=self.name),)), named
+    def _named(self, federated: FederatedData) -> FederatedData:
+        return replace(federated, clients=(replace(federated.clients[0], name=self.name),))
 
 
 @dataclass(frozen=True)
@@ -144,13 +171,13 @@ class Share:
         names = {place: federated.clients[place].name for place in places}
         return [_description(experiment, federated, p, True, self.counts(experiment, n)) for p, n in names.items()]
 
-    def load(self, experiment: Experiment, name: str, classes: tuple[str, ...]) -> FederatedData:
+    def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
         """Return the samples of one client.
 
         Args:
             experiment: The experiment.
             name: Name of the client.
-            classes: Ignored: the data are loaded as a whole, so labels are in the order of all classes.
+            summary: Ignored: the data are loaded as a whole, so the clients agree.
 
         Raises:
             ProtofedError: If there is no such client, its settings name untrusted code, or the data cannot be read.
@@ -168,12 +195,12 @@ class Share:
         """The whole federation: a process of a simulation serves any node."""
         return Share(0, 1)
 
-    def everyone(self, experiment: Experiment, classes: tuple[str, ...]) -> FederatedData:
+    def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
         """Return the samples of all clients of the experiment.
 
         Args:
             experiment: The experiment.
-            classes: Ignored, as by :meth:`load`.
+            summary: Ignored, as by :meth:`load`.
         """
         return load_data(experiment)
 
@@ -223,7 +250,12 @@ def check_counts(experiment: Experiment, name: str, counts: str) -> None:
 
 
 def _description(
-    experiment: Experiment, federated: FederatedData, place: int, named: bool, counts: str
+    experiment: Experiment,
+    federated: FederatedData,
+    place: int,
+    named: bool,
+    counts: str,
+    table: tuple[SiteColumn, ...] | None = None,
 ) -> Description:
     client, K = federated.clients[place], federated.num_classes
     check_counts(experiment, client.name, counts)
@@ -246,4 +278,5 @@ def _description(
         settings,
         place,
         counts,
+        table,
     )

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from protofed import claims, limits
+from protofed.data import DataOptions, Table
+from protofed.data.preparing import colour_note
+from protofed.data.tables import agree, fit
 from protofed.errors import PayloadError
 from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.flower.messages import Description, Scored
@@ -57,6 +60,8 @@ def read_summary(text: str) -> FederationSummary:
             claims.number(fields["class_size"], "class_size", -1.0, total),
             claims.whole(fields["clients"], "clients", 0, limits.CLIENTS),
             bfloat16=_kinds(fields["bfloat16"]),
+            input_shape=claims.shape(fields["input_shape"]),
+            table=None if fields["table"] is None else Table.from_dict(fields["table"]),
         )
     except ValueError as error:
         raise PayloadError(f"summary: {claims.clean(error)}") from None
@@ -118,12 +123,15 @@ class DescribedSamples(Samples):
         return self.held.clamp(max=1) * limits.CLAIMED_SAMPLES if self.disclosure == "none" else self.held
 
 
-def described_federation(descriptions: Sequence[Description], classes: tuple[str, ...]) -> FederatedData:
+def described_federation(
+    descriptions: Sequence[Description], classes: tuple[str, ...], data: DataOptions | None = None
+) -> FederatedData:
     """Return the federation as the server knows it.
 
     Args:
         descriptions: Descriptions of the clients, compatible with each other and with ``classes``.
         classes: Names of all classes, in order.
+        data: Data options of the run; by default all defaults.
     """
     place = {name: number for number, name in enumerate(classes)}
     clients = []
@@ -133,7 +141,27 @@ def described_federation(descriptions: Sequence[Description], classes: tuple[str
         held_out = DescribedSamples.of(torch.tensor([d.validation]), d.counts) if d.validation else None
         splits = DescribedSamples.of(train, d.counts), DescribedSamples.of(test, d.counts)
         clients.append(ClientData(d.name, *splits, held_out, d.settings))
-    return FederatedData(tuple(clients), len(classes), classes, descriptions[0].input_shape)
+    table = _table(descriptions, data or DataOptions())
+    shape = common_shape([d.input_shape for d in descriptions])
+    grey = [d.name for d in descriptions if len(shape) == 3 and shape[0] == 3 and d.input_shape[0] == 1]
+    prepared = table.shape(shape) if table else shape
+    return FederatedData(tuple(clients), len(classes), classes, prepared, table, colour_note(grey))
+
+
+def common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of the samples of clients that fit each other: in colour if some have images in colour."""
+    return next((shape for shape in shapes if len(shape) == 3 and shape[0] == 3), shapes[0])
+
+
+def _table(descriptions: Sequence[Description], data: DataOptions) -> Table | None:
+    """Return the preparation on which the clients agree; None if their samples need none."""
+    stated = [(d.name, d.table) for d in descriptions if d.table is not None]
+    if not stated:
+        return None
+    columns = agree([(name, tuple(c.raw for c in own)) for name, own in stated], data.categories)
+    by_name = [{c.name: c.moments for c in own} for _, own in stated]
+    sums = [[own[column.name] for column in columns] for own in by_name]
+    return fit(columns, sums, data.standardised(table=True), data.missing)
 
 
 def _held(places: Sequence[int], counts: Sequence[int], K: int) -> Tensor:

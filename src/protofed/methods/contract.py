@@ -44,11 +44,13 @@ class Batch(NamedTuple):
         x: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features.
         y: ``(B,)`` int64 labels.
         weight: ``(B,)`` 1 for a sample and 0 for padding, or None if nothing is padded.
+        importance: ``(B,)`` factor of each sample's cross-entropy (``training.class_weights``), or None for 1.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
+    importance: Tensor | None = None
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Return the mean of ``(B,)`` values over the real samples of the batch."""
@@ -57,8 +59,9 @@ class Batch(NamedTuple):
         return (per_sample * self.weight).sum() / self.weight.sum().clamp(min=1)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return the mean cross-entropy of ``(B, K)`` logits."""
-        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+        """Return the mean cross-entropy of ``(B, K)`` logits, each sample's times its ``importance``."""
+        errors = F.cross_entropy(logits, self.y, reduction="none")
+        return self.mean(errors if self.importance is None else errors * self.importance)
 
 
 Terms: TypeAlias = "tuple[Tensors, Output | None]"

@@ -6,7 +6,7 @@ Example:
     582026
 """
 
-from protofed.models import basic, resnet, tiny, vision  # noqa: F401  (each registers its architectures)
+from protofed.models import basic, resnet, series, tiny, vision  # noqa: F401  (each registers its architectures)
 from protofed.models.building import build
 from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
 from protofed.models.classifier import Classifier

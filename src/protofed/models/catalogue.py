@@ -102,7 +102,8 @@ def architecture(name: str, summary: str, Options: type, *, images: bool = True)
         def checked(input_shape: tuple[int, ...], d: int, options: Any) -> Backbone:
             if images and len(input_shape) != 3:
                 raise ModelError(
-                    f"{name} takes images (C, H, W), not samples of shape {show(input_shape)}: use mlp"
+                    f"{name} takes images (C, H, W), not samples of shape {show(input_shape)}: use mlp, or cnn1d "
+                    "for series"
                 )
             return make(input_shape, d, options)
 

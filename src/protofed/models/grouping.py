@@ -63,6 +63,23 @@ groups.register("small4")(
         ),
     )
 )
+groups.register("series4")(
+    Group(
+        "four small models for time series (C, T)",
+        (
+            ("cnn1d", {"channels": (8, 16)}),
+            ("fcn1d", {"channels": (16, 32, 16)}),
+            ("mlp", {"hidden": (64,)}),
+            ("tiny", {}),
+        ),
+    )
+)
+groups.register("mlp4")(
+    Group(
+        "four perceptrons for tables and vectors, such as embeddings",
+        tuple(("mlp", {"hidden": hidden}) for hidden in ((128,), (64, 64), (256,), (128, 128))),
+    )
+)
 
 
 def members(name: str) -> list[tuple[str, dict[str, Any]]]:

@@ -64,6 +64,7 @@ class LocalPlan:
         keep_state: Whether optimisers go on from their state in the client's last visit.
         schedule: Schedule of the learning rates of local training, also of a method's own.
         factor: Factor of the learning rates in the present round.
+        class_weights: Whether the cross-entropy of a client's own samples is weighted by :func:`balance`.
     """
 
     epochs: int = 1
@@ -74,6 +75,7 @@ class LocalPlan:
     keep_state: bool = False
     schedule: Schedule = Schedule()
     factor: float = 1.0
+    class_weights: bool = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -142,6 +144,23 @@ class LocalPlan:
         settings = dict(overrides)
         name = settings.pop("name", None)
         return (self.optimizer, {**self.settings, **settings}) if name is None else (name, settings)
+
+
+def balance(counts: Tensor) -> Tensor:
+    """Return the factors that give each class of a client the same total: ``w_c = n / (K' n_c)``.
+
+    ``n`` is the number of samples and ``K'`` the number of classes that the client has, so that the mean factor is
+    1 (scikit-learn's ``balanced``).
+
+    Args:
+        counts: ``(K,)`` int64 training samples per class.
+
+    Returns:
+        ``(K,)`` float64 factors; 0 for classes that the client does not have.
+    """
+    present = counts > 0
+    factors = counts.sum() / (present.sum() * counts.double())
+    return torch.where(present, factors, 0.0)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Upda
 from protofed.optimizers import kept_state, restore_state
 from protofed.samples import Samples
 from protofed.training.batches import EVALUATION_BATCH, add_up, batches, normalise
-from protofed.training.client import LocalPlan
+from protofed.training.client import LocalPlan, balance
 from protofed.training.clipping import clip
 from protofed.training.visit import Steps
 
@@ -60,6 +60,8 @@ class PlainSteps(Steps):
             restore_state(optimizer, chosen, kept[0], f"{number}/{update.name}")
             self.updates.append(_Update(update, chosen, optimizer))
         self.x, self.y = data[0].x, data[0].y
+        weighted = plan.class_weights and phase.source is None
+        self.importance = balance(self.local.counts)[self.y] if weighted else None
         if phase.source is None and self.x.numel() <= NORMALISED_AT_ONCE:
             self.x = normalise(self.x, next(model.parameters()).dtype)
 
@@ -78,7 +80,8 @@ class PlainSteps(Steps):
         for chosen in rows[0]:
             here = chosen.to(self.y.device)
             x = self.x[here] if self.phase.source else normalise(self.x[here], dtype)
-            batch = Batch(x, self.y[here])
+            importance = None if self.importance is None else self.importance[here].to(dtype)
+            batch = Batch(x, self.y[here], importance=importance)
             output = self._step(batch)
             if collected is not None and output is not None:
                 collected.add(output, batch)

@@ -21,7 +21,7 @@ from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Upda
 from protofed.optimizers import kept_state, restore_state
 from protofed.samples import Samples
 from protofed.training.batches import EVALUATION_BATCH, add_up, normalise
-from protofed.training.client import LocalPlan
+from protofed.training.client import LocalPlan, balance
 from protofed.training.clipping import clip
 from protofed.training.roster import versions
 from protofed.training.stacking import (
@@ -115,6 +115,8 @@ class StackedSteps(Steps):
         self.phase, self.plan, self.locals, self.kept = phase, plan, list(locals_), kept
         self.phases += 1
         self.pool = PooledSamples(data)
+        weighted = plan.class_weights and phase.source is None
+        self.balance = torch.stack([balance(local.counts) for local in locals_]) if weighted else None
         self.bare.train()
         during = phase.source is None and self.method.statistics_from == "during"
         statistics = self.method.statistics if during else None
@@ -149,7 +151,10 @@ class StackedSteps(Steps):
             where = places[:active, t, :most]
             x, y = self.pool.x[where], self.pool.y[where]
             weight = None if min(sizes) == most else weights[:active, t, :most].to(self.dtype)
-            batch = Batch(x if self.phase.source else normalise(x, self.dtype), y, weight)
+            importance = None
+            if self.balance is not None:
+                importance = self.balance[self.order[:active]].gather(1, y).to(self.dtype)
+            batch = Batch(x if self.phase.source else normalise(x, self.dtype), y, weight, importance)
             for name, value in self._step(batch, sizes).items():
                 if name not in sums:
                     sums[name] = value.new_zeros(len(counts), *value.shape[1:])
@@ -280,7 +285,8 @@ class StackedSteps(Steps):
         with self.model(self.order[0]) as model:
             model.train()
             buffers = {n: b.clone() for n, b in model.named_buffers()}
-            own = Batch(batch.x[0, :size], batch.y[0, :size])
+            importance = None if batch.importance is None else batch.importance[0, :size]
+            own = Batch(batch.x[0, :size], batch.y[0, :size], importance=importance)
             received, state = unstack(view.stack.received, 0), unstack(view.stack.state, 0)
             terms, _ = loss.update.terms(model, own, received, state)
             names, weights = zip(*(p for p in model.named_parameters() if loss.update.trainable(p[0])), strict=True)
@@ -321,7 +327,7 @@ class StackedSteps(Steps):
                 return functional_call(loss, tensors, (batch, received, state))
 
         # Noise comes from keys; vmap refuses any other random draw.
-        dims = (0, 0, Batch(0, 0, None if batch.weight is None else 0), 0, 0)  # type: ignore[arg-type]
+        dims = (0, 0, Batch(*(None if part is None else 0 for part in batch)), 0, 0)  # type: ignore[arg-type]
         together = vmap(one, in_dims=dims, randomness="error")
         found: tuple[Tensors, Tensors] = together(
             view.leaves, buffers | rows, batch, view.stack.received, view.stack.state

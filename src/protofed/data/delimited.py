@@ -1,0 +1,129 @@
+"""Conversion of CSV files to listings. Every value is read as text and typed here, so that errors name its row."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from protofed import limits
+from protofed.data.arrow import Columns, from_arrow
+from protofed.data.checks import open_file
+from protofed.data.pool import Listing
+from protofed.errors import DataError
+from protofed.limits import Budget
+
+DELIMITERS = ",;\t|"
+MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")
+"""Texts that stand for a missing value."""
+_EXPANSION = 12
+"""Bytes of memory per byte of a file: a short value takes up to as much as Arrow's offsets and a float64."""
+_HEADER_BYTES = 2**20
+_QUOTED = re.compile(rb'"[^"]*"')
+_ROW = re.compile(r"Row #(\d+): (Expected \d+ columns, got \d+)")
+
+
+def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget) -> Listing:
+    """Return the rows of several files, in order, as one listing.
+
+    The delimiter is that of ``, ; tab |`` which the header has most often. A decimal comma is understood where the
+    delimiter is another one.
+
+    Args:
+        files: CSV files in UTF-8 with a header and the same columns.
+        columns: The columns the user asked for.
+        where: File, folder or data set named in error messages.
+        budget: Memory budget charged for the files.
+
+    Raises:
+        DataError: If files are unreadable, too large or inconsistent, or the columns are ambiguous.
+    """
+    import pyarrow as pa
+
+    tables: list[Any] = []
+    for file in files:
+        table = _table(file, budget)
+        if tables and table.column_names != tables[0].column_names:
+            names, first = (", ".join(t.column_names) for t in (table, tables[0]))
+            raise DataError(
+                f"{file}: columns {names}, but {files[0].name} has {first}: files of one data set need the same "
+                "columns"
+            )
+        tables.append(table)
+        if sum(map(len, tables)) > limits.SAMPLES:
+            raise DataError(f"{file}: more than {limits.SAMPLES} rows in all")
+    joined = pa.concat_tables(tables)
+    typed = [_typed(column) for column in joined.columns]
+    sources = [(str(file), len(table)) for file, table in zip(files, tables, strict=True)]
+    return from_arrow(pa.table(typed, names=joined.column_names), columns, where, budget, sources)
+
+
+def _table(path: Path, budget: Budget) -> Any:
+    """Return all columns of a file as text, with decimal points."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import csv
+
+    with open_file(path) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        if size > limits.CSV_BYTES:
+            raise DataError(f"{path}: has {size} bytes, more than {limits.CSV_BYTES}")
+        header = file.readline(_HEADER_BYTES)
+        file.seek(0)
+        counts = Counter(chr(byte) for byte in _QUOTED.sub(b"", header))
+        delimiter = max(DELIMITERS, key=lambda character: counts[character])
+        if counts[delimiter] >= limits.COLUMNS:
+            raise DataError(f"{path}: has more than {limits.COLUMNS} columns")
+        budget.take(_EXPANSION * size, path)
+        try:
+            # The names come first, because types are given by name.
+            read = csv.ReadOptions(use_threads=False, block_size=max(2**20, 2 * len(header)))
+            parse = csv.ParseOptions(delimiter=delimiter)
+            names = csv.open_csv(file, read, parse, csv.ConvertOptions(strings_can_be_null=True)).schema.names
+            file.seek(0)
+            convert = csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=MISSING
+            )
+            table = csv.read_csv(file, read, parse, convert)
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise DataError(f"{path}: {_reason(str(error))}") from None
+    trimmed = [pc.utf8_trim_whitespace(column) for column in table.columns]
+    if delimiter != ",":
+        trimmed = [_with_points(column) for column in trimmed]
+    return pa.table(trimmed, names=table.column_names)
+
+
+def _reason(text: str) -> str:
+    """Return why a file cannot be read, without its content."""
+    if "UTF8" in text or "UTF-8" in text:
+        return "is not text in UTF-8: save it in that encoding"
+    if "Empty CSV" in text:
+        return "is empty: expected a header and rows"
+    if found := _ROW.search(text):
+        row, numbers = found.groups()
+        return f"line {row}: {numbers[0].lower()}{numbers[1:]}"
+    return "not a readable CSV file"
+
+
+def _with_points(column: Any) -> Any:
+    """Return a column with decimal points in place of the commas of its numbers."""
+    import pyarrow.compute as pc
+
+    return pc.replace_substring_regex(column, r"^([+-]?\d+),(\d+)([eE][+-]?\d+)?$", r"\1.\2\3")
+
+
+def _typed(column: Any) -> Any:
+    """Return a text column as integers, numbers or truth values if all its values are, or else as it is."""
+    import pyarrow as pa
+
+    if column.null_count == len(column):
+        return pa.chunked_array([pa.nulls(len(column))])
+    for kind in (pa.int64(), pa.float64(), pa.bool_()):
+        try:
+            return column.cast(kind)
+        except pa.ArrowException:
+            continue
+    return column

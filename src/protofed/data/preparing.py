@@ -1,0 +1,155 @@
+"""Preparation of raw samples: agreement of the files of a federation, and standardisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from protofed.data import checks
+from protofed.data.options import DataOptions
+from protofed.data.pool import Listing
+from protofed.data.tables import RawColumn, Table, agree, fit, moments, own, recode
+from protofed.errors import ConfigError, DataError
+from protofed.samples import ClientData, FederatedData, Samples
+
+Columns = tuple[RawColumn, ...]
+_SHOWN = 8
+"""Files or clients that a note names."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the clients of a network agreed on.
+
+    Attributes:
+        input_shape: Shape of a prepared sample.
+        table: Preparation of the samples, or None.
+    """
+
+    input_shape: tuple[int, ...]
+    table: Table | None = None
+
+
+def raw_parts(
+    listings: Sequence[Listing], x: Sequence[Tensor], data: DataOptions
+) -> tuple[list[Tensor], Columns | None, tuple[str, ...]]:
+    """Bring the features of several files into one form.
+
+    Args:
+        listings: The files.
+        x: Features of each, as :func:`protofed.data.checks.features` returns them.
+        data: Data options of the run.
+
+    Returns:
+        The features, all of one shape and type; the columns of tables and of numbers to standardise, or None; and
+        notes on images that were converted.
+
+    Raises:
+        DataError: If the files differ in columns or shapes.
+        ConfigError: If an option of tables, or ``data.standardise``, does not apply to these data.
+    """
+    named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
+    if any(item.columns is not None for item in listings):
+        filled = [item for item in listings if item.columns is not None or len(item)]
+        agreed = agree([(item.where, item.columns) for item in filled], data.categories)
+        for name in data.categories.keys() - {column.name for column in agreed}:
+            raise ConfigError(f"data.categories.{name}: {listings[0].where} has no such column among its features")
+        recoded = [
+            (where, recode(value, item.columns or (), agreed))
+            for item, (where, value) in zip(listings, named, strict=True)
+        ]
+        return checks.same_shape(recoded), agreed, ()
+    if data.categories or data.drop or data.missing != "refuse":
+        raise ConfigError(
+            f"data.categories, data.drop and data.missing are for tables, and {listings[0].where} is none"
+        )
+    named, grey = checks.same_mode(named)
+    notes = colour_note(grey)
+    shaped = checks.same_shape(named)
+    if data.standardised(table=False) == "none":
+        return shaped, None, notes
+    if not shaped[0].is_floating_point():
+        raise ConfigError(
+            f"data.standardise={data.standardise} is for tables, vectors and series: images have transforms.mean"
+        )
+    return shaped, tuple(RawColumn(str(number)) for number in range(shaped[0].shape[1])), notes
+
+
+def colour_note(grey: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on files or clients whose grey images were converted to colour, if there are any."""
+    few = ", ".join(grey[:_SHOWN]) + ", …" * (len(grey) > _SHOWN)
+    return (f"Grey images were converted to colour, as the others are: {few}.",) if grey else ()
+
+
+def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions) -> FederatedData:
+    """Return the data of all clients as models take them.
+
+    Args:
+        federated: Raw samples.
+        columns: The columns of the samples; None to leave them as they are.
+        data: Data options of the run.
+    """
+    if columns is None:
+        return federated
+    sums = [moments(client.train.x) for client in federated.clients]
+    table = fit(columns, sums, data.standardised(table=True), data.missing)
+    clients = tuple(_prepared(c, own(table, s)) for c, s in zip(federated.clients, sums, strict=True))
+    return _with_table(federated, clients, table)
+
+
+def prepare_alone(
+    federated: FederatedData, columns: Columns | None, data: DataOptions, agreed: Agreed | None, where: Path
+) -> FederatedData:
+    """Return the data of a single client of a network as models take them.
+
+    Args:
+        federated: Raw samples of the client.
+        columns: The columns of the samples; None to leave them as they are.
+        data: Data options of the run.
+        agreed: What the federation agreed on; None for what the client has itself.
+        where: The client's folder, which errors name.
+
+    Raises:
+        DataError: If the samples do not fit what was agreed on.
+    """
+    if agreed is None:
+        return prepare(federated, columns, data)
+    (client,), table = federated.clients, agreed.table
+    if (table is None) != (columns is None):
+        raise DataError(f"{where}: the federation agreed on {'no ' * (table is None)}columns")
+    if table is None or columns is None:
+        federated = federated.map(partial(_coloured, next(iter(agreed.input_shape), 0)))
+        federated = replace(federated, input_shape=tuple(federated.clients[0].train.x.shape[1:]))
+    else:
+        common = agree([("the federation", table.raw), (str(where), columns)], _vocabularies(table))
+        federated = federated.map(lambda s: Samples(recode(s.x, columns, common), s.y))
+        client = federated.clients[0]
+        client = _prepared(client, own(table, moments(client.train.x)))
+        federated = _with_table(federated, (client,), table)
+    return federated
+
+
+def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table: Table) -> FederatedData:
+    shape = table.shape(federated.input_shape)
+    return replace(federated, clients=clients, table=table, input_shape=shape)
+
+
+def _prepared(client: ClientData, table: Table) -> ClientData:
+    """Return a client with raw samples as models take them."""
+    parts = [client.train, client.test, client.validation]
+    train, test, validation = (None if p is None else Samples(table.apply(p.x), p.y) for p in parts)
+    assert train is not None
+    assert test is not None
+    return replace(client, train=train, test=test, validation=validation, table=table)
+
+
+def _vocabularies(table: Table) -> dict[str, tuple[str, ...]]:
+    return {column.name: column.categories for column in table.columns if column.categories}
+
+
+def _coloured(channels: int, samples: Samples) -> Samples:
+    return Samples(checks.coloured(samples.x, channels), samples.y)

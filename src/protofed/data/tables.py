@@ -1,0 +1,477 @@
+"""Typed columns of tables: what sites agree on, standardisation, and an input per category.
+
+A table is read as *raw* columns: numbers, and categories by their number, with NaN for a missing value. Sites
+agree on the columns (:func:`agree`), sum up their training samples (:func:`moments`) and so obtain a
+:class:`Table`, plain data that turn raw columns into the inputs of a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed import claims, limits
+from protofed.errors import DataError, unknown_name
+
+Standardise = Literal["none", "site", "federated"]
+Missing = Literal["refuse", "mean", "indicator"]
+Kind = Literal["number", "category", "unknown"]
+
+_CONSTANT = 1e-12
+"""Standard deviation relative to the mean up to which a column is constant: what rounding leaves of none."""
+_SHOWN = 8
+"""Columns that a note names."""
+
+
+@dataclass(frozen=True)
+class RawColumn:
+    """A column as files hold it.
+
+    Attributes:
+        name: Name of the column.
+        kind: ``number``; ``category``; or ``unknown`` if no value is present.
+        categories: Names of the categories, in the order of their numbers.
+    """
+
+    name: str
+    kind: Kind = "number"
+    categories: tuple[str, ...] = ()
+
+
+class Moments(NamedTuple):
+    """A sum over the values of one column at one site; no single value.
+
+    Attributes:
+        number: Number of values that are present.
+        mean: Their mean.
+        squares: Sum of their squared deviations from the mean.
+        missing: Whether any value is missing.
+    """
+
+    number: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others.
+
+    Attributes:
+        name: Name of the column.
+        kind: ``number`` or ``category``.
+        mean: Number that is subtracted.
+        scale: Number by which is divided.
+        fill: Number in place of a missing one; a missing category is none of the categories.
+        categories: Names of the categories, in the order of their inputs.
+        indicator: Whether another input is 1 where the value is missing, and 0 elsewhere.
+    """
+
+    name: str
+    kind: Kind = "number"
+    mean: float = 0.0
+    scale: float = 1.0
+    fill: float = 0.0
+    categories: tuple[str, ...] = ()
+    indicator: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the model's inputs for this column."""
+        own = (self.name,) if self.kind == "number" else tuple(f"{self.name}={c}" for c in self.categories)
+        return (*own, f"{self.name} missing") if self.indicator else own
+
+    def apply(self, raw: Tensor) -> Tensor:
+        """Return the inputs ``(n, width, …)`` float64 for raw values ``(n, 1, …)``."""
+        absent = raw.isnan()
+        if self.kind == "number":
+            parts = [(raw.masked_fill(absent, self.fill) - self.mean) / self.scale]
+        else:
+            parts = [(raw == torch.arange(len(self.categories), device=raw.device)).double()]
+        return torch.cat([*parts, absent.double()] if self.indicator else parts, dim=1)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Preparation of a table: from raw columns to the inputs of a model.
+
+    Attributes:
+        standardise: ``none``, ``site`` or ``federated``: of whose training samples the numbers are.
+        columns: The columns, in order.
+    """
+
+    standardise: Standardise
+    columns: tuple[Column, ...]
+
+    @property
+    def raw(self) -> tuple[RawColumn, ...]:
+        """The raw columns that :meth:`apply` takes."""
+        return tuple(RawColumn(c.name, c.kind, c.categories) for c in self.columns)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of all inputs of a model."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+    def note(self) -> str:
+        """Return what was done, as a sentence for a report."""
+        how = {
+            "none": "numbers are as they are",
+            "site": "numbers are standardised by the training samples of each site",
+            "federated": "numbers are standardised by the training samples of all sites, from sums",
+        }
+        few = ", ".join(column.name for column in self.columns[:_SHOWN]) + ", …" * (len(self.columns) > _SHOWN)
+        return (
+            f"Inputs: {len(self.inputs)} from {len(self.columns)} columns or channels ({few}); "
+            f"{how[self.standardise]} (data.standardise={self.standardise})."
+        )
+
+    def apply(self, raw: Tensor) -> Tensor:
+        """Return the inputs ``(n, F, …)`` float32 for raw values ``(n, C, …)``."""
+        x = raw.double()
+        return torch.cat([c.apply(x[:, i : i + 1]) for i, c in enumerate(self.columns)], dim=1).float()
+
+    def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a sample's inputs, given that of a raw sample."""
+        return (len(self.inputs), *raw[1:])
+
+    def encode(self, columns: Mapping[str, Sequence[Any]], where: str = "table") -> Tensor:
+        """Return raw values ``(n, C)`` float64 of named columns, such as those of a data frame.
+
+        Args:
+            columns: Values of each column by name, of equal length; None or NaN is missing. Others are ignored.
+            where: What error messages begin with.
+
+        Raises:
+            DataError: If a column is missing, a number is none, or a category is unknown.
+        """
+        for column in self.columns:
+            if column.name not in columns:
+                raise DataError(f"{where}: {unknown_name('column', column.name, map(str, columns))}")
+        return torch.from_numpy(np.column_stack([_encoded(c, list(columns[c.name]), where) for c in self.columns]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: object) -> Table:
+        """Return a table from plain values; the inverse of :meth:`to_dict`.
+
+        Raises:
+            ValueError: If a value is missing, of another type, or out of range.
+        """
+        fields = claims.mapping(value, "table", cls.__dataclass_fields__)
+        standardise: Any = claims.one_of(fields["standardise"], "standardise", get_args(Standardise))
+        columns = tuple(_column(item) for item in claims.items(fields["columns"], "columns", limits.COLUMNS))
+        if not columns or len({c.name for c in columns}) < len(columns):
+            raise ValueError("columns: expected columns with different names")
+        return cls(standardise, columns)
+
+
+def _column(item: object) -> Column:
+    fields = claims.mapping(item, "column", Column.__dataclass_fields__)
+    raw = raw_column(fields["name"], fields["kind"], fields["categories"])
+    if raw.kind == "unknown":
+        raise ValueError(f"column {raw.name}: must be number or category")
+    mean, fill = (claims.number(fields[n], n, -2 * limits.LARGEST, limits.LARGEST) for n in ("mean", "fill"))
+    scale = claims.number(fields["scale"], "scale", 0.0, limits.LARGEST)
+    indicator = claims.flag(fields["indicator"], "indicator")
+    return Column(raw.name, raw.kind, mean, scale, fill, raw.categories, indicator)
+
+
+def raw_column(name: object, kind: object, categories: object) -> RawColumn:
+    """Return a raw column from plain values of another party.
+
+    Args:
+        name: Name of the column.
+        kind: Its kind.
+        categories: Names of its categories.
+
+    Raises:
+        ValueError: If a value is of another type or out of range.
+    """
+    chosen: Any = claims.one_of(kind, "kind", get_args(Kind))
+    names = tuple(claims.class_name(c) for c in claims.items(categories, "categories", limits.CATEGORIES))
+    if len(set(names)) < len(names) or (names and chosen != "category"):
+        raise ValueError("categories: expected different names, of a column of categories only")
+    return RawColumn(claims.class_name(name), chosen, names)
+
+
+def _encoded(column: Column, values: list[Any], where: str) -> np.ndarray:
+    codes = {name: float(code) for code, name in enumerate(column.categories)}
+    found = np.full(len(values), np.nan)
+    for row, value in enumerate(values):
+        if value is None or value != value or (isinstance(value, str) and not value.strip()):
+            continue
+        at = f"{where}: column {column.name!r}, row {row}"
+        if column.kind == "category":
+            name = category(value)
+            if name not in codes:
+                raise DataError(f"{at}: {unknown_name('category', name, codes)}")
+            found[row] = codes[name]
+            continue
+        try:
+            found[row] = float(value)
+        except (TypeError, ValueError):
+            raise DataError(f"{at}: {str(value)[:40]!r} is not a number") from None
+        if not abs(found[row]) <= limits.LARGEST:
+            raise DataError(f"{at}: {value} is not a finite number of at most {limits.LARGEST:g}")
+    return found
+
+
+def category(value: object) -> str:
+    """Return a value as the name of a category: a whole number without decimals, text without outer spaces."""
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+@dataclass(frozen=True)
+class SiteColumn:
+    """What a site of a network states of one of its columns: names and sums, never a value of a sample.
+
+    Attributes:
+        name: Name of the column.
+        kind: Its kind, see :class:`RawColumn`.
+        categories: Names of its categories.
+        missing: Whether training samples lack values, if that adds an input.
+        number: Number of values, if sums are asked for; see :class:`Moments`.
+        mean: Their mean.
+        squares: Sum of their squared deviations from the mean.
+    """
+
+    name: str
+    kind: Kind
+    categories: tuple[str, ...] = ()
+    missing: bool = False
+    number: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def raw(self) -> RawColumn:
+        """The column as files hold it."""
+        return RawColumn(self.name, self.kind, self.categories)
+
+    @property
+    def moments(self) -> Moments:
+        """The sums over its values."""
+        return Moments(self.number, self.mean, self.squares, self.missing)
+
+
+def stated(
+    columns: Sequence[RawColumn], sums: Sequence[Moments], standardise: Standardise, missing: Missing
+) -> tuple[SiteColumn, ...]:
+    """Return what a site states of its columns.
+
+    Args:
+        columns: Its columns.
+        sums: Sums over its training samples.
+        standardise: Sums are stated only if it is ``federated``.
+        missing: Missing values are stated only if it is ``indicator``.
+
+    Raises:
+        DataError: If a column has so few values that their sums would almost give them away.
+    """
+    found = []
+    for column, m in zip(columns, sums, strict=True):
+        site = SiteColumn(column.name, column.kind, column.categories, missing == "indicator" and m.missing)
+        if standardise == "federated" and column.kind == "number":
+            if 0 < m.number < limits.LEAST_SUMMED:
+                raise DataError(
+                    f"column {column.name!r} has {m.number} values for training, too few to state their mean "
+                    f"(at least {limits.LEAST_SUMMED}): choose data.standardise=site"
+                )
+            site = replace(site, number=m.number, mean=m.mean, squares=m.squares)
+        found.append(site)
+    return tuple(found)
+
+
+def site_column(item: object) -> SiteColumn:
+    """Return a site's column from plain values of another party.
+
+    Raises:
+        ValueError: If a value is missing, of another type, or out of range.
+    """
+    fields = claims.mapping(item, "column", SiteColumn.__dataclass_fields__)
+    raw = raw_column(fields["name"], fields["kind"], fields["categories"])
+    squares = claims.number(fields["squares"], "squares", -1.0, limits.LARGEST**3)
+    if squares < 0:
+        raise ValueError("squares: must not be negative")
+    return SiteColumn(
+        raw.name,
+        raw.kind,
+        raw.categories,
+        claims.flag(fields["missing"], "missing"),
+        claims.whole(fields["number"], "number", 0, limits.CLAIMED_SAMPLES * limits.INPUT_SIDE),
+        claims.number(fields["mean"], "mean", -2 * limits.LARGEST, limits.LARGEST),
+        squares,
+    )
+
+
+def agree(
+    sites: Sequence[tuple[str, tuple[RawColumn, ...] | None]], declared: Mapping[str, Sequence[object]]
+) -> tuple[RawColumn, ...]:
+    """Return the columns that several files or sites have in common.
+
+    Args:
+        sites: Name of each file or site in error messages, and its columns; None if it holds no table, which at
+            least one does.
+        declared: Categories of columns by name; empty for all that occur.
+
+    Returns:
+        The columns in the order of the first site; the categories of a column as declared, or else the sorted union
+        of those that the sites have.
+
+    Raises:
+        DataError: If a site has other columns or kinds, or a category that is not declared.
+    """
+    home, first = next((where, columns) for where, columns in sites if columns is not None)
+    for where, columns in sites:
+        if columns is None:
+            raise DataError(f"{where}: holds no table, but {home} does: use one form for all clients")
+        for mine, theirs, at, by in ((columns, first, where, home), (first, columns, home, where)):
+            if lacking := next((c.name for c in theirs if c.name not in {m.name for m in mine}), None):
+                raise DataError(
+                    f"{at}: lacks the column {lacking!r}, which {by} has: all sites need the same columns "
+                    "(data.drop leaves some out)"
+                )
+    by_name = [(where, {c.name: c for c in columns or ()}) for where, columns in sites]
+    return tuple(_agreed(name.name, [(w, own[name.name]) for w, own in by_name], declared) for name in first)
+
+
+def _agreed(
+    name: str, sites: Sequence[tuple[str, RawColumn]], declared: Mapping[str, Sequence[object]]
+) -> RawColumn:
+    known = [(where, column) for where, column in sites if column.kind != "unknown"]
+    if not known:
+        return RawColumn(name)
+    home, like = known[0]
+    words = {"number": "numbers", "category": "categories"}
+    for where, column in known:
+        if column.kind != like.kind:
+            raise DataError(
+                f"{where}: column {name!r} holds {words[column.kind]}, but {words[like.kind]} at {home}: "
+                f"correct it, or declare categories by data.categories.{name}=[]"
+            )
+    if like.kind == "number":
+        return RawColumn(name)
+    order = tuple(map(category, declared.get(name, ())))
+    for where, column in known if order else ():
+        for value in column.categories:
+            if value not in order:
+                raise DataError(
+                    f"{where}: column {name!r}: {unknown_name('category', value, order)} (data.categories.{name} "
+                    "lists them)"
+                )
+    order = order or tuple(sorted({value for _, column in known for value in column.categories}))
+    if len(order) > limits.CATEGORIES:
+        raise DataError(
+            f"{home}: column {name!r} has {len(order)} categories over all sites, more than {limits.CATEGORIES}: "
+            f"leave it out by data.drop={name}"
+        )
+    return RawColumn(name, "category", order)
+
+
+def recode(raw: Tensor, own: tuple[RawColumn, ...], agreed: tuple[RawColumn, ...]) -> Tensor:
+    """Return raw values in the order of the agreed columns, with the numbers of the agreed categories.
+
+    Args:
+        raw: ``(n, C)`` float64 values.
+        own: The columns of ``raw``.
+        agreed: The columns on which the sites agreed.
+    """
+    if own == agreed or not len(raw):
+        return raw
+    place = {column.name: number for number, column in enumerate(own)}
+    parts = []
+    for column in agreed:
+        values, mine = raw[:, place[column.name]], own[place[column.name]]
+        if mine.categories and mine.categories != column.categories:
+            codes = torch.tensor([column.categories.index(c) for c in mine.categories], dtype=raw.dtype)
+            present = ~values.isnan()
+            values = values.masked_scatter(present, codes[values[present].long()])
+        parts.append(values)
+    return torch.stack(parts, dim=1)
+
+
+def moments(raw: Tensor) -> tuple[Moments, ...]:
+    """Return the sums over the samples of each column.
+
+    Args:
+        raw: ``(n, C, …)`` raw values; trailing dimensions, such as time, count as further values of the column.
+    """
+    columns = raw.double().flatten(2).transpose(0, 1).flatten(1) if raw.dim() > 2 else raw.double().t()
+    found = []
+    for values in columns.numpy():
+        present = values[~np.isnan(values)]
+        mean = float(present.mean()) if len(present) else 0.0
+        squares = float(np.square(present - mean).sum())
+        found.append(Moments(len(present), mean, squares, len(present) < len(values)))
+    return tuple(found)
+
+
+def pooled(sites: Sequence[Moments]) -> tuple[float, float]:
+    """Return mean and population standard deviation of a column over all sites; the latter is 1 for a constant.
+
+    With ``n_i`` values of mean ``m_i`` and squared deviations ``q_i`` at site ``i``, the mean is
+    ``m = Σ n_i m_i / n`` and the variance ``(Σ q_i + Σ n_i (m_i - m)²) / n`` (Chan, Golub and LeVeque, 1979). Raw
+    sums of squares would lose the digits that mean and values share. The order of the sites has no effect.
+    """
+    number = sum(s.number for s in sites)
+    if not number:
+        return 0.0, 1.0
+    mean = math.fsum(s.number * s.mean for s in sites) / number
+    squares = math.fsum([*(s.squares for s in sites), *(s.number * (s.mean - mean) ** 2 for s in sites)])
+    deviation = math.sqrt(squares / number)
+    return mean, deviation if deviation > _CONSTANT * abs(mean) else 1.0
+
+
+def fit(
+    columns: Sequence[RawColumn], sites: Sequence[Sequence[Moments]], standardise: Standardise, missing: Missing
+) -> Table:
+    """Return the preparation of the columns on which sites agreed.
+
+    Args:
+        columns: The agreed columns.
+        sites: Sums over the training samples of each site, for each of the columns.
+        standardise: ``federated`` for numbers over all sites. With ``site`` each site has its own, see :func:`own`.
+        missing: What becomes of missing values.
+    """
+    fitted = []
+    for number, column in enumerate(columns):
+        own = [site[number] for site in sites]
+        indicator = missing == "indicator" and any(m.missing for m in own)
+        made = Column(column.name, column.kind, categories=column.categories, indicator=indicator)
+        fitted.append(_scaled(made, own, standardise) if standardise == "federated" else made)
+    return Table(standardise, tuple(fitted))
+
+
+def own(table: Table, site: Sequence[Moments]) -> Table:
+    """Return the preparation for one site, with its own numbers unless they are those of all sites.
+
+    Args:
+        table: What the sites agreed on.
+        site: Sums over the site's training samples.
+    """
+    if table.standardise == "federated":
+        return table
+    pairs = zip(table.columns, site, strict=True)
+    return replace(table, columns=tuple(_scaled(c, [m], table.standardise) for c, m in pairs))
+
+
+def _scaled(column: Column, sites: Sequence[Moments], standardise: Standardise) -> Column:
+    if column.kind != "number":
+        return column
+    mean, scale = pooled(sites)
+    return (
+        replace(column, fill=mean) if standardise == "none" else replace(column, mean=mean, scale=scale, fill=mean)
+    )

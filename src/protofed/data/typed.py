@@ -1,0 +1,157 @@
+"""Reading of the typed columns of an Arrow table as raw values: numbers, and categories by their number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed import claims, limits
+from protofed.data.tables import RawColumn, category
+from protofed.errors import DataError
+from protofed.limits import Budget
+
+Files = Sequence[tuple[str, int]]
+"""Name and number of rows of each file that a table was read from."""
+
+_FEW = 20
+"""Categories up to which a text column may have one in every second row without being taken for identifiers."""
+
+
+def read_columns(
+    table: Any, names: Sequence[str], declared: Collection[str], missing: bool, files: Files, budget: Budget
+) -> tuple[Tensor, tuple[RawColumn, ...]]:
+    """Return the columns of a table as raw values.
+
+    Args:
+        table: A ``pyarrow.Table``.
+        names: Columns to read.
+        declared: Columns that hold categories whatever their type; text always does.
+        missing: Whether values may be missing.
+        files: Name and number of rows of each file of the table, for error messages.
+        budget: Memory budget charged for the result.
+
+    Returns:
+        ``(n, C)`` float64 values with NaN where they are missing, and the columns.
+
+    Raises:
+        DataError: If a column is of another type, or a value is missing, infinite or text among numbers; the
+            message names the file, the column and the row.
+    """
+    where = files[0][0]
+    budget.take(16 * len(table) * len(names), where)
+    raw = np.empty((len(table), len(names)))
+    columns = []
+    for number, name in enumerate(names):
+        try:
+            claims.class_name(name)
+        except ValueError as error:
+            raise DataError(f"{where}: a column cannot be used ({error}): rename it, or set data.drop") from None
+        values, column = _read(table[name], name, name in declared, files)
+        raw[:, number] = values
+        columns.append(column)
+        absent = np.flatnonzero(np.isnan(values))
+        if len(absent) and not missing:
+            raise DataError(
+                f"{_at(files, name, absent[0])} has no value: fill it in, or set data.missing=mean or indicator"
+            )
+    return torch.from_numpy(raw), tuple(columns)
+
+
+def _at(files: Files, name: str, row: int) -> str:
+    """Return the place of a value in words."""
+    number = 0
+    while row >= files[number][1]:
+        row -= files[number][1]
+        number += 1
+    return f"{files[number][0]}: column {name!r}, row {row}"
+
+
+def _read(column: Any, name: str, declared: bool, files: Files) -> tuple[np.ndarray, RawColumn]:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_null(kind):
+        return np.full(len(column), np.nan), RawColumn(name, "unknown")
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not text and not declared:
+        return _numbers(column, name, files), RawColumn(name)
+    if not text:
+        _numbers(column, name, files)  # refuses other types
+    return _categories(column, name, declared, files)
+
+
+def _numbers(column: Any, name: str, files: Files) -> np.ndarray:
+    import pyarrow as pa
+
+    kind = column.type
+    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    if not any(is_known(kind) for is_known in known):
+        raise DataError(
+            f"{files[0][0]}: column {name!r} ({str(kind)[:80]}) holds neither numbers nor text: leave it out by "
+            f"data.drop={name}"
+        )
+    parts = [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    values = np.concatenate(parts).astype(np.float64) if parts else np.zeros(0)
+    bad = np.flatnonzero(np.abs(values) > limits.LARGEST)
+    if len(bad):
+        raise DataError(f"{_at(files, name, bad[0])} is {values[bad[0]]:g}: expected at most {limits.LARGEST:g}")
+    return values
+
+
+def _categories(column: Any, name: str, declared: bool, files: Files) -> tuple[np.ndarray, RawColumn]:
+    encoded = column.combine_chunks().dictionary_encode()
+    # Different values may have one name, such as 1 and 1.0, or texts that differ in outer spaces.
+    named = [category(value) if value == value else "" for value in encoded.dictionary.to_pylist()]
+    indices = encoded.indices.to_numpy(zero_copy_only=False)
+    absent = np.isnan(indices.astype(np.float64))
+    indices = np.where(absent, 0, indices).astype(np.int64)
+    absent |= np.array([not text for text in named] or [True])[indices]
+    if not declared:
+        _check_no_numbers(named, indices, absent, name, files)
+    order = tuple(sorted({text for text in named if text}))
+    present = int((~absent).sum())
+    if not order:
+        return np.full(len(column), np.nan), RawColumn(name, "unknown")
+    if len(order) > limits.CATEGORIES or (not declared and len(order) > max(_FEW, present / 2)):
+        raise DataError(
+            f"{files[0][0]}: column {name!r} has {len(order)} different values in {present} rows, like an "
+            f"identifier: leave it out by data.drop={name}"
+        )
+    for text in order:
+        try:
+            claims.class_name(text)
+        except ValueError as error:
+            row = int(np.flatnonzero(np.array(named)[indices] == text)[0])
+            raise DataError(f"{_at(files, name, row)}: not a category ({error})") from None
+    code = {text: float(number) for number, text in enumerate(order)}
+    codes = np.array([code.get(text, np.nan) for text in named])
+    return np.where(absent, np.nan, codes[indices]), RawColumn(name, "category", order)
+
+
+def _check_no_numbers(
+    named: Sequence[str], indices: np.ndarray, absent: np.ndarray, name: str, files: Files
+) -> None:
+    """Refuse text among numbers: a column of which more than half of the values are numbers."""
+    numeric = np.array([_is_number(text) for text in named] or [False])[indices] & ~absent
+    odd = ~numeric & ~absent
+    if odd.any() and numeric.sum() > odd.sum():
+        row = int(np.flatnonzero(odd)[0])
+        raise DataError(
+            f"{_at(files, name, row)}: text {named[indices[row]][:40]!r} in a column of numbers: correct it, or "
+            f"declare categories by data.categories.{name}=[]"
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

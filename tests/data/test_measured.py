@@ -1,0 +1,69 @@
+"""Data sets that are no images."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+
+from protofed.data import DataOptions, load, load_pool
+from protofed.data.measured import read_breast_cancer
+from protofed.errors import DataError
+from protofed.experiments import load_recipe, resolve
+from protofed.experiments.loading import load_data
+
+
+def test_breast_cancer_is_that_of_scikit_learn():
+    expected = load_breast_cancer()
+    names, x, y, classes = read_breast_cancer()
+    assert names == list(expected.feature_names)
+    assert np.array_equal(x, expected.data)
+    assert np.array_equal(y, expected.target)
+    assert classes == tuple(expected.target_names)
+    pool = load_pool(DataOptions("breast_cancer"), 0)
+    assert torch.equal(pool.x, torch.from_numpy(expected.data).float())
+
+
+def test_hospital_tables_are_standardised_over_all_sites():
+    data = load_data(resolve(load_recipe("hospital-tables")))
+    assert len(data.clients) == 6
+    assert data.input_shape == (30,)
+    trained = torch.cat([c.train.x for c in data.clients]).double()
+    assert torch.allclose(trained.mean(0), torch.zeros(30).double(), atol=1e-6)
+    assert torch.allclose(trained.std(0, correction=0), torch.ones(30).double(), atol=1e-6)
+
+
+def test_motion_is_a_series_per_person():
+    data = load_data(resolve(load_recipe("sensors")))
+    assert len(data.clients) == 12
+    assert data.input_shape == (3, 64)
+    assert all(c.train.counts(4).tolist() == [8, 8, 8, 7] or len(c.train) == 30 for c in data.clients)
+    again, other = (load_pool(DataOptions("motion"), seed).x for seed in (0, 1))
+    assert torch.equal(again, load_pool(DataOptions("motion"), 0).x)
+    assert not torch.equal(again, other)
+    still, running = (again[load_pool(DataOptions("motion"), 0).y == k].std(2).mean() for k in (0, 2))
+    assert running > 2 * still
+
+
+def test_basic_motions_comes_with_aeon(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(DataError, match="pip install --no-deps aeon"):
+        load_pool(DataOptions("basic_motions"), 0)
+    folder = tmp_path / "aeon" / "datasets" / "data" / "BasicMotions"
+    folder.mkdir(parents=True)
+    (tmp_path / "aeon" / "__init__.py").write_text("raise ImportError('must not be imported')")
+    (folder / "BasicMotions_TRAIN.ts").write_text(
+        "# about\n@classLabel true b a\n@data\n1,2,3:4,5,6:b\n7,8,9:0,0,1:a\n"
+    )
+    with pytest.raises(DataError, match=r"BasicMotions_TEST.ts: cannot be read"):
+        load_pool(DataOptions("basic_motions"), 0)
+    (folder / "BasicMotions_TEST.ts").write_text("@data\n1,1,1:2,2,2:b\n")
+    pool = load_pool(DataOptions("basic_motions"), 0)
+    assert pool.class_names == ("a", "b")
+    assert pool.y.tolist() == [1, 0, 1]
+    assert pool.x[0].tolist() == [[1, 2, 3], [4, 5, 6]]
+    clients = load(DataOptions("basic_motions", clients=2, standardise="site"), "iid", None, 0).clients
+    assert clients[0].train.x.shape[1:] == (2, 3)

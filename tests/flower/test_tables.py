@@ -1,0 +1,192 @@
+"""Tables over a network: the columns and sums that nodes state, and the numbers of the simulation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+
+from network import FakeGrid, locally, nodes_of, over, wanted
+from protofed.data import Table
+from protofed.data.federation import load_federation
+from protofed.data.local import PathOptions
+from protofed.data.tables import SiteColumn
+from protofed.errors import ConfigError, DataError, PayloadError
+from protofed.experiments.architectures import FederationSummary
+from protofed.flower.admission import admit
+from protofed.flower.messages import Description, description_values, read_descriptions
+from protofed.flower.sources import Folder
+from support import experiment
+
+MODEL = {"model__name": "mlp", "model__options": {"hidden": [7]}}
+
+
+def rows(n: int, age: float, words: str) -> str:
+    pulses = ["?" if i == 3 else i for i in range(n)]
+    return "".join(f"{age + 1.3 * i * i},{words[i % len(words)]},{p},{i % 3}\n" for i, p in enumerate(pulses))
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    """Three clients with 14 samples for training each; one has a category of its own, and other columns' order."""
+    root = tmp_path / "data"
+    for name, age, words in (("ann", 20.0, "fm"), ("bob", 50.0, "fmx"), ("Köln", 1000.0, "mf")):
+        folder = root / "clients" / name
+        folder.mkdir(parents=True)
+        for split, n in (("train", 14), ("test", 5)):
+            text = "age,sex,pulse,label\n" + rows(n, age, words)
+            if name == "bob":
+                text = "".join(",".join([*line.split(",")[1:3], line.split(",")[0], line.split(",")[3]]) + "\n"
+                               for line in text.splitlines())  # fmt: skip
+            (folder / f"{split}.csv").write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("standardise", ["auto", "federated", "none"])
+def test_a_network_gives_the_numbers_of_the_simulation(standardise, sites, tmp_path):
+    chosen = wanted("fedproto", sites, rounds=2, data__standardise=standardise, data__missing="indicator", **MODEL)
+    local, remote = (
+        locally(chosen, tmp_path / "a"),
+        over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "b"),
+    )
+    assert len(local.rounds) == 2
+    for one, other in zip(local.rounds, remote.rounds, strict=True):
+        assert one["losses"] == other["losses"]
+        assert one["accuracy"] == other["accuracy"]
+    here, there = (json.loads((tmp_path / d / "federation.json").read_text()) for d in "ab")
+    assert here["table"] == there["table"]
+    assert here["input_shape"] == there["input_shape"] == [6]
+    assert Table.from_dict(here["table"]).inputs[:3] == ("age", "sex=f", "sex=m")
+    own = [Table.from_dict(c["table"]) for c in here["clients"] if "table" in c]
+    assert len(own) == (0 if standardise == "federated" else 3)
+    assert not any("table" in c for c in there["clients"]), "what a site keeps to itself is not told"
+    assert any("data.standardise=" in note for note in there["notes"])
+
+
+def describe(sites: Path, name: str, **options: object) -> Description:
+    chosen = experiment("fedproto", **MODEL, **options)
+    (found,) = Folder(sites / "clients" / name, name).describe(chosen)
+    return found
+
+
+def test_a_site_states_no_more_than_it_is_asked_for(sites):
+    plain = describe(sites, "ann", data__missing="mean")
+    assert [asdict(c) for c in plain.table] == [
+        asdict(SiteColumn("age", "number")),
+        asdict(SiteColumn("sex", "category", ("f", "m"))),
+        asdict(SiteColumn("pulse", "number")),
+    ]
+    full = describe(sites, "ann", data__missing="indicator", data__standardise="federated")
+    values = [20 + 1.3 * i * i for i in range(14)]
+    assert full.table[0].number == 14
+    assert full.table[0].mean == pytest.approx(np.mean(values))
+    assert full.table[0].squares == pytest.approx(14 * np.var(values))
+    assert full.table[2].missing
+    assert full.table[2].number == 13
+    assert read_descriptions(description_values([full])) == [full]
+
+
+def test_few_values_are_not_stated(sites):
+    """A mean of a few values would almost be these values."""
+    text = "age,sex,pulse,label\n" + rows(9, 1, "fm").replace("?", "3")
+    (sites / "clients" / "ann" / "train.csv").write_text(text)
+    with pytest.raises(DataError, match=r"ann: column 'age' has 9 values.*data.standardise=site"):
+        describe(sites, "ann", data__standardise="federated", data__missing="mean")
+    describe(sites, "ann", data__missing="mean")
+
+
+def test_withheld_counts_are_not_stated(sites):
+    (sites / "clients" / "ann" / "client.toml").write_text('counts = "coarse"')
+    with pytest.raises(ConfigError, match=r"ann: counts=coarse, but data.standardise=federated"):
+        describe(sites, "ann", data__missing="mean", data__standardise="federated")
+
+
+GOOD = SiteColumn("age", "number", (), False, 5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 3}, {"name": "a\n"}, {"kind": "text"}, {"categories": ["x"]}, {"missing": 1}, {"number": -1},
+        {"number": 7}, {"number": 2**60}, {"number": 1.0}, {"mean": 1e31}, {"mean": float("nan")},
+        {"squares": -1e-9}, {"squares": float("inf")}, {"more": 1},
+        {"kind": "category", "categories": [str(i) for i in range(300)]},
+    ],
+)  # fmt: skip
+def test_what_a_node_states_is_read_strictly(change):
+    d = Description("ann", ("0", "1"), False, (3, 3), (1, 1), 0, (1,), table=(GOOD,))
+    assert read_descriptions(description_values([d])) == [d]
+    item = {**asdict(d), "table": [{**asdict(GOOD), **change}]}
+    with pytest.raises(PayloadError, match="clients: not a description"):
+        read_descriptions({"clients": json.dumps([item])})
+    for table in ([asdict(GOOD)] * 2, [], "age", [[1]]):
+        with pytest.raises(PayloadError, match="clients: not a description"):
+            read_descriptions({"clients": json.dumps([{**asdict(d), "table": table}])})
+
+
+def site(name: str, *columns: SiteColumn, shape: tuple[int, ...] | None = None) -> Description:
+    table = columns or None
+    return Description(name, ("0", "1"), False, (3, 3), (1, 1), 0, shape or (len(columns),), table=table)
+
+
+def test_clients_with_other_columns_are_left_out():
+    sex = SiteColumn("sex", "category", ("f", "m"))
+    good = [site(n, GOOD, sex) for n in "abc"]
+    other = site("d", replace(GOOD, name="ages"), sex)
+    number = site("e", GOOD, SiteColumn("sex", "number"))
+    undeclared = site("f", GOOD, replace(sex, categories=("f", "q")))
+    none = site("g", shape=(2,))
+    chosen = experiment("fedproto", **MODEL, data__categories={"sex": ["m", "f"]})
+    admission = admit(chosen, [*good, other, number, undeclared, none])
+    assert [d.name for d in admission.clients] == ["a", "b", "c"]
+    assert (
+        admission.left_out["d"]
+        == "has other columns than most clients (age, ages): all sites need the same columns"
+    )
+    assert admission.left_out["e"] == "column 'sex' holds numbers, at most clients categories"
+    assert admission.left_out["f"] == "column 'sex' has the category 'q', not declared"
+    assert admission.left_out["g"] == "has no table: all sites need the same columns"
+    many = [site(n, replace(sex, categories=tuple(f"{n}{i}" for i in range(200)))) for n in "ab"]
+    assert admit(experiment("fedproto", **MODEL), many).left_out == {
+        "b": "brings the categories of 'sex' to more than 256"
+    }
+
+
+def test_grey_images_are_turned_to_colour_over_a_network(tmp_path):
+    """As in the simulation, so that both give the same numbers."""
+    root, rng = tmp_path / "data", np.random.default_rng(0)
+    for name, channels in (("ann", 1), ("bob", 3), ("cid", 1)):
+        folder = root / "clients" / name
+        folder.mkdir(parents=True)
+        for split, n in (("train", 8), ("test", 4)):
+            x = rng.integers(0, 255, (n, channels, 6, 6), dtype=np.uint8)
+            np.savez(folder / f"{split}.npz", x=x, y=np.arange(n) % 3)
+    chosen = wanted("fedproto", root, rounds=1, **MODEL)
+    local = locally(chosen, tmp_path / "a")
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "b")
+    assert local.rounds[0]["losses"] == remote.rounds[0]["losses"]
+    assert local.rounds[0]["accuracy"] == remote.rounds[0]["accuracy"]
+    for run in "ab":
+        note = json.loads((tmp_path / run / "federation.json").read_text())["notes"][-1]
+        assert note.startswith("Grey images were converted to colour")
+        assert "ann" in note
+        assert "bob" not in note
+
+
+def test_what_the_federation_agreed_on_does_not_fit(sites):
+    chosen = experiment("fedproto", **MODEL, data__missing="mean")
+    source = Folder(sites / "clients" / "ann", "ann")
+    summary = FederationSummary.of(chosen, load_federation(sites, chosen.data, PathOptions(), 0))
+    fits = source.load(chosen, "ann", summary).clients[0]
+    assert fits.train.x.shape == (14, 5)
+    assert torch.isfinite(fits.train.x).all()
+    path = sites / "clients" / "ann" / "train.csv"
+    path.write_text(path.read_text().replace("sex", "gender"))
+    with pytest.raises(DataError, match="lacks the column"):
+        source.load(chosen, "ann", summary)
