@@ -321,7 +321,7 @@ def test_code_that_a_run_names_is_imported_only_on_request(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
     for name in ("mine.py:Net", "own_package_of_a_user:Net"):
-        out = tmp_path / name.partition(":")[0].replace(".", "_")
+        out = tmp_path / "runs" / name.partition(":")[0]
         run = train(out, model__name=name, model__shared="", rounds=1)
         image = np.zeros((8, 8), np.uint8)
         assert run.predict("client-00", image).labels.shape == (1,)  # code that this process ran is trusted
@@ -474,7 +474,7 @@ def test_an_extension_that_is_stopped_goes_on(run, tmp_path):
     [
         ("fedproto", {"training.schedule": "cosine"}, "training.schedule=cosine spreads over all rounds"),
         ("fedproto", {"participation.newcomers": 1}, "participation.newcomers join in the last rounds"),
-        ("fedkd", {"method.compress": "weights"}, "fedkd raises the energy"),
+        ("fedkd", {"method.compress": "parameters"}, "fedkd raises the energy"),
     ],
 )
 def test_a_schedule_that_depends_on_the_rounds_is_not_extended(method, options, message, tmp_path):

@@ -144,7 +144,7 @@ def _from_table(table: Any, classifier: Classifier, where: str) -> Tensor:
         raise DataError(
             f"{where}: {numeric.shape[1]} numeric columns, but the model takes {wanted}, in the order of training"
         )
-    values = numeric.to_numpy(np.float32)
+    values = np.array(numeric.to_numpy(np.float32))  # pandas may hand out what must not be written
     rows, columns = np.nonzero(~np.isfinite(values))
     if len(rows):
         raise DataError(f"{where}: row {rows[0]}: column {str(numeric.columns[columns[0]])!r} has no finite value")
