@@ -354,7 +354,7 @@ def test_busy(tmp_path, monkeypatch, capsys):
     arguments = ["bench", "busy", "data.path=.", "--rounds", "1", "--loads", "1", "--json", "found.json"]
     status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert (status, error) == (0, "")
-    assert "OMP_WAIT_POLICY=PASSIVE" in output
+    assert "PASSIVE" in output
     (row,) = json.loads(Path("found.json").read_text())["busy"]
     assert (row["executor"], row["threads"]) == ("sequential", 2)
     assert list(row["seconds"]) == ["0", "1"]

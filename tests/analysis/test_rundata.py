@@ -26,10 +26,11 @@ def test_bytes_add_up_over_rounds_and_directions(run_at):
 
 
 def test_prototypes(run_at):
-    tensors = prototypes(load_run(run_at(clients=2, classes=3)))
-    assert tensors["global.prototypes"].shape == (3, 64)
-    assert tensors["local.client_01.present"].shape == (3,)
-    assert prototypes(load_run(run_at("open", finished=False))) == {}
+    run = load_run(run_at(clients=2, classes=3))
+    assert prototypes(run, "global")["prototypes"].shape == (3, 64)
+    assert prototypes(run, "local.client_01")["present"].shape == (3,)
+    assert prototypes(run, "local.nobody") == {}
+    assert prototypes(load_run(run_at("open", finished=False)), "global") == {}
 
 
 def test_an_unfinished_run(run_at):
@@ -112,7 +113,7 @@ def test_damaged_prototypes(run_at):
     path = run_at()
     (path / "prototypes.safetensors").write_bytes(b"12")
     with pytest.raises(CheckpointError, match=r"prototypes\.safetensors: cannot be read"):
-        prototypes(load_run(path))
+        prototypes(load_run(path), "global")
 
 
 def test_comparisons_and_folders(run_at, comparison_at, tmp_path):

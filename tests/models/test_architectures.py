@@ -23,7 +23,9 @@ SHAPES = [(1, 28, 28), (3, 32, 32), (3, 64, 64)]
 OWN_MAP = {"mlp", "cnn2", "fedproto_cnn", "fedproto_femnist_cnn"}
 VISION = ["resnet18", "mobilenet_v2", "shufflenet_v2_x1_0", "shufflenet_v2_x0_5", "efficientnet_b0", "googlenet"]
 needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="the package timm is missing: protofed[timm]")
-NAMES = [pytest.param(name, marks=needs_timm) if name == "timm" else name for name in architectures]
+SERIES = {"cnn1d", "fcn1d"}
+IMAGES = [name for name in architectures if name not in SERIES]
+NAMES = [pytest.param(name, marks=needs_timm) if name == "timm" else name for name in IMAGES]
 
 
 def one(name, shape=(3, 32, 32), d=64, K=10, **kwargs):
@@ -244,7 +246,7 @@ def test_pool_averages_neighbours(width, d):
     torch.testing.assert_close(make_map("pool", width, d)(x), torch.stack(bins, 1))
 
 
-@pytest.mark.parametrize("name", [n for n in architectures if n not in {*OWN_MAP, "timm"}])
+@pytest.mark.parametrize("name", [n for n in IMAGES if n not in {*OWN_MAP, "timm"}])
 def test_maps(name):
     width = one(name).extractor.backbone(torch.randn(2, 3, 32, 32)).shape[1]
     assert isinstance(one(name, d=width).extractor.map, nn.Identity)

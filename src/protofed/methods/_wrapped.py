@@ -57,6 +57,12 @@ class WrappedMethod(Method[O]):
         kind, base_options = cls.base_of(options)
         return kind.sends_sums(base_options)
 
+    @classmethod
+    def depends_on_rounds(cls, options: O) -> str:
+        """As the base."""
+        kind, base_options = cls.base_of(options)
+        return kind.depends_on_rounds(base_options)
+
     @property
     def sums_only(self) -> bool:  # type: ignore[override]
         """As the base."""
