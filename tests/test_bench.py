@@ -354,9 +354,9 @@ def test_busy(tmp_path, monkeypatch, capsys):
     arguments = ["bench", "busy", "data.path=.", "--rounds", "1", "--loads", "1", "--json", "found.json"]
     status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert (status, error) == (0, "")
-    assert "PASSIVE" in output
+    assert "Beside other work" in output
     (row,) = json.loads(Path("found.json").read_text())["busy"]
-    assert (row["executor"], row["threads"]) == ("sequential", 2)
+    assert (row["executor"], row["threads"], row["environment"]) == ("sequential", 2, busy.PASSIVE)
     assert list(row["seconds"]) == ["0", "1"]
     assert row["seconds"]["1"][0] > 0
     assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("3", "5")

@@ -371,7 +371,9 @@ def test_sigterm_is_as_ctrl_c(tmp_path, undisturbed, executor):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 143, said
-    assert re.fullmatch(r"fedproto stopped after round \d of 4: .*; repeat the command with --resume to continue\n", said)
+    assert re.fullmatch(
+        r"fedproto stopped after round \d of 4: .*; repeat the command with --resume to continue\n", said
+    )
     assert not [p for p in temporary.iterdir() if not p.name.startswith("torchinductor_")]
     assert not (out / "summary.json").exists()
     assert finish(out) == undisturbed

@@ -118,7 +118,7 @@ def write_end(folder: Path, federation: Federation) -> None:
     clients, server = federation.executor.clients, federation.server
     for name in clients:
         snapshot = clients.snapshot(name)
-        same = [n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu())]
+        same = sorted(n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu()))
         kept = {n: t for n, t in snapshot.received.items() if n not in same}
         tensors = flatten(snapshot._replace(model={}, received=kept))
         write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
