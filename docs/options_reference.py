@@ -16,7 +16,7 @@ Rows = Iterable[tuple[str, Any, str]]
 COMPONENTS = {"methods": "method", "partitions": "partition", "datasets": "data.options", "models": "model.options"}
 """Lists of ``protofed list`` whose entries have options, and the prefix with which a recipe sets them."""
 PACKAGES = ("analysis", "data", "experiments", "federation", "flower", "methods", "models", "prototypes", "robust")
-ALSO = ("runs", "training", "wire")
+ALSO = ("reproduction", "runs", "training", "wire")
 
 
 def write(folder: Path) -> None:
