@@ -48,6 +48,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = [("Class attributes", "Attributes")]
+suppress_warnings = ["ref.python"]  # a short name that several modules have is linked to one of them
 copybutton_prompt_text = "$ "
 
 
