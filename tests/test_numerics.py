@@ -112,13 +112,13 @@ def test_the_user_decides(chosen):
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ({}, "GOMP_SPINCOUNT=20000"),
+        ({}, ""),
         ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT=7"),
         ({"OMP_WAIT_POLICY": "PASSIVE"}, "OMP_WAIT_POLICY=PASSIVE"),
     ],
     ids=["default", "count", "policy"],
 )
-def test_threads_wait_briefly_unless_the_user_says_otherwise(monkeypatch, chosen, expected):
+def test_how_threads_wait_is_the_users_choice(monkeypatch, chosen, expected):
     for name in numerics.WAITING:
         monkeypatch.delenv(name, raising=False)
     for name, value in chosen.items():

@@ -1,11 +1,8 @@
-"""Settings of numerical libraries, made before torch is loaded: for runs that repeat bit for bit, on busy machines.
+"""Settings of numerical libraries, made before torch is loaded, so that a run can be repeated bit for bit.
 
 By default, some of MKL's kernels (those for AMD processors and for processors without AVX2) sum products in an
 order that depends on the memory addresses of the operands, which differ between processes and between a run and its
 repetition. MKL reads its variable at its first call, which may be as late as the first matrix product.
-
-Threads of OpenMP that wait for each other keep their cores busy a while, even if another process could use them.
-GNU's runtime reads for how long when it is loaded, with torch. See docs/performance.md, "A busy machine".
 """
 
 from __future__ import annotations
@@ -20,11 +17,8 @@ if TYPE_CHECKING:
 SETTINGS = {"MKL_CBWR": "AUTO"}
 """Environment variables: MKL's conditional numerical reproducibility with the fastest kernels of this processor."""
 
-SPIN = ("GOMP_SPINCOUNT", "20000")
-"""Environment variable: how often GNU's OpenMP looks for work before a thread sleeps."""
-
-WAITING = (SPIN[0], "OMP_WAIT_POLICY")
-"""Environment variables that determine how threads wait; not what they compute."""
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Environment variables that determine how OpenMP's threads wait; not what they compute."""
 
 CHOICES = (*SETTINGS, "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 """Environment variables that select kernels and thereby affect the last bits of a result."""
@@ -34,12 +28,10 @@ def prepare() -> None:
     """Set the variables that the user has not set, for this process and its children."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    if not any(name in os.environ for name in WAITING):
-        os.environ[SPIN[0]] = SPIN[1]
 
 
 def waiting() -> str:
-    """Return how threads wait for each other, as environment variables say."""
+    """Return how threads wait for each other, as environment variables say; "" for the runtime's default."""
     return " ".join(f"{name}={os.environ[name]}" for name in WAITING if name in os.environ)
 
 
