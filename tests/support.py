@@ -17,6 +17,18 @@ from protofed.federation import Federation
 from protofed.methods.contract import Upload
 from protofed.samples import ClientData, FederatedData, Samples
 
+SMALL_RUN = {
+    "data.samples": 200,
+    "data.clients": 3,
+    "partition.alpha": 0.5,
+    "model.name": "mlp",
+    "model.d": 8,
+    "rounds": 2,
+    "execution.device": "cpu",
+    "execution.executor": "sequential",
+}
+"""Options of quickstart for a run of about a second."""
+
 K = 4
 FEATURES = 6
 

@@ -11,18 +11,9 @@ import pytest
 import protofed
 from protofed.errors import ConfigError
 from protofed.tracking import TRACKERS, Tracker, scalars
+from support import SMALL_RUN
 
-SMALL = {
-    "data.samples": 200,
-    "data.clients": 3,
-    "partition.alpha": 0.5,
-    "model.name": "mlp",
-    "model.d": 8,
-    "rounds": 2,
-    "method.name": "fedproto",
-    "execution.device": "cpu",
-    "execution.executor": "sequential",
-}
+SMALL = {**SMALL_RUN, "method.name": "fedproto"}
 
 
 def test_tensorboard_writes_event_files(tmp_path):

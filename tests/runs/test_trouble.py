@@ -14,17 +14,7 @@ from protofed.progress import JsonProgress, LineProgress, Several
 from protofed.runs import RoundRecord
 from protofed.runs.records import Absence, Attack, Refusal
 from protofed.runs.trouble import first_trouble, ruin, trouble, unheard
-
-SMALL = {
-    "data.samples": 200,
-    "data.clients": 3,
-    "partition.alpha": 0.5,
-    "model.name": "mlp",
-    "model.d": 8,
-    "rounds": 2,
-    "execution.device": "cpu",
-    "execution.executor": "sequential",
-}
+from support import SMALL_RUN
 
 
 def record(number, refused=(), asked=("ann", "bob"), **values):
@@ -72,7 +62,7 @@ def test_a_method_that_sends_nothing_fails_if_no_round_was_finite():
 @pytest.mark.parametrize("method", ["fedproto", "local"])
 def test_a_diverged_run_fails_loudly(method, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = [f"{name}={value}" for name, value in SMALL.items()]
+    options = [f"{name}={value}" for name, value in SMALL_RUN.items()]
     monkeypatch.setattr(
         sys,
         "argv",
@@ -93,7 +83,9 @@ def test_a_diverged_run_fails_loudly(method, tmp_path, monkeypatch, capsys):
 def test_lines_and_json_for_files(tmp_path):
     lines, objects = io.StringIO(), io.StringIO()
     receivers = Several([LineProgress(lines), JsonProgress(objects)])
-    run = protofed.run("quickstart", {**SMALL, "method.name": "fedproto"}, out=tmp_path / "r", progress=receivers)
+    run = protofed.run(
+        "quickstart", {**SMALL_RUN, "method.name": "fedproto"}, out=tmp_path / "r", progress=receivers
+    )
     first, *rounds = lines.getvalue().splitlines()
     assert first == f"fedproto: rounds 1 to 2 in {tmp_path / 'r'}"
     assert len(rounds) == 2
