@@ -110,6 +110,11 @@ def wanted(method: str, root: Path, **overrides: Any) -> Experiment:
     )
 
 
+def apart(method: str, root: Path, **overrides: Any) -> Experiment:
+    """Return a tiny experiment whose messages ask for scores or for training, but never for both."""
+    return wanted(method, root, participation__combine=False, **overrides)
+
+
 def locally(chosen: Experiment, out: Path) -> Run:
     """Run on the local engine."""
     return run_experiment(chosen, out)

@@ -7,6 +7,7 @@ needs ``fed-mnist7k`` in PROTOFED_DATA or ../shared/data.
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,14 +31,14 @@ def trivial(root: Path) -> tuple[Path, str]:
 
 
 def real(root: Path) -> tuple[Path, str] | None:
-    """Link three clients of fed-mnist7k; return their folder and the settings of cnn2, or None without the data."""
+    """Copy three clients of fed-mnist7k; return their folder and the settings of cnn2, or None without the data."""
     data = data_root()
     if data is None or not (data / "fed-mnist7k").is_dir():
         print("real clients: left out, no fed-mnist7k in PROTOFED_DATA or ../shared/data")
         return None
     (root / "clients").mkdir(parents=True)
     for folder in sorted((data / "fed-mnist7k" / "clients").iterdir())[:CLIENTS]:
-        (root / "clients" / folder.name).symlink_to(folder)
+        shutil.copytree(folder, root / "clients" / folder.name)
     return root, '[model]\nname = "cnn2"\nd = 512\n[training]\nlr = 0.01\nbatch_size = 32\n'
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
-from network import FakeGrid, forget, locally, nodes_of, over, wanted
+from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted
 from protofed.flower.grid import RECORD
 
 
@@ -100,7 +100,7 @@ def changing(root: Path, at: dict[int, Callable[[np.ndarray], np.ndarray]]) -> C
 def test_a_class_that_the_federation_lacks_is_named_until_it_is_gone(root, tmp_path):
     """bob relabels class 3 as 9 after round 1, and takes it back after round 2."""
     tamper = changing(root, {1: lambda y: np.where(y == 3, 9, y), 2: lambda y: np.where(y == 9, 3, y)})
-    chosen = wanted("fedproto", root, rounds=3)
+    chosen = apart("fedproto", root, rounds=3)
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), tamper), chosen, tmp_path / "remote")
     assert [r["participants"] for r in run.rounds] == [["ann", "bob", "cid"]] * 3
     (missing,) = [m for m in run.rounds[1]["missing"] if m["phase"] == "training"]

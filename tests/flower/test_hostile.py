@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from network import FakeGrid, forget, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, forget, nodes_of, over, wanted, write_folders
 from protofed import claims, limits
 from protofed.analysis.report import write_report
 from protofed.errors import CheckpointError, ConfigError, FederationError
@@ -276,7 +276,7 @@ def test_a_hostile_answer_becomes_a_reason(attack, root, tmp_path):
             return with_values(message, ANSWERS[attack](dict(reply.content[RECORD])))
         return reply
 
-    run = over(FakeGrid(nodes_of(root, tmp_path / "s"), tamper), wanted("fedproto", root, rounds=2), tmp_path / "r")
+    run = over(FakeGrid(nodes_of(root, tmp_path / "s"), tamper), apart("fedproto", root, rounds=2), tmp_path / "r")
     for record in run.rounds:
         (missing,) = record["missing"]
         assert missing["client"] == "cid"
@@ -338,7 +338,7 @@ def test_the_record_of_nodes_is_read_as_strictly(root, tmp_path):
 
     grid.tamper = die
     with pytest.raises(KeyboardInterrupt):
-        over(grid, wanted("fedproto", root), tmp_path / "run")
+        over(grid, apart("fedproto", root), tmp_path / "run")
     path = tmp_path / "run" / "nodes.json"
     kept = json.loads(path.read_text())
     for damage in (
@@ -350,7 +350,7 @@ def test_the_record_of_nodes_is_read_as_strictly(root, tmp_path):
     ):
         path.write_text(json.dumps({**kept, **damage}))
         with pytest.raises(CheckpointError, match=r"nodes\.json: damaged \(") as error:
-            over(grid, wanted("fedproto", root), tmp_path / "run", resume=True)
+            over(grid, apart("fedproto", root), tmp_path / "run", resume=True)
         assert "\n" not in str(error.value)
 
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from network import FakeGrid, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, nodes_of, over, wanted, write_folders
 from protofed import claims, limits
 from protofed.errors import ConfigError
 from protofed.flower.gathering import Gathering
@@ -73,7 +73,7 @@ def test_an_impostor_is_refused_and_the_real_one_kept_also_across_a_resume(root,
 
     real = {n: nodes[n] for n in (101, 102, 103)}
     grid = FakeGrid(real, die, KEYS)
-    chosen = wanted("fedproto", root)
+    chosen = apart("fedproto", root)
     with pytest.raises(KeyboardInterrupt):
         over(grid, chosen, tmp_path / "run")
     kept = json.loads((tmp_path / "run" / "nodes.json").read_text())
@@ -112,7 +112,7 @@ def test_a_node_that_comes_back_is_known_by_its_key(root, tmp_path):
     gone: list[int] = []
     grid = FakeGrid({n: nodes[n] for n in (101, 102, 103)}, move, dict(KEYS))
     grid.get_nodes = lambda: [i for i in FakeGrid.get_nodes(grid) if i.node_id not in gone]
-    run = over(grid, wanted("fedproto", root), tmp_path / "run")
+    run = over(grid, apart("fedproto", root), tmp_path / "run")
     assert not any(r["missing"] for r in run.rounds)
     assert (202, "train") in asked
     assert (202, "query") not in asked

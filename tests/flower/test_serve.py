@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted, write_folders
 from protofed.errors import FederationError, ProtofedError
 from protofed.flower.grid import RECORD
 from protofed.methods import methods
@@ -102,7 +102,7 @@ def test_a_node_that_restarts_goes_on_from_its_own_state(root, tmp_path):
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_server_that_dies_is_resumed_with_the_numbers_of_the_undisturbed_run(lost, root, tmp_path):
     """It dies while the answers to round 3 come in; half of the clients have trained, and must not train twice."""
-    chosen = wanted("protonorm", root, rounds=5)
+    chosen = apart("protonorm", root, rounds=5)
     died = False
 
     def die(node, message, reply):
@@ -124,11 +124,71 @@ def test_a_server_that_dies_is_resumed_with_the_numbers_of_the_undisturbed_run(l
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
+def test_one_message_asks_for_scores_and_for_the_next_training(root, tmp_path):
+    """Of three rounds, each would take two messages to a client: training and scores."""
+    kinds = []
+
+    def count(node, message, reply):
+        kinds.append(message.metadata.message_type)
+        return reply
+
+    chosen = wanted("protonorm", root, participation__fraction=0.7)
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), count), chosen, tmp_path / "remote")
+    assert [kinds.count(kind) for kind in ("train", "evaluate")] == [2, 9]
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
+def test_the_server_dies_while_clients_train_for_the_next_round(root, tmp_path):
+    """They have done so when it comes back, and answer with what they have; nodes number themselves anew."""
+    chosen = wanted("protonorm", root, rounds=5)
+    died = False
+
+    def die(node, message, reply):
+        nonlocal died
+        if message.metadata.message_type == "evaluate" and round_of(message) == 2 and node == 102 and not died:
+            died = True
+            raise KeyboardInterrupt
+        return reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    with pytest.raises(KeyboardInterrupt):
+        over(grid, chosen, tmp_path / "remote")
+    forget()
+    remote = over(grid, chosen, tmp_path / "remote", resume=True)
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
+@pytest.mark.parametrize(
+    "bad", ["left out", "another record", "an error", "no generation", "a bad one", "no message"]
+)
+def test_what_is_wrong_with_an_early_answer_is_asked_again(bad, root, tmp_path):
+    """The scores of the same message count; the client, asked again, answers as it would have."""
+    asked = []
+
+    def spoil(node, message, reply):
+        asked.append((node, message.metadata.message_type))
+        if message.metadata.message_type != "evaluate" or node != 102 or f"{RECORD}.1" not in reply.content:
+            return reply
+        values = dict(reply.content[f"{RECORD}.1"])
+        values |= {"an error": {"error": "cannot"}, "no generation": {"generation": ""}}.get(bad, {})
+        values |= {"a bad one": {"generation": "../../x"}, "no message": {"message": 5}}.get(bad, {})
+        content = RecordDict({RECORD: reply.content[RECORD]})
+        if bad != "left out":
+            content[f"{RECORD}.1"] = ArrayRecord() if bad == "another record" else ConfigRecord(values)
+        return Message(content, reply_to=message)
+
+    chosen = wanted("fedproto", root)
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), spoil), chosen, tmp_path / "remote")
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+    assert asked.count((102, "train")) == 3
+    assert asked.count((101, "train")) == 1
+
+
 def test_half_of_the_clients_are_silent_in_every_round(root, tmp_path):
     def silent(node, message, reply):
         return None if message.metadata.message_type != "query" and (node + round_of(message)) % 2 else reply
 
-    chosen = wanted("protonorm", root, rounds=4, participation__deadline_s=0.01)
+    chosen = apart("protonorm", root, rounds=4, participation__deadline_s=0.01)
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), silent), chosen, tmp_path / "remote")
     assert len(run.rounds) == 4
     for record in run.rounds:
@@ -145,9 +205,9 @@ def test_a_class_nobody_reports_keeps_its_prototype(root, tmp_path):
     def silent(node, message, reply):
         return None if training(message) and round_of(message) > 1 and node != 102 else reply
 
-    chosen = wanted("fedproto", root, rounds=2, participation__deadline_s=0.01)
+    chosen = apart("fedproto", root, rounds=2, participation__deadline_s=0.01)
     kept = over(FakeGrid(nodes_of(root, tmp_path / "s1"), silent), chosen, tmp_path / "two")
-    first = over(FakeGrid(nodes_of(root, tmp_path / "s2")), wanted("fedproto", root, rounds=1), tmp_path / "one")
+    first = over(FakeGrid(nodes_of(root, tmp_path / "s2")), apart("fedproto", root, rounds=1), tmp_path / "one")
     before, after = (load_file(r.directory / "prototypes.safetensors")["global.prototypes"] for r in (first, kept))
     assert torch.equal(before[0], after[0])
     assert not torch.equal(before[3], after[3])
@@ -162,7 +222,7 @@ def test_a_round_with_too_few_answers_is_repeated_and_nobody_trains_twice(root, 
             return None
         return reply
 
-    chosen = wanted("fedproto", root, participation__min_clients=2, participation__deadline_s=0.01)
+    chosen = apart("fedproto", root, participation__min_clients=2, participation__deadline_s=0.01)
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), lose_once), chosen, tmp_path / "remote")
     local = locally(chosen, tmp_path / "local")
     assert [r["attempts"] for r in run.rounds] == [1, 2, 1]
@@ -207,7 +267,7 @@ def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_pa
             return reply_with(message, **{**values, "message": BAD[attack](values["message"])})
         return reply
 
-    chosen = wanted("fedproto", root, participation__max_refusals=2)
+    chosen = apart("fedproto", root, participation__max_refusals=2)
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), tampered), chosen, tmp_path / "remote")
     refused = [r["refused"] for r in run.rounds]
     assert [[r["client"] for r in round_] for round_ in refused] == [["bob"], ["bob"], []]
@@ -234,7 +294,7 @@ def test_a_reply_that_is_none_is_named(kind, root, tmp_path):
         return reply
 
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), tampered)
-    run = over(grid, wanted("fedproto", root, rounds=2), tmp_path / "remote")
+    run = over(grid, apart("fedproto", root, rounds=2), tmp_path / "remote")
     for record in run.rounds:
         (missing,) = record["missing"]
         assert (missing["client"], missing["phase"]) == ("bob", "training")

@@ -42,6 +42,11 @@ class ParticipationOptions(Options):
         "asked again after as many rounds",
         least=0,
     )
+    combine: bool = option(
+        True,
+        "in a network, one message asks for scores and for the next round's training, if both take the same "
+        "broadcast; a round is then recorded when the next one has been trained",
+    )
     newcomers: int = option(
         0,
         "in a simulation: clients, the last ones, that join after training: they receive and train, and send "
@@ -252,11 +257,18 @@ class Federation:
                 raise FederationError(self._why(round, record))
             record.attempts += 1
         self.state.round = round
+        self.state.standing.note(record, self.names)
         if round % self.evaluation.every == 0 or round == self.rounds:
+            if self._combines(round):
+                self.executor.announce(self.participants(round + 1))
             self._evaluate(round, record)
         record.seconds["total"] = time.perf_counter() - start
-        self.state.standing.note(record, self.names)
         return record
+
+    def _combines(self, round: int) -> bool:
+        """Return whether clients may train for the next round as soon as they have been scored in ``round``."""
+        certain = round < self.rounds and not self.evaluation.patience
+        return self.participation.combine and self.evaluation.at == "broadcast" and certain
 
     def _attempt(self, names: Sequence[str], round: int, record: RoundRecord) -> bool:
         """Train and aggregate; over a network, leave the state unchanged if too few results were usable.

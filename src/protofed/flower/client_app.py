@@ -57,28 +57,30 @@ def train(message: Message, context: Context) -> Message:
         message: The job.
         context: Flower's context, with the node's configuration.
     """
-
-    def work(node: Node, job: Job) -> Values:
-        result, left = node.train(job)
-        return trained_values(result) | left.to_values()
-
-    return _visit(message, context, work)
+    return _visit(message, context, _train)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate one client.
+    """Evaluate one client, and train it for the next round if the message has a job for that as well.
 
     Args:
-        message: The job.
+        message: The jobs.
         context: Flower's context, with the node's configuration.
     """
 
     def work(node: Node, job: Job) -> Values:
+        if job.trains:
+            return _train(node, job)
         result, left = node.evaluate(job)
         return evaluated_values(result, node.counts(job)) | left.to_values()
 
     return _visit(message, context, work)
+
+
+def _train(node: Node, job: Job) -> Values:
+    result, left = node.train(job)
+    return trained_values(result) | left.to_values()
 
 
 def _visit(message: Message, context: Context, work: Callable[[Node, Job], Values]) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -76,6 +77,8 @@ class GridExecutor:
         self.began_anew = began_anew
         self.round = 0
         self.origins: dict[str, str] = {}
+        self.next: frozenset[str] = frozenset()
+        self.early: dict[str, tuple[Job, Trained, VisitOutcome]] = {}
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
         """Train the named clients at their nodes.
@@ -91,11 +94,17 @@ class GridExecutor:
         if round != self.round:  # a repeated round starts from the same states
             self.round, self.origins = round, dict(self.state.generations)
         jobs = [self._job(name, messages[name], round, self.origins) for name in names]
+        done: dict[str, Trained | Missing] = {}
+        for name, (job, result, left) in self.early.items():
+            if job.round == round and name in messages and job.message == messages[name]:
+                self._keep(job, left)
+                done[name] = result
+        self.early = {}
+        yield from self._answers(jobs, TRAIN, self._read_trained, done, {})
 
-        def read(values: Values, name: str) -> Trained:
-            return read_trained(values, name, self.scored[name])
-
-        yield from self._answers(jobs, TRAIN, read)
+    def announce(self, names: Iterable[str]) -> None:
+        """Let the named clients train as soon as they are scored, if their nodes store them."""
+        self.next = frozenset() if self.clients.rests_here else frozenset(names)
 
     def evaluate(
         self, names: Iterable[str], messages: Messages | None, round: int
@@ -111,18 +120,20 @@ class GridExecutor:
         Yields:
             Results in the order of ``names``; ``Missing`` for a client without a usable answer.
         """
-        jobs = [
-            replace(
-                self._job(name, messages[name] if messages else None, round, self.state.generations),
-                deliver=messages is not None,
-            )
-            for name in names
-        ]
+        jobs, further = [], {}
+        for name in names:
+            message = messages[name] if messages else None
+            job = self._job(name, message, round, self.state.generations)
+            jobs.append(replace(job, deliver=messages is not None))
+            if messages and name in self.next:
+                job = self._job(name, message, round + 1, self.state.generations)
+                further[name] = replace(job, trains=True)
+        self.next = frozenset()
 
         def read(values: Values, name: str) -> Evaluated:
             return read_evaluated(values, name, self.scored[name], self.rules)
 
-        yield from self._answers(jobs, EVALUATE, read)
+        yield from self._answers(jobs, EVALUATE, read, {}, further)
 
     def description(self) -> dict[str, str | int]:
         """Return the facts about the executor for the report."""
@@ -138,23 +149,48 @@ class GridExecutor:
         content = self.nodes.config, self.summaries[name], message
         return Job(self.run, name, round, *content, order=next(self.orders), after=after, saved=saved)
 
-    def _answers(self, jobs: Sequence[Job], kind: str, read: Callable[[Values, str], T]) -> Iterator[T | Missing]:
-        """Send jobs; yield each answer in the order of the jobs, as soon as those before it are there."""
+    def _read_trained(self, values: Values, name: str) -> Trained:
+        return read_trained(values, name, self.scored[name])
+
+    def _answers(
+        self,
+        jobs: Sequence[Job],
+        kind: str,
+        read: Callable[[Values, str], T],
+        done: Mapping[str, T | Missing],
+        further: Mapping[str, Job],
+    ) -> Iterator[T | Missing]:
+        """Send jobs; yield each answer in the order of the jobs, as soon as those before it are there.
+
+        Args:
+            jobs: The jobs, one per client.
+            kind: Type of the messages.
+            read: Reads an answer.
+            done: Answers that exist, by name of the client; these jobs are not sent.
+            further: Jobs to train, by name of the client, sent with those of these clients. Usable answers are
+                kept for the next call of :meth:`train`.
+        """
         self.nodes.refresh()
-        sent = [job for job in jobs if job.client in self.nodes.node_of]
-        answers: dict[str, T | Missing] = {
-            job.client: Missing(job.client, "not connected") for job in jobs if job.client not in self.nodes.node_of
-        }
+        sent = [job for job in jobs if job.client in self.nodes.node_of and job.client not in done]
+        absent = {job.client for job in jobs} - self.nodes.node_of.keys()
+        answers: dict[str, T | Missing] = {name: Missing(name, "not connected") for name in absent}
+        answers.update(done)
         order = iter(jobs)
         job = next(order, None)
-        groups = self._groups(sent)
+        groups = self._groups(sent, further)
         messages = (
             message([self._packed(j).to_values() for j in group], self.nodes.node_of[group[0].client], kind)
             for group in groups
         )
-        for number, reply in self.nodes.exchange(messages, self.deadline, self._at_once()):
+        seconds = self.deadline * (2 if further else 1)
+        for number, reply in self.nodes.exchange(messages, seconds, self._at_once()):
             for place, sender in enumerate(groups[number]):
                 name = sender.client
+                if sender.trains:
+                    with suppress(Exception):  # the client is asked again, and what is wrong is reported then
+                        values = values_of(reply, place)
+                        self.early[name] = sender, self._read_trained(values, name), self._left(sender, values)[0]
+                    continue
                 try:
                     values = values_of(reply, place)
                     result, left = read(values, name), self._left(sender, values)
@@ -166,7 +202,7 @@ class GridExecutor:
             while job is not None and job.client in answers:
                 yield answers.pop(job.client)
                 job = next(order, None)
-        late = f"no answer within {self.deadline:g} s" if self.deadline else "could not be sent"
+        late = f"no answer within {seconds:g} s" if self.deadline else "could not be sent"
         while job is not None:
             yield answers.pop(job.client, Missing(job.client, late))
             job = next(order, None)
@@ -175,13 +211,19 @@ class GridExecutor:
         """Return a job with its client's state, if that is stored at the server."""
         return replace(job, state=pack(self.clients.snapshot(job.client))) if self.clients.rests_here else job
 
-    def _groups(self, jobs: Sequence[Job]) -> list[list[Job]]:
-        """Divide jobs into those of one message each: in a simulation, several visits to the same node."""
+    def _groups(self, jobs: Sequence[Job], further: Mapping[str, Job]) -> list[list[Job]]:
+        """Divide jobs into those of one message each: in a simulation, several visits to the same node.
+
+        Args:
+            jobs: The jobs, one per client.
+            further: A second job for some clients, by name, in the same message.
+        """
         most = self._together() if self.clients.rests_here else 1
         by_node: dict[int, list[Job]] = {}
         for job in jobs:
             by_node.setdefault(self.nodes.node_of[job.client], []).append(job)
-        return [own[start : start + most] for own in by_node.values() for start in range(0, len(own), most)]
+        groups = [own[start : start + most] for own in by_node.values() for start in range(0, len(own), most)]
+        return [[*group, *(further[j.client] for j in group if j.client in further)] for group in groups]
 
     def _together(self) -> int:
         """Return the maximum number of visits in one message of a simulation."""
@@ -230,7 +272,7 @@ class GridExecutor:
             raise PayloadError(f"state: does not fit the model of {job.client} ({claims.clean(error)})") from None
         return left, snapshot
 
-    def _keep(self, job: Job, left: VisitOutcome, snapshot: Snapshot | None) -> None:
+    def _keep(self, job: Job, left: VisitOutcome, snapshot: Snapshot | None = None) -> None:
         """Record the outcome of a visit for its client."""
         if left.anew:
             self.began_anew(job.client, job.round)

@@ -88,6 +88,7 @@ class Job:
         summary: Summary of the federation (see :func:`~protofed.flower.summary.client_summaries`), as JSON.
         message: The encoded broadcast, or None.
         deliver: Whether an evaluation delivers the broadcast first.
+        trains: Whether the visit trains the client, in a message that asks for scores.
         order: Number of the request, which increases throughout a run, also across restarts of the server.
         after: Name of the client's generation from which, or from a descendant of which, the visit must start; ""
             for the client as it was before the run.
@@ -103,6 +104,7 @@ class Job:
     summary: str
     message: bytes | None = None
     deliver: bool = True
+    trains: bool = False
     order: int = 0
     after: str = ""
     saved: str = ""
@@ -126,6 +128,7 @@ class Job:
             "config": str,
             "summary": str,
             "deliver": bool,
+            "trains": bool,
             "order": int,
             "after": str,
             "saved": str,

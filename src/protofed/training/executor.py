@@ -42,6 +42,16 @@ class Executor(Protocol):
         """
         ...
 
+    def announce(self, names: Iterable[str]) -> None:
+        """Announce the clients that train next, on the broadcasts that the following evaluation delivers.
+
+        Over a network they may begin at once, which saves an exchange; elsewhere this does nothing.
+
+        Args:
+            names: Names of the participants of the next round.
+        """
+        return
+
     def evaluate(
         self, names: Iterable[str], messages: Messages | None, round: int
     ) -> Iterator[Evaluated | Missing]:
