@@ -248,8 +248,12 @@ def test_until(htfllib, tmp_path, monkeypatch, capsys):
     clients_of_images(tmp_path / "clients")
     arguments = ["bench", "until", "--cases", "fedproto-cnn2", "--threads", "1", "data.path=.", "--limit", "4"]
     theirs = ["--peer", "htfllib", "--json", "found.json", "--target", "0.5", "--seeds"]
-    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, *theirs, "3,4")
+    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, *theirs, "3,4", "--figure", "course")
     assert (status, error) == (0, "")
+    assert "Drawn: course.png, course.svg" in output
+    drawn = Path("course.svg").read_text()
+    assert "fedproto-cnn2, protofed" in drawn
+    assert "fedproto-cnn2, HtFLlib" in drawn
     assert "Until 50 % of all test samples" in output
     (figures,) = json.loads(Path("found.json").read_text())["until"]
     ours, peers = figures["runs"]["protofed"], figures["runs"]["HtFLlib"]
@@ -306,6 +310,7 @@ def test_a_lucky_round_is_not_enough():
         (["scaling", "--json", "nowhere/found.json"], "no such folder"),
         (["peer"], "needs --peer DIR"),
         (["until", "--target", "93"], "--target must be a fraction of the test samples, e.g. 0.93, not 93"),
+        (["busy", "--figure", "x"], "--figure: only until has a picture, not busy"),
         (["until", "--limit", "0"], "--limit must be at least 1"),
         (["until", "--seeds", ","], "--seeds is empty"),
         (["until", "--peer", "."], "not a checkout of HtFLlib"),

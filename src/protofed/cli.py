@@ -22,6 +22,8 @@ from protofed.imports import uncollected
 from protofed.ui import cli as ui
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from protofed.progress import Kept
 
 app = typer.Typer(
@@ -392,14 +394,13 @@ def figure(
 ) -> None:
     """Draw one figure of one or more runs as PNG and SVG."""
     with uncollected():
-        from protofed.analysis.figures import draw_figure, figures, save_figure
+        from protofed.analysis.figures import draw_figure, figures
         from protofed.experiments.config import parse_overrides
         from protofed.runs import load_runs
 
     figures.get(name)
     drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
-    paths = save_figure(drawn, out or Path(name))
-    console.print(f"Drawn: {', '.join(str(path) for path in paths)}", soft_wrap=True)
+    _save(drawn, out or Path(name))
 
 
 @app.command()
@@ -425,6 +426,10 @@ def bench(
     seeds: Annotated[str, typer.Option(help="Seeds of until.")] = "0,1,2",
     loads: Annotated[str, typer.Option(help="Numbers of competing processes of busy.")] = "1,2",
     json: Annotated[Path | None, typer.Option(help="Output file for the figures and facts of the machine.")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="until: path without suffix for a picture of accuracy against seconds and bytes."),
+    ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -454,6 +459,8 @@ def bench(
         [_integer(number, "--seeds") for number in _names(seeds)],
         [_integer(number, "--loads") for number in _names(loads)],
     )
+    if figure is not None and name != "until":
+        raise ConfigError(f"--figure: only until has a picture, not {name}")
     results = benchmark.Report(json)
     console.print(results.machine_line(), highlight=False, soft_wrap=True)
     # A display that refreshes often would slow down the measurement.
@@ -461,6 +468,15 @@ def bench(
         for measured, result in benchmark.measure(name, request, status.update if status else lambda text: None):
             console.print(result.table)
             results.add(measured, result)
+            if figure is not None and result.draw is not None:
+                _save(result.draw(), figure)
+
+
+def _save(drawn: Figure, stem: Path) -> None:
+    """Write a figure as PNG and SVG and print where."""
+    from protofed.analysis.figures import save_figure
+
+    console.print(f"Drawn: {', '.join(str(path) for path in save_figure(drawn, stem))}", soft_wrap=True)
 
 
 def _show(result: Any, *, table: bool = True) -> None:

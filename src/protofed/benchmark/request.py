@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from protofed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Note = Callable[[str], None]
 """Callback for short progress messages."""
@@ -71,7 +74,9 @@ class Result:
     Attributes:
         table: Table for printing.
         figures: Plain values for ``--json``, in seconds unless the name says otherwise.
+        draw: Draws them for ``--figure``; None if the benchmark has no picture.
     """
 
     table: Table
     figures: list[dict[str, Any]]
+    draw: Callable[[], Figure] | None = None

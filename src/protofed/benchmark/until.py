@@ -8,12 +8,15 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
+from protofed.analysis.figures.base import legend_below, panels, percent_axis, themed
+from protofed.analysis.style import method_styles
 from protofed.benchmark.cases import case_experiment
 from protofed.benchmark.htfllib import AS_PEER, PEER, Peer, steps_per_round
 from protofed.benchmark.ours import Rounds
@@ -27,6 +30,9 @@ from protofed.experiments.loading import load_data
 from protofed.formats import size
 from protofed.runs import main_rule
 from protofed.samples import FederatedData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CASES = ("fedproto-cnn2", "fedtgp-cnn2", "lg_fedavg-cnn2", "fml-cnn2")
 OURS = "protofed"
@@ -103,7 +109,7 @@ def until(request: Request, note: Note) -> Result:
             for library, course in courses.items():
                 found.setdefault(library, []).append({"seed": seed, **course.figures(request.target)})
         figures.append({"case": name, "target": request.target, "limit": request.limit, "runs": found})
-    return Result(_table(figures, request), figures)
+    return Result(_table(figures, request), figures, partial(draw_courses, figures))
 
 
 def _experiment(name: str, request: Request, seed: int) -> Experiment:
@@ -151,6 +157,41 @@ def _peers(experiment: Experiment, federated: FederatedData, request: Request) -
     spent = [sum(seconds[: i + 1]) for i in range(len(seconds))]
     # It scores at the start of a round what the rounds before have trained.
     return Course(accuracy[1:], spent[:-1], [], steps_per_round(experiment, federated)[PEER])
+
+
+@themed
+def draw_courses(figures: Sequence[dict[str, Any]]) -> Figure:
+    """Draw accuracy against seconds and, where they are counted, against bytes: a line per case, library and seed.
+
+    Args:
+        figures: The figures of :func:`until`.
+    """
+    fig, axes = panels(2)
+    styles = method_styles([_method(row["case"]) for row in figures])
+    shown: list[float] = []
+    for row in figures:
+        for library, runs in row["runs"].items():
+            colour = styles[_method(row["case"])].colour
+            line: dict[str, Any] = {"color": colour, "linestyle": "-" if library == OURS else ":", "alpha": 0.8}
+            label = f"{row['case']}, {library}"
+            for run in runs:
+                accuracy = [100 * value for value in run["accuracy"]]
+                shown += accuracy
+                axes[0].plot(run["seconds"], accuracy, label=label, **line)
+                if any(run["bytes"]):
+                    axes[1].plot([sent / 1e6 for sent in run["bytes"]], accuracy, label=label, **line)
+    for ax, what in zip(axes, ("Seconds", "MB sent, up and down"), strict=True):
+        for target in {row["target"] for row in figures}:
+            ax.axhline(100 * target, color="0.5", linewidth=0.8)
+        ax.set_xscale("log")
+        ax.set_xlabel(what)
+        percent_axis(ax, shown, "Accuracy on all test samples (%)")
+    legend_below(fig, axes)
+    return fig
+
+
+def _method(case: str) -> str:
+    return case.partition("-")[0]
 
 
 def _table(figures: Sequence[dict[str, Any]], request: Request) -> Table:
