@@ -17,11 +17,15 @@ import protofed
 from protofed.methods import Method, methods
 
 ROOT = Path(protofed.__file__).parent
-CORE = ("runs", "prototypes", "methods", "models", "training", "wire", "robust", "federation")
+CORE = ("runs", "prototypes", "methods", "models", "training", "wire", "robust", "privacy", "federation")
 ALLOWED = {"torch", "numpy", "safetensors"}
-# Two files of the core import one package more, inside a function, for those who choose wire.compression=zstd or a
-# model of timm.
-LAZY = {"wire/compression.py": {"zstandard"}, "models/vision.py": {"timm"}}
+# Three files of the core import one package more, inside a function, for those who choose wire.compression=zstd, a
+# model of timm or privacy.mode.
+LAZY = {
+    "wire/compression.py": {"zstandard"},
+    "models/vision.py": {"timm"},
+    "privacy/accounting.py": {"dp_accounting"},
+}
 
 # What each module at the top may import, also inside functions. No other module is there.
 MODULES = {
@@ -94,7 +98,8 @@ PACKAGES = {
     "methods": {"prototypes", "models", "wire"},
     "training": {"methods", "wire"},
     "robust": {"runs", "methods", "wire", "training"},
-    "federation": {"runs", "methods", "wire", "training", "robust"},
+    "privacy": {"runs", "methods", "wire", "robust"},
+    "federation": {"runs", "methods", "wire", "training", "robust", "privacy"},
     "experiments": {
         "runs",
         "prototypes",
@@ -104,6 +109,7 @@ PACKAGES = {
         "methods",
         "training",
         "robust",
+        "privacy",
         "federation",
     },
     "analysis": {"runs", "prototypes", "models", "methods", "training", "federation", "experiments"},

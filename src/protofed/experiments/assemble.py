@@ -129,5 +129,6 @@ def build_federation(
         experiment.evaluation,
         experiment.robust,
         Attackers(experiment.attack, trainer, executor.clients) if experiment.attack.kind != "none" else None,
+        experiment.privacy,
         state or ServerState(),
     )

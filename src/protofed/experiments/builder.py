@@ -17,10 +17,12 @@ from protofed.experiments.architectures import Architecture, FederationSummary, 
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Task
+from protofed.privacy import protected
 from protofed.samples import FederatedData
-from protofed.seeding import derive, seeded
+from protofed.seeding import derive, generator, seeded
 from protofed.snapshots import Snapshot
 from protofed.training import LocalTrainer, Member, Roster, Store
+from protofed.training.private import COUNTS, private_counts
 from protofed.wire import get_codec
 
 
@@ -35,6 +37,7 @@ class Builder:
             ``federated`` by default.
         absent: Names of the clients whose models are not built.
         pretrained: Whether to read files of initial weights; not necessary where trained ones replace them.
+        secret: Whether random numbers that protect samples come from the operating system, as at a node.
 
     Attributes:
         trainer: The trainer that takes clients through their visits.
@@ -53,6 +56,7 @@ class Builder:
         summary: FederationSummary | None = None,
         absent: Collection[str] = (),
         pretrained: bool = True,
+        secret: bool = False,
     ) -> None:
         self.pretrained = pretrained
         self.experiment = experiment
@@ -73,6 +77,7 @@ class Builder:
             experiment.evaluation.on,
             experiment.evaluation.on_every,
             experiment.rounds,
+            secret,
         )
         self.members: list[Member] = []
         self.models: dict[str, models.SplitModel] = {}
@@ -81,6 +86,8 @@ class Builder:
                 plan = experiment.training.plan(client.settings)
                 if client.name not in absent and architecture.kind not in self.models:
                     self.models[architecture.kind] = self._client_model(architecture, "shared", hardware.device)
+                if experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
+                    plan = protected(experiment.privacy, self.method, plan, len(client.train))
             except (ModelError, ConfigError) as error:
                 raise type(error)(f"{client.name}: {error}") from None
             self.members.append(Member(client, plan, str(architecture), architecture.kind))
@@ -98,8 +105,8 @@ class Builder:
     def fill(self, roster: Roster) -> None:
         """Store the initial weights and state of every client."""
         first: dict[str, str] = {}
-        for client, architecture in zip(self.federated.clients, self.summary.architectures, strict=True):
-            state = self.method.client_state(client.train.counts(self.federated.num_classes).cpu())
+        for member, architecture in zip(self.members, self.summary.architectures, strict=True):
+            client, state = member.data, self._state(member)
             if self.experiment.model.init == "own":
                 model = self._client_model(architecture, client.name, torch.device("cpu"))
                 roster.store.write(client.name, Snapshot(model.state_dict(), state, {}))
@@ -109,6 +116,15 @@ class Builder:
                 first[architecture.kind] = client.name
                 model = self.models[architecture.kind]
                 roster.store.write(client.name, Snapshot(model.state_dict(), state, {}))
+
+    def _state(self, member: Member) -> dict[str, torch.Tensor]:
+        """Return a client's first state, which tells a method no true numbers of samples if those are protected."""
+        counts, private = member.train.counts(self.federated.num_classes).cpu(), member.plan.private
+        if private is None:
+            return self.method.client_state(counts)
+        private = replace(private, secret=self.trainer.secret)
+        counts = private_counts(counts, private, generator(self.experiment.seed, COUNTS, member.name))
+        return {**self.method.client_state(counts), COUNTS: counts}
 
     def _task(self) -> Task:
         summary, federated = self.summary, self.federated
@@ -138,6 +154,8 @@ class Builder:
     def _client_model(self, architecture: Architecture, scope: str, device: torch.device) -> models.SplitModel:
         """Return a model as clients train it: with the method's networks, on the device, in the right layout."""
         model = self._model(architecture, scope)
+        if self.experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
+            models.check_single_samples(model)
         with seeded(self.experiment.seed, "extend", scope):
             self.method.extend(model)
         layout = self.hardware.layout
@@ -183,6 +201,8 @@ def build_model(
         pretrained=pretrained,
         centred=centred,
     )
+    if experiment.model.norm == "group":
+        models.group_norm(model)
     if (given := data.normalisation(experiment.transforms)) is not None:
         if model.normalises:
             raise ConfigError(

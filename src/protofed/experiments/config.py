@@ -16,6 +16,7 @@ from protofed.data import DataOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
 from protofed.options import Options, build_options, option, option_fields, plain
+from protofed.privacy import PrivacyOptions
 from protofed.reading import read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
 from protofed.runs import flat
@@ -40,6 +41,10 @@ class ModelOptions(Options):
     start: str = option(
         "",
         "directory of a finished run from whose clients those of the same names start ('' = from initial weights)",
+    )
+    norm: Literal["batch", "group"] = option(
+        "batch",
+        "normalisation of architectures with BatchNorm: as they have it, or GroupNorm (privacy.mode=sample)",
     )
     shared: str = option("", "architecture for methods that need the same one for all clients ('' = model.name)")
     options: dict[str, Any] = option(
@@ -213,6 +218,7 @@ SECTIONS: dict[str, type] = {
     "wire": WireOptions,
     "robust": RobustOptions,
     "attack": AttackOptions,
+    "privacy": PrivacyOptions,
     "execution": ExecutionOptions,
     "checkpoint": CheckpointOptions,
     "compare": CompareOptions,
@@ -250,6 +256,7 @@ class Experiment:
     wire: WireOptions
     robust: RobustOptions
     attack: AttackOptions
+    privacy: PrivacyOptions
     execution: ExecutionOptions
     checkpoint: CheckpointOptions
 

@@ -67,6 +67,7 @@ def describe_clients(
         "notes": [
             *federation.method.notes(),
             *_rule_notes(federation),
+            *([federation.hiding.note()] if federation.hiding else []),
             *_models_notes(federated, roster),
             *federated.remarks(),
         ],

@@ -19,6 +19,7 @@ from protofed.experiments.ending import END, restore_end, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import check_room, remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
+from protofed.privacy import ClientPrivacy
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.reading import read_toml, reason
@@ -36,6 +37,8 @@ def why_rounds_matter(experiment: Experiment) -> str:
         return "training.schedule=cosine spreads over all rounds"
     if experiment.participation.newcomers:
         return "participation.newcomers join in the last rounds"
+    if experiment.privacy.mode != "none" and experiment.privacy.noise is None:
+        return "the noise that privacy.epsilon needs depends on their number"
     kind = methods.get(experiment.method)
     return kind.depends_on_rounds(experiment.method_options)
 
@@ -168,6 +171,8 @@ class RunDirectory:
             if len(rounds) < federation.round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
         write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
+        if isinstance(federation.hiding, ClientPrivacy) and federation.secret:
+            federation.hiding.keep(self.path / "releases", federation.round)
         return rounds
 
     def _restore_end(self, federation: Federation) -> bool:

@@ -334,6 +334,7 @@ def summary_of(
         clients=len(federation.names),
         outcome=Outcome.of(rounds),
         main_rule=federation.main_rule,
+        privacy=next((r.privacy for r in reversed(rounds) if r.privacy), None),
         peak_memory_bytes=memory,
         environment={
             "python": platform.python_version(),

@@ -22,6 +22,7 @@ from protofed.experiments.hardware import Hardware
 from protofed.files import check_tensors, read_tensors
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
+from protofed.privacy import PrivacyOptions
 from protofed.runs import Border, RunData
 from protofed.samples import ClientData, FederatedData, Samples
 
@@ -208,7 +209,7 @@ def _builder(run: RunData, name: str, stored: ModelsDescription, code: bool) -> 
         memory_format="contiguous",
         convolutions="torch",
     )
-    experiment = replace(experiment, execution=execution)
+    experiment = replace(experiment, execution=execution, privacy=PrivacyOptions())
     kind = torch.uint8 if stored.eight_bit else torch.float32
     nothing = Samples(torch.zeros(0, *stored.input_shape, dtype=kind), torch.zeros(0, dtype=torch.int64))
     client = ClientData(name, nothing, nothing)

@@ -14,9 +14,11 @@ from protofed.errors import ConfigError, DivergedError, FederationError, Payload
 from protofed.federation.state import ServerState
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.options import Options, option
+from protofed.privacy import ClientPrivacy, PrivacyOptions, SamplePrivacy
+from protofed.privacy.noise import from_seed, from_system
 from protofed.robust import Attackers, Findings, Guard, RobustOptions
 from protofed.runs import RULE_ORDER, Accuracy, Attack, RoundRecord, main_rule
-from protofed.seeding import generator
+from protofed.seeding import generator, uniform_from_system
 from protofed.training import Evaluated, Executor, Messages, Missing, On, Trained
 from protofed.wire import Codec, cast
 from protofed.wire.schema import Schema
@@ -28,8 +30,10 @@ class ParticipationOptions(Options):
     """Selection of the participants of a round."""
 
     fraction: float = option(1.0, "share of the clients that train in each round, drawn anew", above=0, most=1)
-    sampling: Literal["uniform", "samples"] = option(
-        "uniform", "clients are drawn alike, or with probability proportional to n_i (FedProx, Algorithm 2)"
+    sampling: Literal["uniform", "samples", "poisson"] = option(
+        "uniform",
+        "a fixed number of clients is drawn, alike or with probability proportional to n_i (FedProx, Algorithm 2); "
+        "poisson: each takes part with probability fraction, whatever the others do",
     )
     min_clients: int = option(1, "in a network, a round with fewer usable results is repeated", least=1)
     attempts: int = option(3, "in a network, attempts at a round before the run ends with an error", least=1)
@@ -100,6 +104,7 @@ class Federation:
         evaluation: When clients are scored, on what, and by which rule results are summed up.
         robust: Robust rule applied to validated uploads.
         attackers: Hostile clients of a simulation, or None.
+        privacy: What is protected by differential privacy.
         state: State of the server; new before the first round.
     """
 
@@ -112,6 +117,7 @@ class Federation:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     robust: RobustOptions = field(default_factory=lambda: RobustOptions("none"))
     attackers: Attackers | None = None
+    privacy: PrivacyOptions = field(default_factory=PrivacyOptions)
     state: ServerState = field(default_factory=ServerState)
 
     def __post_init__(self) -> None:
@@ -137,6 +143,7 @@ class Federation:
         withheld = {n for n, samples in training.items() if not samples.exact}
         self.guard = Guard(self.robust, self.method, counts, withheld)
         self.guard.check(self._number_of([n for n in self.trainable if n not in self.newcomers]))
+        self.hiding = self._privacy()
         if not self.state.round:
             self.state.tensors = self.method.server_state()
 
@@ -149,6 +156,58 @@ class Federation:
     def round(self) -> int:
         """Rounds completed."""
         return self.state.round
+
+    @property
+    def secret(self) -> bool:
+        """Whether noise and participation must be unpredictable to the clients: in a deployment."""
+        return self.executor.remote and not self.executor.clients.rests_here
+
+    def _privacy(self) -> ClientPrivacy | SamplePrivacy | None:
+        """Return the stage that hides clients or the cost of hiding samples; None if nothing is ever sent.
+
+        Raises:
+            ConfigError: If the options of privacy do not suit the method or the clients.
+        """
+        if self.privacy.mode == "none" or self.method.upload_schema is None:
+            return None
+        if self.privacy.mode == "sample":
+            members = {name: self.executor.clients[name] for name in self.trainable}
+            return SamplePrivacy(self.privacy, self.method, members)
+        return self._client_privacy()
+
+    def _client_privacy(self) -> ClientPrivacy:
+        """Return the stage of ``privacy.mode=client``.
+
+        Raises:
+            ConfigError: If other options would undo it, or its own do not suit the method.
+        """
+        o = self.participation
+        if self.robust.rule not in ("none", "clip"):
+            raise ConfigError(
+                f"robust.rule={self.robust.rule} lets one client change what others contribute, which the noise of "
+                "privacy.mode=client does not cover: choose none; privacy.clip limits every client"
+            )
+        if o.sampling == "samples":
+            raise ConfigError(
+                "participation.sampling=samples shows numbers of samples, which privacy.mode=client does not hide: "
+                "choose uniform or poisson"
+            )
+        able = [n for n in self.trainable if n not in self.newcomers]
+        rates, expected = [], []
+        for round in range(1, self.rounds + 1):
+            sends = self.method.communicates(round) and not self.joined(round)
+            drawn = o.sampling == "poisson" and not self.method.everyone(round)
+            rates.append((o.fraction if drawn else 1.0) if sends else 0.0)
+            all_of_them = self.method.everyone(round)
+            number = len(able) * o.fraction if drawn else len(able) if all_of_them else self._number_of(able)
+            expected.append(number)
+        source = from_system if self.secret else from_seed(self.seed, "privacy")
+        return ClientPrivacy(self.privacy, self.method, rates, expected, source)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether another round would exceed the budget of differential privacy."""
+        return self.hiding is not None and self.round < self.rounds and not self.hiding.affords(self.round + 1)
 
     def _find_newcomers(self) -> frozenset[str]:
         """Return the clients that join after training.
@@ -223,8 +282,8 @@ class Federation:
         return 0 < self.evaluation.patience <= since
 
     def run(self) -> Iterator[RoundRecord]:
-        """Run the remaining rounds and yield a record after each."""
-        while self.round < self.rounds:
+        """Run the remaining rounds, as far as the budget goes, and yield a record after each."""
+        while self.round < self.rounds and not self.exhausted:
             yield self._round(self.round + 1)
 
     def participants(self, round: int) -> list[str]:
@@ -232,6 +291,8 @@ class Federation:
         joined = self.joined(round)
         here = [name for name in self.trainable if (name in self.newcomers) == joined]
         able = self.state.standing.able(here, round, self.participation.max_refusals)
+        if self.participation.sampling == "poisson" and not self.method.everyone(round):
+            return [name for name in able if self._coin(round, name) < self.participation.fraction]
         number = self._number_of(able)
         if number >= len(able) or self.method.everyone(round):
             return able
@@ -243,6 +304,12 @@ class Federation:
         else:
             order = torch.randperm(len(able), generator=drawing)
         return [able[i] for i in sorted(order[:number].tolist())]
+
+    def _coin(self, round: int, name: str) -> float:
+        """Return the number in ``[0, 1)`` that decides whether a client takes part."""
+        if self.secret:
+            return float(uniform_from_system(1))
+        return float(torch.rand((), generator=generator(self.seed, "participation", round, name)))
 
     def _number_of(self, able: Sequence[str]) -> int:
         """Return the number of clients to ask among those able to train."""
@@ -258,7 +325,7 @@ class Federation:
             record.attempts += 1
         self.state.round = round
         self.state.standing.note(record, self.names)
-        if round % self.evaluation.every == 0 or round == self.rounds:
+        if round % self.evaluation.every == 0 or round == self.rounds or self.exhausted:
             if self._combines(round):
                 self.executor.announce(self.participants(round + 1))
             self._evaluate(round, record)
@@ -267,7 +334,7 @@ class Federation:
 
     def _combines(self, round: int) -> bool:
         """Return whether clients may train for the next round as soon as they have been scored in ``round``."""
-        certain = round < self.rounds and not self.evaluation.patience
+        certain = round < self.rounds and not self.evaluation.patience and not self.exhausted
         return self.participation.combine and self.evaluation.at == "broadcast" and certain
 
     def _attempt(self, names: Sequence[str], round: int, record: RoundRecord) -> bool:
@@ -277,12 +344,15 @@ class Federation:
         whereas clients of this process would train once more.
         """
         messages = self._messages(names, round, record)
+        record.privacy = None if self.hiding is None else self.hiding.spent(round)
         state, diagnostics, usable = self._aggregate(names, messages, round, record)
-        if usable < self.participation.min_clients and self.executor.remote:
+        if usable < min(self.participation.min_clients, len(names)) and self.executor.remote:
             return False
         if reason := self._unsound(state, round):
             record.robust.kept = reason
         else:
+            if isinstance(self.hiding, ClientPrivacy) and self.method.communicates(round):
+                self.hiding.publish()
             self.state.tensors, record.diagnostics = state, diagnostics
         return True
 
@@ -347,7 +417,11 @@ class Federation:
         if sending and self.method.communicates(round):
             counter, findings = itertools.count(), Findings()
             counted = (upload for upload, _ in zip(uploads, counter, strict=False))
-            screened = self.guard.screen(counted, self._opening(round), findings)
+            if isinstance(self.hiding, ClientPrivacy):
+                assert record.privacy is not None
+                screened = self.hiding.merge(counted, self._opening(round), round, record.privacy)
+            else:
+                screened = self.guard.screen(counted, self._opening(round), findings)
             state, diagnostics = self.method.aggregate(self.server, screened, round)
             uploads_left = sum(1 for _ in screened)
             assert not uploads_left, f"{self.method.name} left uploads unread"

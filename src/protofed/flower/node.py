@@ -158,7 +158,7 @@ def _built(source: Source, config: str, text: str, name: str) -> tuple[LocalTrai
     federated = hardware.place(source.load(experiment, name, summary))
     model = federated.clients[0].settings.get("model", "")
     architecture = _architecture(experiment, summary.architectures[0], model)
-    builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)))
+    builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)), secret=True)
     roster = builder.roster(Memory())
     builder.fill(roster)
     return builder.trainer, roster, roster.snapshot(name)

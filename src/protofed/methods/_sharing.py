@@ -65,6 +65,10 @@ class SharedPart(Method[S]):
 
     # The client.
 
+    def unclippable(self) -> str:
+        """The server takes a mean."""
+        return ""
+
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Load the shared part."""
         if message is not None:

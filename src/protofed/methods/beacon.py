@@ -167,6 +167,10 @@ class Beacon(Method[BeaconOptions]):
             return self.broadcast_schema
         return weight_schema(self.initial, self.task.num_classes, samples=Field((), "count", parameter=False))
 
+    def unclippable(self) -> str:
+        """The server takes a mean."""
+        return ""
+
     # The client.
 
     def extend(self, model: SplitModel) -> None:
@@ -215,7 +219,7 @@ class Beacon(Method[BeaconOptions]):
         sgd = {"name": "SGD", "lr": o.lr, "momentum": o.momentum}
         return (
             Phase((Update(self.beacon_loss, lambda name: name.startswith("extras."), sgd),), epochs=o.epochs),
-            Phase((Update(self.loss, lambda name: not name.startswith("extras.")),)),
+            Phase((Update(self.loss, lambda name: not name.startswith("extras.")),), stays=True),
         )
 
     def beacon_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:

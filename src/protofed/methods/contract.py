@@ -128,11 +128,14 @@ class Phase:
         epochs: Passes over the data; None for the experiment's number of local epochs.
         source: Source of the samples: None for the client's training data, otherwise a function of the client that
             returns ``(x, y)``, such as pseudo-features drawn from received mixtures.
+        stays: Whether nothing that it trains ever leaves the client or influences what does, so that
+            ``privacy.mode=sample`` has nothing to protect in it.
     """
 
     updates: tuple[Update, ...]
     epochs: int | None = None
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
+    stays: bool = False
 
     def passes(self, epochs: int) -> int:
         """Return the number of passes in an experiment with ``epochs`` local epochs."""
@@ -306,6 +309,15 @@ class Method(Generic[O]):
         Called before there is a method; "" if it does not matter.
         """
         return ""
+
+    def unclippable(self) -> str:
+        """Return why one upload cannot stand for all (``privacy.mode=client``), as a clause; "" if it can.
+
+        It can if the server takes nothing of the uploads but means of weights and of classes' rows, in which all
+        clients may weigh the same, and sums of the fields that are sums over samples. What is clipped is a client's
+        change of all of them together since the broadcast, which has fields of the same names.
+        """
+        return "its server needs every single one" if not self.sums_only else "it does not declare how"
 
     def check(self) -> None:
         """Check that options and task fit each other, before any training.

@@ -98,6 +98,10 @@ class FedAvg(Method[W]):
         """Tell how much of the model is shared, and where BatchNorm's running statistics stay."""
         return sharing_notes(self.first_model(), self.shares, self.options.share_buffers)
 
+    def unclippable(self) -> str:
+        """The server takes a mean, unless a relative's needs more."""
+        return "" if self.sums_only else super().unclippable()
+
     # The client: ClientUpdate(i, w^t).
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:

@@ -98,6 +98,10 @@ class FedDistill(Method[FedDistillOptions]):
         """As the upload."""
         return self.schema
 
+    def unclippable(self) -> str:
+        """The server takes means, unless every client's targets leave out its own share."""
+        return "leave_one_out treats every client differently" if self.options.leave_one_out else ""
+
     # The client.
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:

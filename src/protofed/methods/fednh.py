@@ -109,6 +109,10 @@ class FedNH(FedAvg[FedNHOptions]):
         sums, counts = Field((K, d), sums=True), Field((K,), "count", parameter=False)
         return with_samples(weight_schema(self.initial, K), means=sums, counts=counts)
 
+    def unclippable(self) -> str:
+        """Sums of class means are weighted by n_ic."""
+        return "its server needs n_ic, which no noise hides"
+
     # The client.
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:

@@ -100,6 +100,14 @@ class FedProto(Method[P]):
         """``k`` global prototypes and their classes."""
         return self.schema
 
+    def unclippable(self) -> str:
+        """The server takes plain means, unless options say otherwise."""
+        if self.needs_counts(self.options):
+            return f"method.aggregation={self.options.aggregation} weights them by n_ij: choose mean"
+        if self.personal_broadcast:
+            return "method.classes=own lets the server know who holds which class: choose all"
+        return "" if self.sums_only else super().unclippable()
+
     # The client: LocalUpdate(i, C).
 
     def client_state(self, counts: Tensor) -> Tensors:

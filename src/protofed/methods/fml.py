@@ -86,6 +86,10 @@ class FML(AuxiliaryMethod[FMLOptions]):
         """The meme, and the client's number of samples."""
         return with_samples(self.broadcast_schema)
 
+    def unclippable(self) -> str:
+        """The server takes a mean."""
+        return ""
+
     # The client.
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:

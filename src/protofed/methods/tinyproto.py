@@ -145,12 +145,22 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
         """As the base, unless the server has to know who holds a class."""
         return self.base.sums_only and self.reduction != "compensated"
 
+    def unclippable(self) -> str:
+        """As the base for means; sums are as the server takes them."""
+        if not self.options.scaling or not self.base.sums_only:
+            return self.base.unclippable()
+        if self.reduction != "sum":
+            return f"method.reduction={self.reduction} needs the number of clients that hold a class: choose sum"
+        return "" if self.options.mu else "method.rho derives μ from their numbers of samples: set method.mu"
+
     # Packing.
 
     def pack(self, payload: Payload) -> Payload:
         """Keep the entries ``ĉ`` of each class's mask (Definition 2)."""
         if self.masks is None:
             return payload
+        if not len(payload["classes"]):
+            return {**payload, "prototypes": payload["prototypes"][:, : self.s]}
         masks = self.masks[payload["classes"].cpu()]
         return {**payload, "prototypes": compress(payload["prototypes"], masks)}
 
@@ -158,6 +168,8 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
         """Put them back in their places, zeros elsewhere (Definition 1)."""
         if self.masks is None:
             return payload
+        if not len(payload["classes"]):
+            return {**payload, "prototypes": payload["prototypes"].new_zeros(0, self.task.feature_dim)}
         masks = self.masks[payload["classes"].cpu()]
         return {**payload, "prototypes": rebuild(payload["prototypes"], masks)}
 

@@ -14,6 +14,7 @@ from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
 from protofed.models.grouping import Group, assign, groups, members
 from protofed.models.noise import key_noise
+from protofed.models.norms import check_single_samples, group_norm
 from protofed.models.preparation import Normalisation, Preparation
 from protofed.models.splitting import split
 
@@ -30,6 +31,8 @@ __all__ = [
     "architectures",
     "assign",
     "build",
+    "check_single_samples",
+    "group_norm",
     "groups",
     "key_noise",
     "members",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from protofed.errors import CheckpointError, DivergedError, PayloadError
 from protofed.runs.checks import are_named_numbers, are_numbers, are_tables, are_texts, is_count, is_number
 from protofed.runs.findings import Findings
+from protofed.runs.spent import Spent
 
 if TYPE_CHECKING:
     from protofed.training import Missing, Trained
@@ -183,6 +184,7 @@ class RoundRecord:
         attempts: How often the round was begun, because too few clients had answered.
         robust: What the robust stage changed or left out.
         attack: The hostile clients of a simulation that has any.
+        privacy: What differential privacy has cost so far, or None without it.
         diagnostics: What the method measured.
     """
 
@@ -204,6 +206,7 @@ class RoundRecord:
     attempts: int = 1
     robust: Findings = field(default_factory=Findings)
     attack: Attack | None = None
+    privacy: Spent | None = None
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -259,6 +262,8 @@ class RoundRecord:
             record["robust"] = findings
         if self.attack:
             record["attack"] = vars(self.attack)
+        if self.privacy:
+            record["privacy"] = self.privacy.to_dict()
         record |= {n: getattr(self, n) for n in ("losses", "bytes", "parameters", "seconds")}
         record |= {n: [vars(entry) for entry in getattr(self, n)] for n in ("refused", "missing")}
         record |= {"attempts": self.attempts, "diagnostics": self.diagnostics}
@@ -315,6 +320,7 @@ class RoundRecord:
             attempts=attempts,
             robust=Findings.from_dict(value.get("robust", {}), f"{where}: robust"),
             attack=Attack.from_dict(value["attack"], f"{where}: attack") if "attack" in value else None,
+            privacy=Spent.from_dict(value["privacy"], f"{where}: privacy") if "privacy" in value else None,
             diagnostics=value["diagnostics"],
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 from protofed.errors import CheckpointError
 from protofed.runs.checks import is_count, is_number, is_text
 from protofed.runs.records import SECONDS, WAYS, Accuracy, RoundRecord
+from protofed.runs.spent import Spent
 
 TOLERANCE = 0.01
 """How far a mean accuracy may stay below the best one and count as converged: one percentage point."""
@@ -337,6 +338,7 @@ class Summary:
         environment: Versions, device and settings that numbers may depend on.
         label: What figures and tables call the method; ``""`` for its name.
         main_rule: Inference rule that headline numbers are about; ``""`` in older files.
+        privacy: What differential privacy has cost, or None without it.
     """
 
     protofed: str
@@ -350,6 +352,7 @@ class Summary:
     environment: dict[str, Any] = field(default_factory=dict)
     label: str = ""
     main_rule: str = ""
+    privacy: Spent | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
@@ -365,6 +368,7 @@ class Summary:
             "peak_memory_bytes": self.peak_memory_bytes,
             "environment": self.environment,
             **({"label": self.label} if self.label else {}),
+            **({"privacy": self.privacy.to_dict()} if self.privacy else {}),
         }
 
     @classmethod
@@ -399,4 +403,5 @@ class Summary:
             outcome=Outcome.from_dict(value, where),
             peak_memory_bytes=memory,
             environment=environment,
+            privacy=Spent.from_dict(value["privacy"], f"{where}: privacy") if "privacy" in value else None,
         )

@@ -19,6 +19,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Phase
 from protofed.optimizers import eager
 from protofed.samples import ClientData, Samples
+from protofed.training.private import Private
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class LocalPlan:
         schedule: Schedule of the learning rates of local training, also of a method's own.
         factor: Factor of the learning rates in the present round.
         class_weights: Whether the cross-entropy of a client's own samples is weighted by :func:`balance`.
+        private: Protection of single samples by DP-SGD, or None.
     """
 
     epochs: int = 1
@@ -76,6 +78,7 @@ class LocalPlan:
     schedule: Schedule = Schedule()
     factor: float = 1.0
     class_weights: bool = False
+    private: Private | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):

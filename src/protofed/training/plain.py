@@ -16,6 +16,7 @@ from protofed.samples import Samples
 from protofed.training.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.training.client import LocalPlan, balance
 from protofed.training.clipping import clip
+from protofed.training.private import Noise, clipped_sum
 from protofed.training.visit import Steps
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class PlainSteps(Steps):
     def __init__(self, method: Method) -> None:
         self.method = method
         self.means = _Means()
+        self.phases = 0
 
     def take(self, client: int, model: SplitModel) -> None:
         """Start from the weights of ``model``, which is trained in place."""
@@ -51,7 +53,9 @@ class PlainSteps(Steps):
     ) -> None:
         """Begin a phase of training."""
         model = self._model
-        self.local, self.phase = locals_[0], phase
+        self.local, self.phase, self.plan = locals_[0], phase, plan
+        self.phases += 1
+        self.noise = Noise.of(self.local, plan.private, f"steps {self.phases}") if plan.private else None
         self.during = phase.source is None and self.method.statistics_from == "during"
         self.updates = []
         for number, update in enumerate(phase.updates):
@@ -118,6 +122,9 @@ class PlainSteps(Steps):
 
     def _step(self, batch: Batch) -> Output | None:
         """Run one optimiser step per update; return the model's output in the first."""
+        if self.plan.private is not None:
+            self._private_step(batch)
+            return None
         first: Output | None = None
         for update, parameters, optimizer in self.updates:
             terms, output = update.terms(self._model, batch, self.local.received, self.local.state)
@@ -132,6 +139,20 @@ class PlainSteps(Steps):
             self.means.add(terms, len(batch.y))
             first = output if first is None else first
         return first
+
+    def _private_step(self, batch: Batch) -> None:
+        """Run one optimiser step per update on clipped gradients with noise, divided by the expected batch size."""
+        private, noise = self.plan.private, self.noise
+        assert private is not None
+        assert noise is not None
+        expected = min(self.plan.batch_size, len(self.y))
+        for update, parameters, optimizer in self.updates:
+            sums, terms = clipped_sum(self._model, update, parameters, batch, self.local, private.clip)
+            for name, parameter in parameters.items():
+                noisy = sums[name] + private.noise * private.clip * noise.normal(parameter)
+                parameter.grad = noisy / expected
+            optimizer.step()
+            self.means.add(terms, len(batch.y))
 
 
 class _Update(NamedTuple):

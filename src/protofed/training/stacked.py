@@ -112,6 +112,8 @@ class StackedSteps(Steps):
         kept: Sequence[Tensors],
     ) -> None:
         """Begin a phase of training."""
+        if plan.private is not None:
+            raise StackingError("DP-SGD computes with the samples of one client at a time")
         self.phase, self.plan, self.locals, self.kept = phase, plan, list(locals_), kept
         self.phases += 1
         self.pool = PooledSamples(data)

@@ -29,6 +29,7 @@ from protofed.seeding import Stream, derive, generator, seeded
 from protofed.snapshots import Snapshot
 from protofed.training.batches import batches, epoch_rows
 from protofed.training.client import LocalPlan, Member
+from protofed.training.private import COUNTS, Noise, private_statistics
 from protofed.training.roster import Roster, versions
 from protofed.wire import Codec, cast
 
@@ -213,6 +214,7 @@ class LocalTrainer:
         on: Whose test samples clients are scored on, besides their own.
         on_every: In which rounds: in its multiples, and in the ``last``.
         last: Number of the last round.
+        secret: Whether random numbers that protect samples come from the operating system: at a node.
     """
 
     method: Method
@@ -222,6 +224,7 @@ class LocalTrainer:
     on: On = "own"
     on_every: int = 1
     last: int = 0
+    secret: bool = False
 
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round: int
@@ -246,10 +249,12 @@ class LocalTrainer:
             statistics = [new or old for new, old in zip(collected, statistics, strict=True)]
         sends = self.method.upload_schema is not None and self.method.communicates(round)
         if sends and self.method.statistics_from == "after":
-            statistics = steps.statistics([visit.client.train for visit in visits])
+            statistics = self._statistics(steps, visits)
         together = (time.perf_counter() - start) / len(visits)
         results = []
         for index, (visit, losses) in enumerate(zip(visits, steps.losses(), strict=True)):
+            if visit.client.plan.private is not None:
+                losses = {}  # they are of the samples that are protected
             start = time.perf_counter()
             message, failure = None, ""
             if sends:
@@ -260,6 +265,24 @@ class LocalTrainer:
             results.append(Trained(visit.client.name, message, losses, len(visit.client.train), seconds, failure))
         _keep(steps, clients, visits)
         return results
+
+    def _plan(self, client: Member) -> LocalPlan:
+        """Return a client's plan, with random numbers that are as secret as they have to be."""
+        plan = client.plan
+        secret = plan.private is not None and self.secret
+        return replace(plan, private=replace(plan.private, secret=True)) if secret else plan  # type: ignore[type-var]
+
+    def _statistics(self, steps: Steps, visits: Sequence[_Visit]) -> list[Tensors]:
+        """Return the statistics of each client's training data after training."""
+        if all(visit.client.plan.private is None for visit in visits):
+            return steps.statistics([visit.client.train for visit in visits])
+        found = []
+        for index, visit in enumerate(visits):
+            private = self._plan(visit.client).private
+            assert private is not None
+            with steps.model(index) as model:
+                found.append(private_statistics(model, self.method, visit.local, visit.client.train, private))
+        return found
 
     @torch.no_grad()
     def evaluate(
@@ -361,6 +384,8 @@ class LocalTrainer:
             for tensors in (snapshot.state, snapshot.received)
         )
         counts = client.train.counts(self.method.task.num_classes)
+        if COUNTS in state:
+            counts = state[COUNTS]
         local = Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
         if client.validation is not None:
             local.validation = partial(batches, client.validation, model)
@@ -407,7 +432,11 @@ class LocalTrainer:
         schema = self.method.upload_schema
         assert schema is not None
         try:
-            return self.codec.encode(self.method.upload(local, statistics), schema), ""
+            payload = self.method.upload(local, statistics)
+            if COUNTS in local.state:  # numbers of samples are not sent: all clients weigh the same
+                weights = {n: payload[n].clamp(max=1) for n, f in schema.fields.items() if f.kind == "count"}
+                payload = {**payload, **weights}
+            return self.codec.encode(payload, schema), ""
         except ProtofedError as error:
             local.model.eval()
             output = local.model(next(batches(train, local.model)).x) if len(train) else None
@@ -457,21 +486,26 @@ class LocalTrainer:
                 with visit.stream, steps.model(index) as model:
                     model.train()
                     data[index] = Samples(*phase.source(visit.local))
-        plan = visits[0].client.plan.at(visits[0].local.round, self.method.task.rounds)
+        plan = self._plan(visits[0].client).at(visits[0].local.round, self.method.task.rounds)
+        if phase.stays:
+            plan = replace(plan, private=None)
+        noises = [Noise.of(v.local, plan.private, f"batches {number}") if plan.private else None for v in visits]
         prefix = f"{number}/"
         kept = [{n.removeprefix(prefix): t for n, t in v.kept.items() if n.startswith(prefix)} for v in visits]
         steps.begin(plan.clipped(phase), plan, data, [visit.local for visit in visits], kept)
         statistics: list[Tensors] = [{} for _ in visits]
         for epoch in range(phase.passes(plan.epochs)):
             rows = [
-                epoch_rows(
+                noise.rows(len(own), visit.client.plan.batch_size)
+                if noise
+                else epoch_rows(
                     len(own),
                     visit.client.plan.batch_size,
                     visit.local.model.needs_two_samples,
                     self.seed,
                     *(visit.local.round, visit.client.name, number, epoch),
                 )
-                for own, visit in zip(data, visits, strict=True)
+                for own, visit, noise in zip(data, visits, noises, strict=True)
             ]
             # Stacked steps draw no random numbers: their noise comes from keys.
             with visits[0].stream if len(visits) == 1 else nullcontext():

@@ -124,6 +124,7 @@ def cards(run: RunData) -> list[Card]:
     memory = run.summary.peak_memory_bytes if run.summary else None
     return [
         *_accuracy_cards(run),
+        *_privacy_cards(run),
         Card(
             "Sent per round",
             f"↑ {per_round[0]}\n↓ {per_round[1]}",
@@ -140,6 +141,16 @@ def cards(run: RunData) -> list[Card]:
         ),
         Card("Clients", number(len(run.clients)), f"{architectures(run)}, {plural(len(run.class_names), 'class')}"),
     ]
+
+
+def _privacy_cards(run: RunData) -> list[Card]:
+    """Return what differential privacy has cost; nothing without it."""
+    spent = next((r.privacy for r in reversed(run.rounds) if r.privacy), None)
+    if spent is None:
+        return []
+    hidden = {"client": "hides single clients", "sample": "hides single samples of a client"}[spent.mode]
+    epsilon = f"ε = {spent.epsilon:.3g}" if spent.noise else "ε = ∞"
+    return [Card("Privacy", epsilon, f"at δ = {spent.delta:g}, {hidden}; noise {spent.noise:.3g} times the norm")]
 
 
 def _accuracy_cards(run: RunData) -> list[Card]:

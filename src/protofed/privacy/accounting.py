@@ -1,0 +1,105 @@
+"""ε(δ) of Gaussian mechanisms, by the accountant of Google's ``dp-accounting``."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from protofed.errors import ConfigError
+
+LARGEST = 1e6
+"""Largest noise multiplier that is tried."""
+PRECISION = 1e-4
+"""How closely, as a share, the noise is found that a budget needs."""
+
+
+class Release(NamedTuple):
+    """Numbers that were published: a sum of vectors of bounded norm, and Gaussian noise.
+
+    Attributes:
+        noise: Noise multiplier ``z``: standard deviation of the noise over the largest norm of one vector.
+        rate: Probability ``q`` with which each vector is drawn into the sum, independently (Poisson sampling); 1 if
+            the sum is not of a secret random choice.
+        times: How often.
+    """
+
+    noise: float
+    rate: float = 1.0
+    times: int = 1
+
+
+def epsilon(releases: Iterable[Release], delta: float) -> float:
+    """Return the ε for which all releases together are (ε, δ)-differentially private.
+
+    Neighbouring data differ in one vector, which is in the sum or is not. Composition is by Rényi differential
+    privacy (Mironov 2017; Mironov, Talwar and Zhang 2019 for sampled sums; Canonne, Kamath and Steinke 2020 for δ).
+
+    Args:
+        releases: The releases; each may depend on the results of those before.
+        delta: ``δ``.
+
+    Raises:
+        ConfigError: If ``dp-accounting`` is not installed.
+    """
+    counted: dict[tuple[float, float], int] = {}
+    for noise, rate, times in releases:
+        if rate and times:
+            counted[noise, rate] = counted.get((noise, rate), 0) + times
+    return _epsilon(tuple(sorted(counted.items())), delta)
+
+
+@cache
+def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
+    if not counted:
+        return 0.0
+    if any(noise == 0 for (noise, _), _ in counted):
+        return math.inf
+    dp, rdp = _library()
+    accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for (noise, rate), times in counted:
+        mechanism = dp.GaussianDpEvent(noise)
+        accountant.compose(mechanism if rate == 1 else dp.PoissonSampledDpEvent(rate, mechanism), times)
+    return float(accountant.get_epsilon(delta))
+
+
+def find_noise(releases: Callable[[float], Sequence[Release]], budget: float, delta: float) -> float:
+    """Return the smallest noise multiplier, within :data:`PRECISION`, whose releases keep a budget.
+
+    Args:
+        releases: The planned releases, given the noise multiplier.
+        budget: Largest ``ε``; 0 noise suffices if it is infinite.
+        delta: ``δ``.
+
+    Raises:
+        ConfigError: If no noise suffices, or ``dp-accounting`` is not installed.
+    """
+    if math.isinf(budget) or not any(release.rate and release.times for release in releases(1.0)):
+        return 0.0
+    low, high = 0.0, 1.0
+    while epsilon(releases(high), delta) > budget:
+        if high > LARGEST:
+            raise ConfigError(f"privacy.epsilon={budget:g}: no noise keeps this budget at privacy.delta={delta:g}")
+        low, high = high, 2 * high
+    while high - low > PRECISION * high:
+        middle = (low + high) / 2
+        if epsilon(releases(middle), delta) > budget:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ImportError:
+        raise ConfigError(
+            "privacy.mode needs the package dp-accounting: install protofed[privacy], or choose privacy.noise=0"
+        ) from None
+    # It warns of every order of the Rényi divergence that it leaves out, which makes ε no smaller.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    return dp_accounting, rdp

@@ -1,0 +1,272 @@
+"""Client-level differential privacy: a stage between validated uploads and a method's ``aggregate``.
+
+Every upload becomes a vector of limited length. The server adds the vectors of a round up, adds noise to their sum,
+and gives the method a single upload in place of all: the mean or the sum that it would have made of them. Whatever
+follows from it, the next broadcast included, is then as private as the noisy sum is (the Gaussian mechanism;
+McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from protofed.errors import ConfigError, writing
+from protofed.methods.contract import Method, Upload
+from protofed.privacy.accounting import Release, epsilon, find_noise
+from protofed.privacy.noise import Source
+from protofed.privacy.options import PrivacyOptions
+from protofed.robust.vectors import Part, bounded, parts_of
+from protofed.runs import Spent
+from protofed.wire.schema import Payload, Schema
+
+SURE = 2.0
+"""A class counts as reported if its noisy number of reporters exceeds so many standard deviations of the noise."""
+EVERYONE = "all clients"
+"""Sender of the upload that stands for all."""
+
+
+class Layout:
+    """Uploads as vectors of one length, the same for every client.
+
+    A field of weights contributes its change since the broadcast, and so do rows of classes: a table with a row for
+    each of the K classes, zero for those that the client lacks, and K numbers that say which it has. Changes and
+    numbers share one vector and so one norm; if it is shortened, the client weighs less in the quotient of their
+    sums. Sums over samples contribute as they are, numbers of samples not at all: all clients weigh the same.
+
+    Args:
+        schema: Schema of uploads.
+        clip: Largest Euclidean norm ``C`` of a vector.
+    """
+
+    def __init__(self, schema: Schema, clip: float) -> None:
+        self.schema = schema
+        self.parts = parts_of(schema)
+        self.reported = {p.labels for p in self.parts if p.layout == "rows" and not p.field.sums}
+        # The numbers of a client that has all K classes are as long as the longest change.
+        self.unit = clip / math.sqrt(schema.num_classes)
+        self.shapes = {part.name: self._shape(part) for part in self.parts}
+        self.sizes = [math.prod(shape) for shape in self.shapes.values()]
+        self.sizes += [schema.num_classes] * len(self.reported)
+
+    def _shape(self, part: Part) -> list[int]:
+        """Return the shape of a part's piece of the vector."""
+        sizes = [size if isinstance(size, int) else self.schema.sizes.get(size, -1) for size in part.field.shape]
+        return [self.schema.num_classes, *sizes[1:]] if part.layout == "rows" else sizes
+
+    def vector(self, payload: Payload, centre: Payload) -> Tensor:
+        """Return an upload as a float64 vector; zero from a client whose weight is 0.
+
+        Args:
+            payload: The upload.
+            centre: Payload of the broadcast that opened the round; may be empty.
+        """
+        pieces = []
+        for part in self.parts:
+            value, origin = payload[part.name].double(), self._origin(part, centre)
+            if part.layout == "rows":
+                classes = payload[part.labels]
+                value = torch.zeros_like(origin).index_copy(0, classes, value - origin[classes])
+            else:
+                value = value - origin
+            pieces.append(value.flatten())
+        for name in self.reported:
+            held = torch.zeros(self.schema.num_classes, dtype=torch.float64)
+            pieces.append(held.index_fill(0, payload[name], self.unit))
+        counts = [int(payload[name]) for name, field in self.schema.fields.items() if field.kind == "count"]
+        return torch.cat(pieces) * (0.0 not in counts)
+
+    def upload(self, total: Tensor, noise: float, centre: Payload, expected: float) -> Payload:
+        """Return the upload that stands for all.
+
+        Args:
+            total: Noisy sum of vectors.
+            noise: Standard deviation of the noise of each number.
+            centre: As in :meth:`vector`.
+            expected: Number of clients by which sums of changes of weights are divided.
+        """
+        pieces = dict(zip([*self.shapes, *self.reported], total.split(self.sizes), strict=True))
+        numbers = {name: pieces[name] / self.unit for name in self.reported}
+        sure = max(SURE * noise / self.unit, 1e-6)
+        everything = torch.arange(self.schema.num_classes)
+        payload: Payload = {}
+        for name, field in self.schema.fields.items():
+            if field.kind == "label":
+                payload[name] = everything[numbers[name] > sure] if name in numbers else everything
+            elif field.kind == "count":
+                payload[name] = torch.ones((), dtype=torch.int64)
+        for part in self.parts:
+            value, origin = pieces[part.name].reshape(self.shapes[part.name]), self._origin(part, centre)
+            if part.labels in numbers and not part.field.sums:
+                classes = payload[part.labels]
+                share = numbers[part.labels][classes].reshape(-1, *[1] * (value.dim() - 1))
+                value = origin[classes] + value[classes] / share
+            elif not part.field.sums:
+                value = origin + value / expected
+            payload[part.name] = bounded(value, part.field)
+        return payload
+
+    def _origin(self, part: Part, centre: Payload) -> Tensor:
+        """Return what a part's changes start from, in the shape of its piece: the broadcast, or zero."""
+        origin = torch.zeros(self.shapes[part.name], dtype=torch.float64)
+        sent = centre.get(part.name)
+        if sent is None or part.field.sums:
+            return origin
+        if part.layout == "rows":
+            return origin.index_copy(0, centre[part.labels], sent.double())
+        return sent.double()
+
+
+class ClientPrivacy:
+    """The stage of ``privacy.mode=client``.
+
+    Args:
+        options: Norm, noise and budget.
+        method: The method that aggregates the uploads.
+        rates: For every round, the probability with which a client takes part if a secret coin decides, 1 if
+            anything else does, and 0 if clients send nothing.
+        expected: For every round, the number of clients that are to take part.
+        source: Source of the noise.
+
+    Attributes:
+        noise: Noise multiplier ``z``.
+        repeated: Releases beyond one per round, because a server had to repeat rounds with new noise.
+        ledger: File with a byte for every release, or None.
+
+    Raises:
+        ConfigError: If the method's uploads cannot be clipped, or the budget does not suffice for one round.
+    """
+
+    def __init__(
+        self,
+        options: PrivacyOptions,
+        method: Method,
+        rates: Sequence[float],
+        expected: Sequence[float],
+        source: Source,
+    ) -> None:
+        self.options = options
+        self.rates = rates
+        self.expected = expected
+        self.source = source
+        self.repeated = 0
+        self.ledger: Path | None = None
+        schema = method.upload_schema
+        assert schema is not None
+        if reason := method.unclippable() or _unsuited(schema):
+            raise ConfigError(f"privacy.mode=client cannot clip the uploads of {method.name}: {reason}")
+        self.dtype = method.task.dtype
+        self.layout = Layout(schema, options.clip)
+        self.noise = self._noise()
+        first = next((round for round, rate in enumerate(rates, start=1) if rate), len(rates))
+        if (least := self.epsilon(first)) > options.budget:
+            raise ConfigError(
+                f"privacy.epsilon={options.budget:g} is less than one round costs with privacy.noise={self.noise:g}"
+                f": {least:.3g} at privacy.delta={options.delta:g}"
+            )
+
+    def _noise(self) -> float:
+        if self.options.noise is not None:
+            return self.options.noise
+        return find_noise(
+            lambda noise: self._releases(len(self.rates), noise), self.options.budget, self.options.delta
+        )
+
+    def _releases(self, rounds: int, noise: float) -> list[Release]:
+        return [*(Release(noise, rate) for rate in self.rates[:rounds]), Release(noise, 1.0, self.repeated)]
+
+    def epsilon(self, rounds: int) -> float:
+        """Return the ε that the first ``rounds`` rounds cost together."""
+        return epsilon(self._releases(rounds, self.noise), self.options.delta)
+
+    def affords(self, round: int) -> bool:
+        """Return whether the budget suffices for all rounds up to ``round``."""
+        # The noise found for a budget keeps it, whatever the last digit says.
+        planned = self.options.noise is None and not self.repeated
+        return planned or self.epsilon(round) <= self.options.budget
+
+    def merge(
+        self, uploads: Iterable[Upload], centre: Payload | None, round: int, spent: Spent
+    ) -> Iterator[Upload]:
+        """Yield the one upload that stands for all of a round.
+
+        Args:
+            uploads: Validated uploads.
+            centre: Payload of the broadcast that opened the round, or None.
+            round: Number of the round, from 1.
+            spent: Record of the round, in which clipped uploads are counted.
+        """
+        clip, total = self.options.clip, torch.zeros(sum(self.layout.sizes), dtype=torch.float64)
+        for upload in uploads:
+            vector = self.layout.vector(upload.payload, centre or {})
+            length = float(vector.norm())
+            spent.clipped += length > clip
+            total += vector * min(1.0, clip / length) if length else vector
+        deviation = self.noise * clip
+        if deviation:
+            total += deviation * self.source(round, len(total))
+        payload = self.layout.upload(total, deviation, centre or {}, self.expected[round - 1])
+        real = {n for n, field in self.layout.schema.fields.items() if field.kind == "real"}
+        yield Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
+
+    def keep(self, ledger: Path, round: int) -> None:
+        """Count releases in a file, which says how many there were before a server was restarted.
+
+        Args:
+            ledger: The file; there need not be one yet.
+            round: Number of rounds completed.
+        """
+        self.ledger = ledger
+        before = ledger.stat().st_size if ledger.is_file() else 0
+        self.repeated = max(0, before - self._number(round))
+
+    def publish(self) -> None:
+        """Count a release before anybody sees it."""
+        if self.ledger is not None:
+            with writing(self.ledger), self.ledger.open("ab") as file:
+                file.write(b".")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _number(self, rounds: int) -> int:
+        """Return the number of the first ``rounds`` rounds in which clients send something."""
+        return sum(rate > 0 for rate in self.rates[:rounds])
+
+    def spent(self, round: int) -> Spent:
+        """Return the record of a round, with the cost of all rounds so far."""
+        return Spent(
+            "client",
+            self.epsilon(round),
+            self.options.delta,
+            self.noise,
+            self.options.clip,
+            max(self.rates[:round]),
+            self._number(round) + self.repeated,
+        )
+
+    def note(self) -> str:
+        """Return what is protected, as a sentence for a report."""
+        o = self.options
+        drawn = [rate for rate in self.rates if rate]
+        amplified = "without amplification: participation.sampling is not poisson, or everyone takes part"
+        if any(rate < 1 for rate in drawn):
+            amplified = f"amplified by secret Poisson participation with probability {min(drawn):g}"
+        return (
+            f"Differential privacy of clients: changes of norm at most {o.clip:g}, noise of {self.noise:.4g} times "
+            f"that on their sum, ε = {self.epsilon(len(self.rates)):.3g} at δ = {o.delta:g} after all rounds, "
+            f"{amplified}."
+        )
+
+
+def _unsuited(schema: Schema) -> str:
+    """Return why vectors cannot be made of uploads; "" if they can."""
+    for part in parts_of(schema):
+        if not part.comparable:
+            return f"those of different clients have no {part.name} in common"
+    counted = [name for name, field in schema.fields.items() if field.kind == "count" and field.shape]
+    return f"its server needs their {counted[0]}, which no noise hides" if counted else ""

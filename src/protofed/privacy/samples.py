@@ -1,0 +1,180 @@
+"""Sample-level differential privacy: clients train by DP-SGD, and what they send is made from that alone.
+
+The computation is in :mod:`protofed.training.private`; here is what it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from protofed.errors import ConfigError
+from protofed.methods.contract import Method
+from protofed.privacy.accounting import Release, epsilon, find_noise
+from protofed.privacy.options import PrivacyOptions
+from protofed.runs import Spent
+from protofed.training import LocalPlan, Member
+from protofed.training.private import Private, rate, steps
+
+
+class Training(NamedTuple):
+    """What a client publishes of its samples, as far as its privacy depends on it.
+
+    Attributes:
+        rate: Probability with which a sample is in a batch.
+        steps: Number of steps in each round.
+        means: Whether noisy class means are sent, in each round.
+    """
+
+    rate: float
+    steps: tuple[int, ...]
+    means: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, method: Method, plan: LocalPlan, samples: int, *, exact: bool = True) -> Training:
+        """Return what a client publishes in all planned rounds.
+
+        Args:
+            method: The method.
+            plan: The client's training plan.
+            samples: Number of its training samples, or the most that it may have.
+            exact: Whether that is the number.
+        """
+        rounds = range(1, method.task.rounds + 1)
+        size = plan.batch_size
+        return cls(
+            rate(samples, size) if exact else 1.0,
+            tuple(steps(method.phases(round), plan.epochs, samples, size) for round in rounds),
+            tuple(method.statistics_from == "after" and method.communicates(round) for round in rounds),
+        )
+
+    def releases(self, rounds: int, noise: float, means: float) -> list[Release]:
+        """Return what is published in the first ``rounds`` rounds.
+
+        Args:
+            rounds: Number of rounds.
+            noise: Noise multiplier of steps.
+            means: Noise multiplier of class means, and of the numbers of samples per class, once.
+        """
+        return [
+            Release(noise, self.rate, sum(self.steps[:rounds])),
+            Release(means, 1.0, 1 + sum(self.means[:rounds])),
+        ]
+
+
+def protected(options: PrivacyOptions, method: Method, plan: LocalPlan, samples: int) -> LocalPlan:
+    """Return a client's plan with DP-SGD, with the noise that the budget needs if the options do not name it.
+
+    Args:
+        options: Norms, noise and budget.
+        method: The method.
+        plan: The client's plan.
+        samples: Number of its training samples.
+
+    Raises:
+        ConfigError: If the method does not suit, or no noise keeps the budget.
+    """
+    check(method)
+    noise = options.noise
+    if noise is None:
+        training = Training.of(method, plan, samples)
+        rounds = method.task.rounds
+        noise = find_noise(lambda z: training.releases(rounds, z, z * options.means), options.budget, options.delta)
+    private = Private(options.clip, noise, options.features, noise * options.means)
+    return replace(plan, private=private)
+
+
+def check(method: Method) -> None:
+    """Refuse methods whose uploads are not made from trained weights and class means alone.
+
+    Args:
+        method: The method.
+
+    Raises:
+        ConfigError: If its are not.
+    """
+    if method.upload_schema is None:
+        return
+    reason = method.unclippable()
+    if not reason and method.statistics_from == "during":
+        reason = "they hold statistics collected during training, to which no noise is added"
+    if reason:
+        raise ConfigError(f"privacy.mode=sample cannot protect the uploads of {method.name}: {reason}")
+
+
+class SamplePrivacy:
+    """What ``privacy.mode=sample`` costs.
+
+    Args:
+        options: Norms, noise and budget.
+        method: The method.
+        members: The clients that train, by name.
+
+    Raises:
+        ConfigError: If the budget does not suffice for one round of some client.
+    """
+
+    def __init__(self, options: PrivacyOptions, method: Method, members: Mapping[str, Member]) -> None:
+        self.options = options
+        self.rounds = method.task.rounds
+        self.clients: dict[tuple[Training, Private], str] = {}
+        for name, member in members.items():
+            assert member.plan.private is not None
+            samples = member.train
+            training = Training.of(method, member.plan, len(samples), exact=samples.exact)
+            self.clients.setdefault((training, member.plan.private), name)
+        name, least = self._worst(1)
+        if options.noise is not None and least > options.budget:
+            raise ConfigError(
+                f"privacy.epsilon={options.budget:g} is less than one round costs {name} with "
+                f"privacy.noise={options.noise:g}: {least:.3g} at privacy.delta={options.delta:g}"
+            )
+
+    def _costs(self, rounds: int) -> dict[tuple[Training, Private], float]:
+        """Return the ε of each kind of client; none exceeds a budget for which it has found its own noise."""
+        most = self.options.budget if self.options.noise is None else math.inf
+        return {
+            (t, p): min(most, epsilon(t.releases(rounds, p.noise, p.means), self.options.delta))
+            for t, p in self.clients
+        }
+
+    def _worst(self, rounds: int) -> tuple[str, float]:
+        costs = self._costs(rounds)
+        worst = max(costs, key=costs.__getitem__)
+        return self.clients[worst], costs[worst]
+
+    def epsilon(self, rounds: int) -> float:
+        """Return the largest ε of any client after the first ``rounds`` rounds."""
+        return self._worst(rounds)[1]
+
+    def affords(self, round: int) -> bool:
+        """Return whether the budget suffices for all rounds up to ``round``."""
+        return self.options.noise is None or self.epsilon(round) <= self.options.budget
+
+    def spent(self, round: int) -> Spent:
+        """Return the record of a round, with the cost of all rounds so far for the client that pays most."""
+        costs = self._costs(round)
+        training, private = max(costs, key=costs.__getitem__)
+        return Spent(
+            "sample",
+            costs[training, private],
+            self.options.delta,
+            private.noise,
+            private.clip,
+            training.rate,
+            sum(training.steps[:round]),
+            means=1 + sum(training.means[:round]),
+            means_noise=private.means,
+        )
+
+    def note(self) -> str:
+        """Return what is protected, as a sentence for a report."""
+        noises = sorted(private.noise for _, private in self.clients)
+        between = f"{noises[0]:.4g}" if noises[0] == noises[-1] else f"{noises[0]:.4g} to {noises[-1]:.4g}"
+        return (
+            f"Differential privacy of samples: gradients of norm at most {self.options.clip:g}, noise of {between} "
+            f"times that on their sums, ε = {self.epsilon(self.rounds):.3g} at δ = {self.options.delta:g} after "
+            "all rounds for the client that pays most; batches are drawn by Poisson sampling."
+        )

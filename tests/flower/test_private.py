@@ -1,0 +1,72 @@
+"""Differential privacy over a network: the numbers of the local run where nothing is drawn, and secret noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
+
+from network import FakeGrid, locally, nodes_of, over, wanted
+from protofed.federation import loop
+from protofed.privacy.noise import from_seed
+
+
+def numbers(run) -> list[dict]:
+    return [{n: r.get(n) for n in ("round", "accuracy", "losses", "bytes", "privacy")} for r in run.rounds]
+
+
+@pytest.mark.parametrize("method", ["fedproto", "beacon"])
+def test_noise_of_clients_is_added_once_and_is_secret(method, root, tmp_path, monkeypatch):
+    chosen = wanted(method, root, rounds=2, privacy__mode="client", privacy__noise=0.4)
+    local = locally(chosen, tmp_path / "local")
+    first = over(FakeGrid(nodes_of(root, tmp_path / "a")), chosen, tmp_path / "first")
+    assert [r["privacy"]["epsilon"] for r in first.rounds] == [r["privacy"]["epsilon"] for r in local.rounds]
+    assert not same(local, first), "nobody can predict the noise"
+    monkeypatch.setattr(loop, "from_system", from_seed(chosen.seed, "privacy"))
+    second = over(FakeGrid(nodes_of(root, tmp_path / "b")), chosen, tmp_path / "second")
+    assert numbers(second) == numbers(local)
+    assert same(local, second)
+
+
+def same(a, b) -> bool:
+    found = [load_file(run.directory / "server.safetensors") for run in (a, b)]
+    return all(bool((found[0][n] == found[1][n]).all()) for n in found[0])
+
+
+def test_dp_sgd_at_nodes_is_that_of_the_local_run_but_for_what_is_drawn(root, tmp_path):
+    """Without noise and with batches of all samples there is nothing to draw."""
+    more = {"privacy__clip": 0.5, "privacy__features": 0.5, "training__batch_size": 64}
+    chosen = wanted("fedproto", root, rounds=2, privacy__mode="sample", privacy__noise=0, **more)
+    local = locally(chosen, tmp_path / "local")
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
+    assert numbers(remote) == numbers(local)
+    noisy = wanted("fedproto", root, rounds=2, privacy__mode="sample", privacy__noise=0.1, **more)
+    runs = [over(FakeGrid(nodes_of(root, tmp_path / n)), noisy, tmp_path / f"run {n}") for n in "ab"]
+    assert not same(*runs)
+
+
+def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_path):
+    chosen = wanted("fedproto", root, rounds=3, privacy__mode="client", privacy__noise=3.0)
+    died = False
+
+    def die(node, message, reply):
+        nonlocal died
+        kind, content = message.metadata.message_type, message.content
+        if kind == "evaluate" and not died and "2" in str([dict(r).get("round") for r in content.values()]):
+            died = True
+            raise KeyboardInterrupt
+        return reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    with pytest.raises(KeyboardInterrupt):
+        over(grid, chosen, tmp_path / "remote")
+    run = over(grid, chosen, tmp_path / "remote", resume=True)
+    assert Path(tmp_path / "remote" / "releases").stat().st_size == 4
+    told = [json.loads(line)["privacy"]["releases"] for line in open(tmp_path / "remote" / "rounds.jsonl")]
+    assert told == [1, 3, 4]
+    assert run.summary["privacy"]["releases"] == 4
