@@ -16,6 +16,7 @@ from protofed.data import DataOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
 from protofed.options import Options, build_options, option, option_fields, plain
+from protofed.privacy.secure_options import SecureOptions
 from protofed.reading import read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
 from protofed.runs import flat
@@ -213,6 +214,7 @@ SECTIONS: dict[str, type] = {
     "wire": WireOptions,
     "robust": RobustOptions,
     "attack": AttackOptions,
+    "secure": SecureOptions,
     "execution": ExecutionOptions,
     "checkpoint": CheckpointOptions,
     "compare": CompareOptions,
@@ -250,6 +252,7 @@ class Experiment:
     wire: WireOptions
     robust: RobustOptions
     attack: AttackOptions
+    secure: SecureOptions
     execution: ExecutionOptions
     checkpoint: CheckpointOptions
 

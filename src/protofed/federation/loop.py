@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -81,6 +81,34 @@ class EvaluationOptions(Options):
     )
 
 
+class Summing(Protocol):
+    """A stage that lets the server see sums of uploads only: :class:`protofed.privacy.secure.SecureSum`."""
+
+    def check(self, participants: int, robust_rule: str) -> None:
+        """Check that a round can be aggregated, before any training.
+
+        Args:
+            participants: Number of clients in a round.
+            robust_rule: The option ``robust.rule``.
+
+        Raises:
+            ConfigError: If it cannot.
+        """
+        ...
+
+    def sum(self, messages: Mapping[str, bytes], record: RoundRecord) -> tuple[list[Upload], int]:
+        """Return uploads that are all alike and have the sum of the clients' own, and the number of these clients.
+
+        Args:
+            messages: Encoded upload of each client; empty bytes where it stays with the client.
+            record: Record of the round, to which traffic and losses are added.
+
+        Raises:
+            FederationError: If too few clients remain; nothing is aggregated then.
+        """
+        ...
+
+
 @dataclass
 class Federation:
     """A server and its clients.
@@ -95,6 +123,7 @@ class Federation:
         evaluation: When clients are scored, on what, and by which rule results are summed up.
         robust: Robust rule applied to validated uploads.
         attackers: Hostile clients of a simulation, or None.
+        secure: Lets the server see sums of uploads only; None to let it see each.
         state: State of the server; new before the first round.
     """
 
@@ -108,6 +137,7 @@ class Federation:
     robust: RobustOptions = field(default_factory=lambda: RobustOptions("none"))
     attackers: Attackers | None = None
     state: ServerState = field(default_factory=ServerState)
+    secure: Summing | None = None
 
     def __post_init__(self) -> None:
         self.names = list(self.executor.clients)
@@ -131,7 +161,10 @@ class Federation:
         counts = {n: samples.most(K).cpu() for n, samples in training.items()}
         withheld = {n for n, samples in training.items() if not samples.exact}
         self.guard = Guard(self.robust, self.method, counts, withheld)
-        self.guard.check(self._number_of([n for n in self.trainable if n not in self.newcomers]))
+        participants = self._number_of([n for n in self.trainable if n not in self.newcomers])
+        self.guard.check(participants)
+        if self.secure is not None:
+            self.secure.check(participants, self.robust.rule)
         if not self.state.round:
             self.state.tensors = self.method.server_state()
 
@@ -221,6 +254,17 @@ class Federation:
         """Run the remaining rounds and yield a record after each."""
         while self.round < self.rounds:
             yield self._round(self.round + 1)
+
+    def exchange(self, names: Sequence[str], round: int) -> list[Upload]:
+        """Train clients and return what the server receives of them, without aggregating it.
+
+        Args:
+            names: The clients.
+            round: Number of the round, from 1.
+        """
+        messages = self._messages(names, round)
+        results = self.executor.train(names, messages, round)
+        return list(self._uploads(results, [], RoundRecord(round, list(names)), self.method.upload_schema))
 
     def participants(self, round: int) -> list[str]:
         """Return the clients that train in ``round``, in their fixed order."""
@@ -331,6 +375,12 @@ class Federation:
         sending = not self.joined(round)
         if sending and self.attackers is not None:
             results = self.attackers.act(results, messages, round)
+        if self.secure is not None and sending and self.method.communicates(round):
+            state, diagnostics, usable = self._summed(self.secure, results, trained, round, record)
+            record.set_losses(trained)
+            record.seconds["training"] += waiting.seconds
+            record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
+            return state, diagnostics, usable
         uploads = self._uploads(results, trained, record, self.method.upload_schema if sending else None)
         if sending and self.method.communicates(round):
             counter, findings = itertools.count(), Findings()
@@ -350,6 +400,25 @@ class Federation:
         record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
         return state, diagnostics, usable
 
+    def _summed(
+        self,
+        secure: Summing,
+        results: Iterator[Trained | Missing],
+        trained: list[Trained],
+        round: int,
+        record: RoundRecord,
+    ) -> tuple[Tensors, dict[str, Any], int]:
+        """Aggregate what secure aggregation lets the server see; nothing if too few clients remain."""
+        arrived = self._arrived(results, trained, record)
+        messages = {result.client: result.message for result in arrived if result.message is not None}
+        try:
+            uploads, clients = secure.sum(messages, record)
+        except (FederationError, PayloadError) as error:
+            record.robust.kept = str(error)
+            return self.server, {}, 0
+        state, diagnostics = self.method.aggregate(self.server, iter(uploads), round)
+        return state, diagnostics, clients
+
     def _opening(self, round: int) -> Tensors | None:
         """Return the broadcast that opened ``round``; None if it differed between clients."""
         if self.method.broadcast_schema is None or self.method.personal_broadcast:
@@ -364,13 +433,7 @@ class Federation:
         schema: Schema | None,
     ) -> Iterator[Upload]:
         """Decode and validate uploads one by one, none without a schema; refused ones are recorded and left out."""
-        for result in results:
-            if isinstance(result, Missing):
-                record.miss(result, "training")
-                continue
-            trained.append(result)
-            if result.failure:
-                record.refuse(result.client, DivergedError(result.failure))
+        for result in self._arrived(results, trained, record):
             if result.message is None or schema is None:
                 continue
             try:
@@ -381,6 +444,20 @@ class Federation:
                 continue
             record.add_traffic("up", len(result.message), schema.parameters(payload))
             yield Upload(result.client, payload)
+
+    @staticmethod
+    def _arrived(
+        results: Iterator[Trained | Missing], trained: list[Trained], record: RoundRecord
+    ) -> Iterator[Trained]:
+        """Yield the results of clients that were trained; the others are recorded."""
+        for result in results:
+            if isinstance(result, Missing):
+                record.miss(result, "training")
+                continue
+            trained.append(result)
+            if result.failure:
+                record.refuse(result.client, DivergedError(result.failure))
+            yield result
 
     def _evaluate(self, round: int, record: RoundRecord) -> None:
         start = time.perf_counter()

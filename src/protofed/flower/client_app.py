@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from protofed.errors import ConfigError, PayloadError, ProtofedError
 from protofed.imports import uncollected
 
 with uncollected():  # each message is answered by a new process
+    from protofed.flower import held
     from protofed.flower.messages import (
         Job,
         Values,
@@ -59,10 +62,25 @@ def train(message: Message, context: Context) -> Message:
     """
 
     def work(node: Node, job: Job) -> Values:
+        if node.keeps_uploads(job):
+            held.check(context.state, job)
         result, left = node.train(job)
+        if result.message is not None and node.keeps_uploads(job):
+            result = replace(result, message=held.keep(context.state, job, result.message))
         return trained_values(result) | left.to_values()
 
     return _visit(message, context, work)
+
+
+@app.query("secure")
+def secure(message: Message, context: Context) -> Message:
+    """Answer a stage of secure aggregation for one client.
+
+    Args:
+        message: The server's request.
+        context: Flower's context, in which the client's secrets rest between the stages of a round.
+    """
+    return _answer(message, partial(held.answer, context.state))
 
 
 @app.evaluate()
