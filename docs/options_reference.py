@@ -15,8 +15,8 @@ from protofed.options import option_rows
 Rows = Iterable[tuple[str, Any, str]]
 COMPONENTS = {"methods": "method", "partitions": "partition", "datasets": "data.options", "models": "model.options"}
 """Lists of ``protofed list`` whose entries have options, and the prefix with which a recipe sets them."""
-PACKAGES = ("analysis", "data", "experiments", "federation", "flower", "methods", "models", "prototypes", "robust")
-ALSO = ("reproduction", "runs", "training", "wire")
+PACKAGES = ("analysis", "audit", "data", "experiments", "federation", "flower", "methods", "models", "privacy")
+ALSO = ("prototypes", "robust", "reproduction", "runs", "training", "wire")
 
 
 def write(folder: Path) -> None:

@@ -43,6 +43,7 @@ class FakeGrid:
         self.app = app
         self.numbers = itertools.count()
         self.waiting: dict[str, Message] = {}
+        self.states: dict[int, RecordDict] = {}
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
@@ -67,7 +68,7 @@ class FakeGrid:
             if message is None:
                 continue
             node = message.metadata.dst_node_id
-            context = Context(1, node, self.nodes[node], RecordDict(), {})
+            context = Context(1, node, self.nodes[node], self.states.setdefault(node, RecordDict()), {})
             reply = self.tamper(node, message, self.app(message, context))
             if reply is not None:
                 replies.append(reply)

@@ -80,3 +80,24 @@ def export(
     suffix = next((ending for ending, name in SUFFIXES.items() if name == format), "")
     path = load_run(directory, trust_code).export(client, out or Path(f"{client}{suffix}"), format)
     typer.echo(f"Written: {path}")
+
+
+@app.command()
+def audit(
+    directory: Directory,
+    out: Annotated[Path | None, typer.Option(help="The page (default: audit.html in RUN).")] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Attack a finished run with what its server saw; write what was learned as a page, with audit.json beside it.
+
+    The run goes on for one round, without being changed, and a federation on other draws of the same data is
+    trained for as many rounds as the run, to fit the attacks on.
+    """
+    with uncollected():
+        from protofed.audit import audit_run
+        from protofed.audit.report import summary, write_audit
+
+    found = audit_run(directory, trust_code)
+    for sentence in summary(found):
+        typer.echo(sentence)
+    typer.echo(f"Report: {write_audit(found, out or directory / 'audit.html')}")

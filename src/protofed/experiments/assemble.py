@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,10 +17,14 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.federation import Federation, ServerState
 from protofed.files import read_tensors
+from protofed.privacy.secure import SecureSum
 from protofed.robust import Attackers
 from protofed.runs import Border, RunData, load_run
 from protofed.samples import FederatedData
 from protofed.training import Executor, LocalTrainer
+
+if TYPE_CHECKING:
+    from protofed.privacy.secure_protocol import Ask
 
 
 def assemble(
@@ -106,7 +111,11 @@ def _take_over(run: RunData, name: str, federation: Federation) -> None:
 
 
 def build_federation(
-    experiment: Experiment, trainer: LocalTrainer, executor: Executor, state: ServerState | None = None
+    experiment: Experiment,
+    trainer: LocalTrainer,
+    executor: Executor,
+    state: ServerState | None = None,
+    ask: Ask | None = None,
 ) -> Federation:
     """Return a federation before its first round.
 
@@ -115,6 +124,7 @@ def build_federation(
         trainer: The trainer, with the method and the codec.
         executor: The executor of the clients' visits.
         state: The server's state, if the executor shares it; a new one by default.
+        ask: Asks clients that hold their own uploads for secure aggregation; None for those of this process.
 
     Raises:
         ConfigError: If the clients do not suit the experiment.
@@ -131,4 +141,21 @@ def build_federation(
         Attackers(experiment.attack, trainer, executor.clients) if experiment.attack.kind != "none" else None,
         experiment.privacy,
         state or ServerState(),
+        secure_stage(experiment, trainer, ask),
     )
+
+
+def secure_stage(experiment: Experiment, trainer: LocalTrainer, ask: Ask | None = None) -> SecureSum | None:
+    """Return the stage of secure aggregation; None if the experiment has none.
+
+    Args:
+        experiment: The experiment.
+        trainer: The trainer, with the method and the codec.
+        ask: Asks clients that hold their own uploads; None for those of this process.
+
+    Raises:
+        ConfigError: If the method needs more than sums.
+    """
+    if not experiment.secure.aggregation:
+        return None
+    return SecureSum(experiment.secure, trainer.method, trainer.codec, ask)

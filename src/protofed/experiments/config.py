@@ -17,6 +17,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
 from protofed.options import Options, build_options, option, option_fields, plain
 from protofed.privacy import PrivacyOptions
+from protofed.privacy.secure_options import SecureOptions
 from protofed.reading import read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
 from protofed.runs import flat
@@ -219,6 +220,7 @@ SECTIONS: dict[str, type] = {
     "robust": RobustOptions,
     "attack": AttackOptions,
     "privacy": PrivacyOptions,
+    "secure": SecureOptions,
     "execution": ExecutionOptions,
     "checkpoint": CheckpointOptions,
     "compare": CompareOptions,
@@ -257,6 +259,7 @@ class Experiment:
     robust: RobustOptions
     attack: AttackOptions
     privacy: PrivacyOptions
+    secure: SecureOptions
     execution: ExecutionOptions
     checkpoint: CheckpointOptions
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -90,6 +90,34 @@ class EvaluationOptions(Options):
     )
 
 
+class Summing(Protocol):
+    """A stage that lets the server see sums of uploads only: :class:`protofed.privacy.secure.SecureSum`."""
+
+    def check(self, participants: int, robust_rule: str) -> None:
+        """Check that a round can be aggregated, before any training.
+
+        Args:
+            participants: Number of clients in a round.
+            robust_rule: The option ``robust.rule``.
+
+        Raises:
+            ConfigError: If it cannot.
+        """
+        ...
+
+    def sum(self, messages: Mapping[str, bytes], record: RoundRecord) -> tuple[list[Upload], int]:
+        """Return uploads that are all alike and have the sum of the clients' own, and the number of these clients.
+
+        Args:
+            messages: Encoded upload of each client; empty bytes where it stays with the client.
+            record: Record of the round, to which traffic and losses are added.
+
+        Raises:
+            FederationError: If too few clients remain; nothing is aggregated then.
+        """
+        ...
+
+
 @dataclass
 class Federation:
     """A server and its clients.
@@ -105,6 +133,7 @@ class Federation:
         robust: Robust rule applied to validated uploads.
         attackers: Hostile clients of a simulation, or None.
         privacy: What is protected by differential privacy.
+        secure: Lets the server see sums of uploads only; None to let it see each.
         state: State of the server; new before the first round.
     """
 
@@ -119,6 +148,7 @@ class Federation:
     attackers: Attackers | None = None
     privacy: PrivacyOptions = field(default_factory=PrivacyOptions)
     state: ServerState = field(default_factory=ServerState)
+    secure: Summing | None = None
 
     def __post_init__(self) -> None:
         self.names = list(self.executor.clients)
@@ -142,8 +172,11 @@ class Federation:
         counts = {n: samples.most(K).cpu() for n, samples in training.items()}
         withheld = {n for n, samples in training.items() if not samples.exact}
         self.guard = Guard(self.robust, self.method, counts, withheld)
-        self.guard.check(self._number_of([n for n in self.trainable if n not in self.newcomers]))
+        participants = self._number_of([n for n in self.trainable if n not in self.newcomers])
+        self.guard.check(participants)
         self.hiding = self._privacy()
+        if self.secure is not None:
+            self._check_secure(self.secure, participants)
         if not self.state.round:
             self.state.tensors = self.method.server_state()
 
@@ -174,6 +207,15 @@ class Federation:
             members = {name: self.executor.clients[name] for name in self.trainable}
             return SamplePrivacy(self.privacy, self.method, members)
         return self._client_privacy()
+
+    def _check_secure(self, secure: Summing, participants: int) -> None:
+        """Raise ConfigError if rounds cannot be summed up without seeing single uploads."""
+        if isinstance(self.hiding, ClientPrivacy):
+            raise ConfigError(
+                "privacy.mode=client has the server clip single uploads, which secure.aggregation hides: set "
+                "secure.aggregation=false, or privacy.mode=sample, which protects before anything is sent"
+            )
+        secure.check(participants, self.robust.rule)
 
     def _client_privacy(self) -> ClientPrivacy:
         """Return the stage of ``privacy.mode=client``.
@@ -285,6 +327,17 @@ class Federation:
         """Run the remaining rounds, as far as the budget goes, and yield a record after each."""
         while self.round < self.rounds and not self.exhausted:
             yield self._round(self.round + 1)
+
+    def exchange(self, names: Sequence[str], round: int) -> list[Upload]:
+        """Train clients and return what the server receives of them, without aggregating it.
+
+        Args:
+            names: The clients.
+            round: Number of the round, from 1.
+        """
+        messages = self._messages(names, round)
+        results = self.executor.train(names, messages, round)
+        return list(self._uploads(results, [], RoundRecord(round, list(names)), self.method.upload_schema))
 
     def participants(self, round: int) -> list[str]:
         """Return the clients that train in ``round``, in their fixed order."""
@@ -413,6 +466,12 @@ class Federation:
         sending = not self.joined(round)
         if sending and self.attackers is not None:
             results = self.attackers.act(results, messages, round)
+        if self.secure is not None and sending and self.method.communicates(round):
+            state, diagnostics, usable = self._summed(self.secure, results, trained, round, record)
+            record.set_losses(trained)
+            record.seconds["training"] += waiting.seconds
+            record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
+            return state, diagnostics, usable
         uploads = self._uploads(results, trained, record, self.method.upload_schema if sending else None)
         if sending and self.method.communicates(round):
             counter, findings = itertools.count(), Findings()
@@ -436,6 +495,25 @@ class Federation:
         record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
         return state, diagnostics, usable
 
+    def _summed(
+        self,
+        secure: Summing,
+        results: Iterator[Trained | Missing],
+        trained: list[Trained],
+        round: int,
+        record: RoundRecord,
+    ) -> tuple[Tensors, dict[str, Any], int]:
+        """Aggregate what secure aggregation lets the server see; nothing if too few clients remain."""
+        arrived = self._arrived(results, trained, record)
+        messages = {result.client: result.message for result in arrived if result.message is not None}
+        try:
+            uploads, clients = secure.sum(messages, record)
+        except (FederationError, PayloadError) as error:
+            record.robust.kept = str(error)
+            return self.server, {}, 0
+        state, diagnostics = self.method.aggregate(self.server, iter(uploads), round)
+        return state, diagnostics, clients
+
     def _opening(self, round: int) -> Tensors | None:
         """Return the broadcast that opened ``round``; None if it differed between clients."""
         if self.method.broadcast_schema is None or self.method.personal_broadcast:
@@ -450,13 +528,7 @@ class Federation:
         schema: Schema | None,
     ) -> Iterator[Upload]:
         """Decode and validate uploads one by one, none without a schema; refused ones are recorded and left out."""
-        for result in results:
-            if isinstance(result, Missing):
-                record.miss(result, "training")
-                continue
-            trained.append(result)
-            if result.failure:
-                record.refuse(result.client, DivergedError(result.failure))
+        for result in self._arrived(results, trained, record):
             if result.message is None or schema is None:
                 continue
             try:
@@ -467,6 +539,20 @@ class Federation:
                 continue
             record.add_traffic("up", len(result.message), schema.parameters(payload))
             yield Upload(result.client, payload)
+
+    @staticmethod
+    def _arrived(
+        results: Iterator[Trained | Missing], trained: list[Trained], record: RoundRecord
+    ) -> Iterator[Trained]:
+        """Yield the results of clients that were trained; the others are recorded."""
+        for result in results:
+            if isinstance(result, Missing):
+                record.miss(result, "training")
+                continue
+            trained.append(result)
+            if result.failure:
+                record.refuse(result.client, DivergedError(result.failure))
+            yield result
 
     def _evaluate(self, round: int, record: RoundRecord) -> None:
         start = time.perf_counter()

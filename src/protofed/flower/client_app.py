@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from protofed.errors import ConfigError, PayloadError, ProtofedError
 from protofed.imports import uncollected
 
 with uncollected():  # each message is answered by a new process
+    from protofed.flower import held
     from protofed.flower.messages import (
         Job,
         Values,
@@ -57,7 +60,18 @@ def train(message: Message, context: Context) -> Message:
         message: The job.
         context: Flower's context, with the node's configuration.
     """
-    return _visit(message, context, _train)
+    return _visit(message, context, partial(_train, context.state))
+
+
+@app.query("secure")
+def secure(message: Message, context: Context) -> Message:
+    """Answer a stage of secure aggregation for one client.
+
+    Args:
+        message: The server's request.
+        context: Flower's context, in which the client's secrets rest between the stages of a round.
+    """
+    return _answer(message, partial(held.answer, context.state))
 
 
 @app.evaluate()
@@ -71,15 +85,20 @@ def evaluate(message: Message, context: Context) -> Message:
 
     def work(node: Node, job: Job) -> Values:
         if job.trains:
-            return _train(node, job)
+            return _train(context.state, node, job)
         result, left = node.evaluate(job)
         return evaluated_values(result, node.counts(job)) | left.to_values()
 
     return _visit(message, context, work)
 
 
-def _train(node: Node, job: Job) -> Values:
+def _train(state: RecordDict, node: Node, job: Job) -> Values:
+    """Train one client; with secure aggregation, its upload stays in the context."""
+    if node.keeps_uploads(job):
+        held.check(state, job)
     result, left = node.train(job)
+    if result.message is not None and node.keeps_uploads(job):
+        result = replace(result, message=held.keep(state, job, result.message))
     return trained_values(result) | left.to_values()
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
@@ -15,10 +15,13 @@ from protofed import claims
 from protofed.errors import PayloadError
 from protofed.federation import ServerState
 from protofed.flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
-from protofed.flower.nodes import EVALUATE, QUERY, RECORD, TRAIN, Nodes, message, reason_of, values_of
+from protofed.flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of, values_of
 from protofed.optimizers import check_kept
 from protofed.snapshots import Snapshot, pack, unpack
 from protofed.training import Evaluated, Messages, Missing, Roster, Trained
+
+if TYPE_CHECKING:
+    from protofed.privacy.secure_protocol import Stage
 
 __all__ = ["EVALUATE", "QUERY", "RECORD", "TRAIN", "GridExecutor", "Nodes"]
 
@@ -134,6 +137,30 @@ class GridExecutor:
             return read_evaluated(values, name, self.scored[name], self.rules)
 
         yield from self._answers(jobs, EVALUATE, read, {}, further)
+
+    def ask(self, stage: Stage, requests: Mapping[str, Values]) -> Iterator[tuple[str, Values | str]]:
+        """Send requests of secure aggregation.
+
+        Args:
+            stage: The stage.
+            requests: Request to each client, by name.
+
+        Yields:
+            Names with answers, or with the reason why there is none.
+        """
+        nodes = self.nodes.node_of
+        names = [name for name in requests if name in nodes]
+        waiting = dict.fromkeys(requests, "not connected") | dict.fromkeys(names, "no answer in time")
+        sent = (message({**requests[n], "client": n, "stage": stage}, nodes[n], SECURE) for n in names)
+        for number, reply in self.nodes.exchange(sent, self.deadline):
+            name = names[number]
+            del waiting[name]
+            try:
+                answer: Values | str = values_of(reply)
+            except Exception as error:  # no answer of a node may end the run
+                answer = reason_of(error)
+            yield name, answer
+        yield from waiting.items()
 
     def description(self) -> dict[str, str | int]:
         """Return the facts about the executor for the report."""

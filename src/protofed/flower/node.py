@@ -26,6 +26,7 @@ from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import ClientFolder, locked
 from protofed.flower.summary import read_summary
 from protofed.flower.visits import Carried, Kept, Place
+from protofed.privacy.secure import SecureSum
 from protofed.snapshots import Snapshot
 from protofed.training import Evaluated, LocalTrainer, Memory, Roster, Sequential, Trained
 
@@ -74,17 +75,30 @@ class Node:
     def train(self, job: Job) -> tuple[Trained, VisitOutcome]:
         """Train one client; answer a repeated request with the existing result.
 
+        With secure aggregation, the message in the result is the vector that must not leave the node unmasked.
+
         Raises:
             ProtofedError: If the broadcast, the data or the state do not fit; CheckpointError if the node does not
                 have the state from which the visit must start.
         """
         with self._open(job) as (trainer, roster, place):
             answered = place.answered()
-            if answered is not None:
-                return answered
-            place.enter(training=True)
-            (result,) = Sequential(trainer, roster).train([job.client], {job.client: job.message}, job.round)
-            return result, place.trained(result)
+            if answered is None:
+                place.enter(training=True)
+                (result,) = Sequential(trainer, roster).train([job.client], {job.client: job.message}, job.round)
+                answered = result, place.trained(result)
+            return self._masked(job, trainer, answered[0]), answered[1]
+
+    def keeps_uploads(self, job: Job) -> bool:
+        """Return whether uploads stay at the node, which sends only masked ones."""
+        return self._experiment(job.config).secure.aggregation
+
+    def _masked(self, job: Job, trainer: LocalTrainer, result: Trained) -> Trained:
+        """Return a result with the vector that secure aggregation adds in place of the upload, if uploads stay."""
+        if result.message is None or not self.keeps_uploads(job):
+            return result
+        stage = SecureSum(self._experiment(job.config).secure, trainer.method, trainer.codec)
+        return replace(result, message=stage.vector(result.message).astype("<u8").tobytes())
 
     def evaluate(self, job: Job) -> tuple[Evaluated, VisitOutcome]:
         """Evaluate one client, which keeps a delivered broadcast.

@@ -25,6 +25,7 @@ from protofed.flower.messages import Description, Values, read_descriptions
 
 RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
+SECURE = "query.secure"
 POLL = 0.01, 0.3
 """Shortest and longest seconds between two polls for replies; the pause grows while none arrive."""
 RETRY = 30.0
@@ -252,7 +253,7 @@ def message(values: Values | Sequence[Values], node: int, kind: str) -> Message:
     Args:
         values: Contents of the message, or of each of its parts.
         node: Number of the node.
-        kind: Type of the message: ``query``, ``train`` or ``evaluate``.
+        kind: Type of the message: ``query``, ``query.secure``, ``train`` or ``evaluate``.
     """
     parts = [values] if isinstance(values, Mapping) else values
     nonce = {"nonce": secrets.token_hex(16)}

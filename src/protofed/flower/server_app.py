@@ -149,7 +149,7 @@ def _federation(
     try:
         if simulated:
             builder.fill(roster)
-        federation = build_federation(local, builder.trainer, executor, state)
+        federation = build_federation(local, builder.trainer, executor, state, executor.ask)
         described = describe_clients(federation, federated, sizes)
         if simulated:
             described["models"] = describe_models(local, federated)

@@ -353,6 +353,25 @@ class Method(Generic[O]):
         """The broadcast's named tensors; None if the server sends nothing."""
         return None
 
+    def weighted_by(self, name: str) -> str:
+        """Return the count in an upload by which the server weights a real field in its mean over clients.
+
+        "" stands for the plain mean, and for the plain sum of a field of sums over samples. By default, rows of
+        classes are weighted by a count per row and weights by ``samples``, where uploads have them and the option
+        ``weighting`` is not ``uniform``.
+
+        Args:
+            name: A field of :attr:`upload_schema`.
+        """
+        fields = self.upload_schema.fields if self.upload_schema is not None else {}
+        field = fields[name]
+        if field.sums or getattr(self.options, "weighting", "") == "uniform":
+            return ""
+        symbol = next((s for s in field.shape[:1] if isinstance(s, str)), None)
+        alike = [n for n, f in fields.items() if f.kind == "count" and symbol is not None and f.shape == (symbol,)]
+        total = ["samples"] if "samples" in fields else []
+        return next(iter(alike or total), "")
+
     def communicates(self, round: int) -> bool:
         """Return whether clients upload in ``round`` (counted from 1)."""
         return self.upload_schema is not None

@@ -212,6 +212,16 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             message = self.packing.pack(_part("mentee", server), None)
         return {**message, "version": version, "whole": torch.tensor(int(not update))}
 
+    def mentee(self, payload: Payload, server: Tensors) -> Tensors:
+        """Return the mentee that an upload describes.
+
+        Args:
+            payload: The upload.
+            server: The server's state, with the mentee that an update is added to.
+        """
+        weights, old = self.packing.unpack(payload), _part("mentee", server)
+        return weights if self.options.compress == "parameters" else _plus(old, weights)
+
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Rebuild each update and average them; factorise the mean again, and add the result to the mentee.
 

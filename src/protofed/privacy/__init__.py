@@ -1,4 +1,4 @@
-"""Differential privacy: noise with an accountant."""
+"""What limits how much a server learns of single clients: differential privacy and secure aggregation."""
 
 from protofed.privacy.clients import ClientPrivacy
 from protofed.privacy.options import PrivacyOptions

@@ -120,7 +120,7 @@ class Absence:
 
     Attributes:
         client: Its name.
-        phase: ``training`` or ``evaluation``.
+        phase: ``training``, ``aggregation`` (of masked uploads) or ``evaluation``.
         reason: Why there is no result.
     """
 
@@ -242,7 +242,17 @@ class RoundRecord:
             missing: The client, and why there is no result.
             phase: ``training`` or ``evaluation``.
         """
-        self.missing.append(Absence(missing.client, phase, missing.reason))
+        self.lose(missing.client, missing.reason, phase)
+
+    def lose(self, client: str, reason: str, phase: str) -> None:
+        """Note a client that gave no result.
+
+        Args:
+            client: Its name.
+            reason: Why there is no result.
+            phase: ``training``, ``aggregation`` or ``evaluation``.
+        """
+        self.missing.append(Absence(client, phase, reason))
 
     def set_losses(self, trained: Sequence[Trained]) -> None:
         """Average the clients' losses, weighted by their numbers of samples."""

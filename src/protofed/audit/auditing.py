@@ -1,0 +1,83 @@
+"""An audit of one run: all attacks, and what stood in their way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protofed.audit import attacks
+from protofed.audit.findings import Audit, Finding, Reconstruction
+from protofed.audit.pictures import reconstruct
+from protofed.audit.seen import Seen, compared
+from protofed.experiments.config import Experiment
+from protofed.runs import load_run
+
+
+def audit_run(directory: Path, trust_code: bool = False) -> Audit:
+    """Attack a finished run with what its parties saw.
+
+    Args:
+        directory: The run directory; its data must be at hand.
+        trust_code: Whether to import code that the run's configuration names.
+
+    Raises:
+        CheckpointError: If there is no finished run.
+        ProtofedError: If its data are gone, or it names code that is not trusted.
+    """
+    run = load_run(Path(directory))
+    experiment, seen, shadow = compared(run, trust_code)
+    findings, pictures = attack(seen, shadow, tuple(run.class_names), experiment.seed)
+    return Audit(
+        run.method,
+        seen.round,
+        len(seen.senders),
+        sent(seen),
+        protections(experiment),
+        tuple(findings),
+        tuple(pictures),
+    )
+
+
+def attack(
+    seen: Seen, shadow: Seen, class_names: tuple[str, ...], seed: int
+) -> tuple[list[Finding], list[Reconstruction]]:
+    """Return the findings of all attacks, and the pictures; neither where nothing is sent.
+
+    Args:
+        seen: The federation under attack.
+        shadow: The shadow federation.
+        class_names: Names of the ``K`` classes.
+        seed: Seed of the attacks.
+    """
+    if not seen.senders:
+        return [], []
+    made, pictures = reconstruct(seen, shadow, class_names, seed)
+    findings = [
+        attacks.classes(seen, shadow),
+        *attacks.counts(seen, shadow),
+        *attacks.membership(seen, shadow),
+        *made,
+        *attacks.participation(seen, shadow, seed),
+    ]
+    return findings, pictures
+
+
+def sent(seen: Seen) -> str:
+    """Return what an upload holds, in words."""
+    schema = seen.method.upload_schema
+    if schema is None or not seen.senders:
+        return "nothing"
+    tensors = [n for n, f in schema.fields.items() if f.kind == "real"]
+    numbers = [n for n, f in schema.fields.items() if f.kind != "real"]
+    return ", ".join([*(tensors if len(tensors) <= 4 else [f"{len(tensors)} tensors of weights"]), *numbers])
+
+
+def protections(experiment: Experiment) -> tuple[str, ...]:
+    """Return what stood between clients and observers, as sentences."""
+    sentences = []
+    if experiment.wire.codec not in ("float32", "float64"):
+        sentences.append(f"Messages are rounded to {experiment.wire.codec} (wire.codec).")
+    if experiment.method == "tinyproto" and experiment.method_options.scaling:
+        sentences.append("Prototypes are multiplied by numbers of samples that are not sent (method.scaling).")
+    if experiment.secure.aggregation:
+        sentences.append("The server sees the sum of all uploads only (secure.aggregation).")
+    return tuple(sentences)

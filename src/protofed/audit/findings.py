@@ -1,0 +1,114 @@
+"""What an audit found, as data for the report and for ``audit.json``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one attack by one observer.
+
+    Attributes:
+        attack: What the observer wanted to know.
+        observer: Who attacks, and with what.
+        measure: The figure, in words.
+        value: The figure; None if the attack has nothing to work on.
+        baseline: The same figure for a guess that saw nothing of the run.
+        error: Standard error of the figure; None if none is known.
+        note: What the figure rests on, or why there is none, as a sentence.
+        key: Name of the attack in tables of several runs.
+    """
+
+    attack: str
+    observer: str
+    measure: str
+    value: float | None
+    baseline: float | None = None
+    error: float | None = None
+    note: str = ""
+    key: str = ""
+
+    @property
+    def learned(self) -> bool | None:
+        """Whether the attack beats its guess by more than two standard errors; None if it has nothing to say."""
+        if self.value is None or self.baseline is None:
+            return None
+        margin = 2 * self.error if self.error is not None else 0.05 * abs(self.baseline)
+        lower_is_better = self.measure.startswith("error")
+        gain = self.baseline - self.value if lower_is_better else self.value - self.baseline
+        return gain > margin
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as plain values."""
+        fields = {n: getattr(self, n) for n in self.__dataclass_fields__}
+        return {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in fields.items()} | {
+            "learned": self.learned
+        }
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """An input that an attack made of one class of one client.
+
+    Attributes:
+        client: The client.
+        label: The class.
+        found: ``(*input_shape)`` the reconstruction, in [0, 1].
+        nearest: The most similar one of the client's training samples of the class.
+        guess: The mean of public samples of the class.
+        similarity: SSIM of ``found`` and ``nearest``.
+        baseline: SSIM of ``guess`` and the training sample that is most similar to it.
+    """
+
+    client: str
+    label: str
+    found: Tensor
+    nearest: Tensor
+    guess: Tensor
+    similarity: float
+    baseline: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {n: getattr(self, n) for n in ("client", "label", "similarity", "baseline")}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All findings on one run.
+
+    Attributes:
+        method: Name of the method.
+        round: The round whose messages were attacked.
+        clients: Number of clients whose uploads were attacked.
+        sent: Names of the fields of an upload, in words.
+        protections: What stood between the clients and the observers, as sentences.
+        findings: Results of the attacks.
+        pictures: Reconstructions.
+    """
+
+    method: str
+    round: int
+    clients: int
+    sent: str
+    protections: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    pictures: tuple[Reconstruction, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the audit as plain values, without pictures."""
+        return {
+            "version": 1,
+            "method": self.method,
+            "round": self.round,
+            "clients": self.clients,
+            "sent": self.sent,
+            "protections": list(self.protections),
+            "findings": [f.to_dict() for f in self.findings],
+            "pictures": [p.to_dict() for p in self.pictures],
+        }

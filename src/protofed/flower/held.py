@@ -1,0 +1,84 @@
+"""Uploads that stay at a node: what a client keeps between the stages of secure aggregation.
+
+It rests in Flower's context, which the node keeps between messages and never sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from protofed import claims
+from protofed.errors import PayloadError
+from protofed.flower.messages import Job, Values
+
+if TYPE_CHECKING:
+    from protofed.privacy.secure_protocol import Stage
+
+
+def check(state: RecordDict, job: Job) -> None:
+    """Check that a client has not revealed shares in this round yet.
+
+    Of the sums over two groups of clients, the difference could be one client's upload.
+
+    Args:
+        state: The context's records.
+        job: The visit.
+
+    Raises:
+        PayloadError: If it has.
+    """
+    found = state.get(_place(job.client))
+    if isinstance(found, ConfigRecord) and found["stage"] == 4 and found["visit"] == _visit(job):
+        raise PayloadError(f"the upload of round {job.round} has been added up, and is not offered twice")
+
+
+def keep(state: RecordDict, job: Job, vector: bytes) -> bytes:
+    """Keep a client's vector for the stages of the round.
+
+    Args:
+        state: The context's records.
+        job: The visit.
+        vector: The vector, 8 bytes per number.
+
+    Returns:
+        What the server is sent instead: no bytes.
+    """
+    begun: dict[str, Any] = {"name": job.client, "vector": vector, "stage": 0, "visit": _visit(job)}
+    state[_place(job.client)] = ConfigRecord(begun)
+    return b""
+
+
+def answer(state: RecordDict, request: Mapping[str, Any]) -> Values:
+    """Return a client's answer to a stage, and keep what it then knows.
+
+    Args:
+        state: The context's records.
+        request: The request, with the ``client`` and the ``stage``.
+
+    Raises:
+        PayloadError: If the request is refused, or the client has no upload here.
+    """
+    from protofed.privacy.secure_protocol import STAGES, SecureClient
+
+    name, wanted = request.get("client"), request.get("stage")
+    found = state.get(_place(name)) if isinstance(name, str) else None
+    if not isinstance(found, ConfigRecord):
+        raise PayloadError(f"client: no upload of {claims.clean(name, 80)} is kept here")
+    if wanted not in STAGES:
+        raise PayloadError(f"stage: must be {', '.join(STAGES)}, not {claims.clean(wanted, 40)}")
+    client = SecureClient.of(dict(found))
+    stage: Stage = wanted
+    result = client.answer(stage, request)
+    state[_place(client.name)] = ConfigRecord(client.state)
+    return result
+
+
+def _place(client: str) -> str:
+    return f"protofed.secure.{client}"
+
+
+def _visit(job: Job) -> str:
+    return f"{job.run}:{job.round}"

@@ -1,0 +1,177 @@
+"""Uploads as vectors of whole numbers of one length, whose sum is all that a method's server needs.
+
+Rows of classes become a table of all ``K`` classes with zeros for the absent ones, so that a vector does not show
+which classes its sender holds. What the server weights by a number of samples is multiplied by it before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofed.errors import ConfigError, PayloadError
+from protofed.methods.contract import Method
+from protofed.wire.schema import Field, Payload
+
+Vector = NDArray[np.uint64]
+"""Whole numbers modulo 2^64; a negative one stands for its complement."""
+BITS = 63
+"""Binary digits of a sum, without the sign."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A field of an upload in the vector.
+
+    Attributes:
+        name: The field.
+        field: Its declaration.
+        shape: Shape in the vector: that of the table for rows of classes.
+        labels: Field of the rows' classes; "" unless it has one row per class.
+        weight: Field of counts that weights it; "" for none.
+    """
+
+    name: str
+    field: Field
+    shape: tuple[int, ...]
+    labels: str
+    weight: str
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class SumLayout:
+    """The vector of a method's uploads.
+
+    Args:
+        method: The method.
+        fraction_bits: Binary digits after the point.
+
+    Attributes:
+        length: Number of whole numbers in the vector.
+        reals: Number of them that stand for real numbers.
+
+    Raises:
+        ConfigError: If sums do not suffice for the method, or its uploads vary in size.
+    """
+
+    def __init__(self, method: Method, fraction_bits: int) -> None:
+        schema, hint = method.upload_schema, "choose another method, or secure.aggregation=false"
+        self.method, self.unit = method, 2.0**fraction_bits
+        self.clients = max(1, method.task.clients)
+        if schema is not None and not method.sums_only:
+            raise ConfigError(
+                f"secure.aggregation reveals sums only, but {method.name} needs single uploads: {hint}"
+            )
+        self.entries: list[_Entry] = []
+        fields = schema.fields if schema is not None else {}
+        symbols = schema.sizes if schema is not None else {}
+        rows = {f.shape[0]: n for n, f in fields.items() if f.kind == "label" and f.unique and len(f.shape) == 1}
+        K = method.task.num_classes
+        for name, field in fields.items():
+            first = field.shape[0] if field.shape else ""
+            labels = rows.get(first, "")
+            shape = [K if labels and i == 0 else symbols.get(str(s), s) for i, s in enumerate(field.shape)]
+            if not all(isinstance(s, int) for s in shape) or (field.kind == "label" and not labels):
+                raise ConfigError(
+                    f"secure.aggregation adds uploads of one size, but the {name} of {method.name} vary: {hint}"
+                )
+            weight = method.weighted_by(name) if field.kind == "real" else ""
+            self.entries.append(_Entry(name, field, tuple(int(s) for s in shape), labels, weight))
+        self.length = sum(e.size for e in self.entries)
+        self.reals = sum(e.size for e in self.entries if e.field.kind == "real")
+
+    def encode(self, payload: Payload) -> Vector:
+        """Return the vector of a valid upload.
+
+        Args:
+            payload: The upload.
+
+        Raises:
+            PayloadError: If a number is so large that the sum over all clients might overflow.
+        """
+        parts = []
+        most = 2.0**BITS / self.clients
+        for entry in self.entries:
+            values = self._weighted(entry, payload)
+            if entry.field.kind == "real":
+                values = (values * self.unit).round()
+            if values.numel() and float(values.abs().max()) >= most:
+                largest = float(values.abs().max()) / (self.unit if entry.field.kind == "real" else 1)
+                raise PayloadError(
+                    f"{entry.name}: {largest:g} would overflow the sum of {self.clients} clients: lower "
+                    "secure.fraction_bits"
+                )
+            parts.append(values.to(torch.int64).flatten().numpy().view(np.uint64))
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+
+    def _weighted(self, entry: _Entry, payload: Payload) -> Tensor:
+        """Return a field's numbers in float64, dense and times their weight; 1 for a class that is present."""
+        classes = payload[entry.labels] if entry.labels else None
+        if entry.field.kind == "label":
+            assert classes is not None
+            return torch.zeros(entry.shape, dtype=torch.float64).index_fill(0, classes, 1.0)
+        values = payload[entry.name].detach().cpu().double()
+        if entry.weight:
+            weight = payload[entry.weight].cpu().double()
+            values = values * weight.reshape(weight.shape + (1,) * (values.dim() - weight.dim()))
+        if classes is None:
+            return values
+        return torch.zeros(entry.shape, dtype=torch.float64).index_copy(0, classes, values)
+
+    def decode(self, total: Vector, clients: int) -> list[Payload]:
+        """Return as many equal uploads as there are clients, which have the given sum.
+
+        A class that fewer clients report is in as many of them. A method that needs sums only makes the same of
+        them as of the clients' own.
+
+        Args:
+            total: The sum of vectors.
+            clients: Their number.
+
+        Raises:
+            PayloadError: If it cannot be the sum of so many uploads.
+        """
+        sums: dict[str, Tensor] = {}
+        start = 0
+        for entry in self.entries:
+            part = torch.from_numpy(total[start : start + entry.size].view(np.int64).copy()).reshape(entry.shape)
+            start += entry.size
+            sums[entry.name] = part.double() / self.unit if entry.field.kind == "real" else part
+            if entry.field.kind != "real" and part.numel() and (part.min() < 0 or part.max() > 2**40):
+                raise PayloadError(f"{entry.name}: the sum {int(part.min())} is not one of counts")
+            if entry.field.kind == "label" and part.max() > clients:
+                raise PayloadError(f"{entry.name}: {int(part.max())} of {clients} clients report a class")
+        return [self._share(sums, number, clients) for number in range(clients)]
+
+    def _share(self, sums: Mapping[str, Tensor], number: int, clients: int) -> Payload:
+        """Return the upload of one of the clients that are all alike."""
+        payload: Payload = {}
+        for entry in self.entries:
+            value = sums[entry.name]
+            reporters = sums[entry.labels] if entry.labels else torch.full(value.shape[:1], clients)
+            chosen = (reporters > number).nonzero().squeeze(-1) if entry.labels else None
+            if entry.field.kind == "label":
+                payload[entry.name] = (value > number).nonzero().squeeze(-1)
+                continue
+            if entry.field.kind == "count":
+                among = reporters.clamp(min=1) if entry.labels else torch.tensor(clients)
+                value = value // among + (value % among > number).long()
+            else:
+                weight = sums[entry.weight].double() if entry.weight else reporters.double()
+                if not entry.weight and not entry.labels:
+                    weight = torch.tensor(float(clients), dtype=torch.float64)
+                weight = weight.reshape(weight.shape + (1,) * (value.dim() - weight.dim()))
+                value = torch.where(weight > 0, value / weight.where(weight > 0, 1.0), 0.0)
+                if entry.field.minimum is not None:
+                    value = value.clamp(min=entry.field.minimum)
+            payload[entry.name] = value if chosen is None else value[chosen]
+        return payload

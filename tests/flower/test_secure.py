@@ -1,0 +1,123 @@
+"""Secure aggregation over Flower's messages: the same sums, and no upload in any of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from network import FakeGrid, locally, nodes_of, over, wanted
+from protofed.errors import FederationError, PayloadError
+from protofed.files import read_tensors
+from protofed.flower import held
+from protofed.flower.messages import Job
+
+SECURE = {"secure__aggregation": True, "rounds": 2}
+
+
+def records(message: Message):
+    return [dict(record) for record in message.content.values()] if message.has_content() else []
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+def test_nodes_give_the_numbers_of_a_simulation(method, root, tmp_path):
+    chosen = wanted(method, root, **SECURE)
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"))
+    found = over(grid, chosen, tmp_path / "net")
+    expected = locally(chosen, tmp_path / "local")
+    one, other = (read_tensors(run.directory / "server.safetensors") for run in (expected, found))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[n], other[n]) for n in one)
+    for here, there in zip(expected.rounds, found.rounds, strict=True):
+        assert here["accuracy"] == there["accuracy"]
+        assert there["missing"] == there["refused"] == []
+        for way in ("up", "down"):  # sealed boxes differ in nothing but their content
+            assert here["bytes"][way] == pytest.approx(there["bytes"][way], rel=0.3)
+
+
+def test_no_reply_holds_an_upload(root, tmp_path):
+    """The vectors at the nodes, and their parts, occur in no message of any node."""
+    replies: list[bytes] = []
+    vectors: dict[str, bytes] = {}
+
+    def watch(node, message, reply):
+        for record in grid.states[node].values():
+            if isinstance(record, ConfigRecord) and record.get("vector"):
+                vectors[record["name"]] = record["vector"]
+        for values in records(reply):
+            if "losses" in values:
+                assert values.get("message") == b""
+            replies.extend(v if isinstance(v, bytes) else str(v).encode() for v in values.values())
+        return reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), watch)
+    over(grid, wanted("fedproto", root, **{**SECURE, "rounds": 1}), tmp_path / "net")
+    assert set(vectors) == {"ann", "bob", "cid"}
+    sent = b"".join(replies)
+    for vector in vectors.values():
+        numbers = np.frombuffer(vector, dtype="<u8")
+        assert vector not in sent
+        for number in numbers[numbers > 2**16]:
+            assert number.tobytes() not in sent
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
+def test_a_node_that_falls_silent_in_a_stage(stage, tmp_path):
+    """Four are left of five: the round goes on without it, or with its vector if that had arrived."""
+    import support
+    from network import write_folders
+
+    data = support.federated(*(support.client(n, [0, 0, 1, 1, 2, 3] * 2) for n in ("a", "b", "c", "d", "e")))
+    root = write_folders(tmp_path / "data", data)
+
+    def silent(node, message, reply):
+        asked = records(message)
+        return None if node == 105 and asked and asked[0].get("stage") == stage else reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), silent)
+    chosen = wanted("fedproto", root, participation__deadline_s=0.3, **{**SECURE, "rounds": 1})
+    run = over(grid, chosen, tmp_path / "net")
+    (record,) = run.rounds
+    assert {m["client"] for m in record["missing"]} == {"e"}
+    assert "secure aggregation: no answer in time" in {m["reason"] for m in record["missing"]}
+    assert record.get("robust", {}).get("kept", "") == ""
+    assert read_tensors(run.directory / "server.safetensors")["present"].all()
+
+
+def test_too_few_nodes_end_the_run_in_one_line(root, tmp_path):
+    def silent(node, message, reply):
+        asked = records(message)
+        return None if node == 103 and asked and asked[0].get("stage") == "masked" else reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), silent)
+    chosen = wanted("fedproto", root, participation__deadline_s=0.2, participation__attempts=2, **SECURE)
+    with pytest.raises(FederationError, match="secure aggregation") as error:
+        over(grid, chosen, tmp_path / "net")
+    assert "\n" not in str(error.value)
+
+
+def test_a_node_offers_its_upload_once():
+    """After its shares of a round are out, another sum of the same round would tell two groups apart."""
+    state, job = RecordDict(), Job("run", "ann", 1, "{}", "{}")
+    assert held.keep(state, job, bytes(16)) == b""
+    held.check(state, job)
+    record = dict(state["protofed.secure.ann"]) | {"stage": 4}
+    state["protofed.secure.ann"] = ConfigRecord(record)
+    with pytest.raises(PayloadError, match="round 1 has been added up"):
+        held.check(state, job)
+    held.check(state, Job("run", "ann", 2, "{}", "{}"))
+
+
+def test_odd_requests_are_refused_in_one_line():
+    state, job = RecordDict(), Job("run", "ann", 1, "{}", "{}")
+    for request in ({}, {"client": "bob"}, {"client": 3, "stage": "keys"}):
+        with pytest.raises(PayloadError, match="no upload of"):
+            held.answer(state, request)
+    held.keep(state, job, bytes(16))
+    with pytest.raises(PayloadError, match="stage: must be keys"):
+        held.answer(state, {"client": "ann", "stage": "all"})
+    with pytest.raises(PayloadError, match="out of order"):
+        held.answer(state, {"client": "ann", "stage": "unmask"})
+    with pytest.raises(PayloadError, match="expects another vector"):
+        held.answer(state, {"client": "ann", "stage": "keys", "session": bytes(16), "threshold": 2, "length": 3})
