@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
-from network import FakeGrid, locally, nodes_of, over, wanted
+from network import apart, FakeGrid, locally, nodes_of, over, wanted
 from protofed.federation import loop
 from protofed.privacy.noise import from_seed
 
@@ -51,7 +51,7 @@ def test_dp_sgd_at_nodes_is_that_of_the_local_run_but_for_what_is_drawn(root, tm
 
 
 def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_path):
-    chosen = wanted("fedproto", root, rounds=3, privacy__mode="client", privacy__noise=3.0)
+    chosen = apart("fedproto", root, rounds=3, privacy__mode="client", privacy__noise=3.0)
     died = False
 
     def die(node, message, reply):
