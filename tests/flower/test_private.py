@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
-from network import apart, FakeGrid, locally, nodes_of, over, wanted
+from network import FakeGrid, apart, locally, nodes_of, over, wanted
 from protofed.federation import loop
 from protofed.privacy.noise import from_seed
 
