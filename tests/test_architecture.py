@@ -46,7 +46,7 @@ MODULES = {
         "runs",
         "ui",
     },
-    "commands": {"experiments", "files", "imports"},
+    "commands": {"analysis", "errors", "experiments", "files", "imports", "runs"},
     "errors": set(),
     "files": {"claims", "errors", "formats", "limits", "reading"},
     "formats": set(),
