@@ -50,7 +50,7 @@ MODULES = {
         "runs",
         "ui",
     },
-    "commands": {"audit", "experiments", "files", "imports"},
+    "commands": {"analysis", "audit", "errors", "experiments", "files", "imports", "runs"},
     "errors": set(),
     "files": {"claims", "errors", "formats", "limits", "reading"},
     "formats": set(),

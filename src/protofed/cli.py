@@ -503,7 +503,7 @@ def _show(result: Any, *, table: bool = True) -> None:
 def _print(result: Any) -> None:
     from protofed.analysis.differing import remarks
     from protofed.analysis.grid import rows_of
-    from protofed.analysis.tables import grid_table, results_table, summaries_of, traffic_table
+    from protofed.analysis.tables import grid_table, metrics_table, results_table, summaries_of, traffic_table
     from protofed.experiments import Comparison
     from protofed.runs import load_runs
 
@@ -516,6 +516,10 @@ def _print(result: Any) -> None:
         console.print(results_table(groups))
         console.print()
         console.print(traffic_table(groups))
+    measured = [run for run in compared or [result.data] if run.metrics]
+    if measured:
+        console.print()
+        console.print(metrics_table(measured))
     for line in remarks(compared):
         console.print(line, markup=False, highlight=False)
     refused = sum(run.summary["refused"] for group in runs.values() for run in group)

@@ -1,9 +1,10 @@
-"""The commands for what comes after training: predictions, and models as files."""
+"""The commands for what comes after training: metrics, predictions, and models as files."""
 
 from __future__ import annotations
 
 import csv
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,39 @@ TrustCode = Annotated[
 
 
 app = typer.Typer()
+
+
+@app.command()
+def metrics(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Directories of finished runs, or of comparisons.")
+    ],
+    rule: Annotated[
+        str, typer.Option(help="Inference rule, e.g. head, global, prototypes (default: the run's main rule).")
+    ] = "",
+    trust_code: TrustCode = False,
+) -> None:
+    """Compute balanced accuracy, macro F1, AUROC, recall per class and confusion matrices of the final models.
+
+    They are written to metrics.json of each run, whose data must be at hand, and shown in its report.
+    """
+    with uncollected():
+        from rich.console import Console
+
+        from protofed.analysis.report import write_report
+        from protofed.analysis.tables import metrics_table
+        from protofed.errors import CheckpointError
+        from protofed.experiments.metrics import store
+        from protofed.runs import load_runs
+
+    for run in load_runs(directories):
+        if not run.finished:
+            raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
+        store(run, rule, trust_code)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+    console.print(metrics_table(load_runs(directories)))
+    for directory in directories:
+        console.print(f"Report: {write_report([directory], directory / 'report.html')}", soft_wrap=True)
 
 
 @app.command()

@@ -56,6 +56,16 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
+def area(value: float | None) -> str:
+    """Return an area under a curve, by custom a fraction.
+
+    Example:
+        >>> area(0.98325), area(None)
+        ('0.983', '–')
+    """
+    return "–" if value is None else f"{value:.3f}"
+
+
 def mean_std(values: Sequence[float | None], write: Callable[[float], str] = percent) -> str:
     """Return the mean of ``values``, with the sample standard deviation if there are several.
 

@@ -22,8 +22,8 @@ NAMES = [
     "prototype_panels",
     "alignment",
 ]
-# Models, or several runs: see test_features.py, test_sensitivity.py, test_sweeping.py.
-NEED_MORE = ["tsne", "plane", "sensitivity", "surface"]
+# Models, metrics, or several runs: see below, test_features.py, test_sensitivity.py, test_sweeping.py.
+NEED_MORE = ["confusion", "tsne", "plane", "sensitivity", "surface"]
 
 
 def drawn(fig):
@@ -46,6 +46,17 @@ def test_every_figure_is_registered_and_documented():
 def test_of_one_run(run_at, name):
     texts = drawn(figures.get(name)([load_run(run_at(method="protonorm"))]))
     assert any(texts)
+
+
+def test_confusion_matrices_are_of_all_clients_or_of_one(run_at):
+    run = load_run(run_at(metrics=True))
+    matrix = run.metrics.overall.matrix(3)
+    texts = drawn(figures.get("confusion")([run]))
+    assert [t for t in texts if t.isdigit()] == [str(n) for n in matrix.flatten() if n]
+    assert "client_01" in drawn(figures.get("confusion")([run], client="client_01"))
+    assert any(drawn(figures.get("confusion")([run, load_run(run_at("b", "protonorm", metrics=True))])))
+    with pytest.raises(DataError, match="protofed metrics RUN"):
+        figures.get("confusion")([load_run(run_at("plain"))])
 
 
 @pytest.mark.parametrize("name", NAMES)

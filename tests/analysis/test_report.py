@@ -146,6 +146,25 @@ def test_without_other_samples_nothing_is_said_of_them(page, comparison_at):
 
 
 @pytest.mark.pictures
+def test_metrics_are_in_reports_where_they_were_computed(page, run_at, comparison_at):
+    parsed = page(run_at(metrics=True, rounds=2))
+    assert "Balanced accuracy" in parsed.text
+    assert next(row[:4] for row in parsed.rows if row[0] == "Class") == [
+        "Class",
+        "Test samples",
+        "Recall (sensitivity)",
+        "Specificity",
+    ]
+    own = [row for row in parsed.rows if row[0].startswith("client_")]
+    assert own[3][-3:] == ["– no test samples"] * 3
+    compared = page(comparison_at(["local", "fedproto"], (0, 1), rounds=2, metrics=True))
+    assert [row[0] for row in compared.rows if "±" in row[-1] and len(row) == 5][:2] == [
+        "local classifier head",
+        "fedproto classifier head",
+    ]
+    assert "Balanced accuracy" not in page(run_at("plain", rounds=2)).text
+
+
 def test_methods_without_alignment_say_nothing_of_it(page, run_at):
     text = page(run_at(method="fedproto", rounds=2)).text
     assert "Entry by entry" in text

@@ -175,7 +175,7 @@ def run_files(folder: Path) -> dict[str, bytes]:
     """Return the files of a valid run."""
     from rundirs import make_run
 
-    run = make_run(folder / "valid", "protonorm", rounds=3, clients=3, validation=True, on="union")
+    run = make_run(folder / "valid", "protonorm", rounds=3, clients=3, validation=True, on="union", metrics=True)
     return {path.name: path.read_bytes() for path in run.iterdir()}
 
 
@@ -207,7 +207,7 @@ def run_file(name: str) -> Callable[[random.Random, Path], None]:
 def shown(folder: Path) -> None:
     """Follow a run as pages do, then read it as a report does, and compute what either shows."""
     from protofed.analysis import load_run
-    from protofed.analysis.report import comparison, facts, tables
+    from protofed.analysis.report import comparison, facts, metrics, tables
     from protofed.runs import Border
     from protofed.ui.runs import differences, lines, rows
     from protofed.ui.runs.following import Follower, State
@@ -216,12 +216,14 @@ def shown(folder: Path) -> None:
     follower.poll()
     run = load_run(folder)
     assert follower.seen.state is not State.DAMAGED, follower.seen.reason
-    for part in (facts.cards, tables.clients, tables.geometry, rows.clients, lines.by_rule, lines.losses):
+    for part in (facts.cards, tables.clients, tables.geometry, metrics.overall, metrics.by_class):
+        part(run)
+    for part in (rows.clients, rows.classes, lines.by_rule, lines.losses):
         part(run)
     lines.by_rule(run, "bytes")
     for table_of in (tables.rules, tables.communication, tables.refused, tables.missing, tables.environment):
         table_of([run])
-    for table_of in (comparison.methods, comparison.rules, comparison.beyond):
+    for table_of in (comparison.methods, comparison.rules, comparison.beyond, metrics.methods):
         table_of([run])
     rows.runs({"run": follower.seen})
     differences.options([run.config])
@@ -302,7 +304,14 @@ TARGETS: dict[str, Target] = {
     "federation.toml": Target(federation_toml),
     **{
         name: Target(run_file(name), CheckpointError)
-        for name in ("rounds.jsonl", "federation.json", "summary.json", "config.toml", "prototypes.safetensors")
+        for name in (
+            "rounds.jsonl",
+            "federation.json",
+            "summary.json",
+            "metrics.json",
+            "config.toml",
+            "prototypes.safetensors",
+        )
     },
     "comparison.json": Target(comparison, CheckpointError),
     "tensors": Target(tensors, CheckpointError),

@@ -31,16 +31,20 @@ NOTES = "[...document.querySelectorAll('.records tbody th small:not(.reason)')].
 def folder(tmp_path_factory) -> Path:
     """A comparison with a run that goes on, one that is damaged, and one with nasty names."""
     root = tmp_path_factory.mktemp("shown") / "runs"
-    compared = make_comparison(root / "methods", ["fedproto", "protonorm", "local"], [0, 1], rounds=12, clients=5)
+    methods = ["fedproto", "protonorm", "local"]
+    compared = make_comparison(root / "methods", methods, [0, 1], rounds=12, clients=5, metrics=True)
     shutil.rmtree(compared / "local-seed1")
     (compared / "local-seed0" / "summary.json").unlink()
     broken = make_run(root / "broken", rounds=2)
     (broken / "federation.json").write_text("{")
     names = [NASTY, "b", "c"]
-    nasty = make_run(root / NASTY, "fedtgp", rounds=3, class_names=names, validation=True, on="union", rule="local")
+    odd = {"class_names": names, "validation": True, "on": "union", "rule": "local", "metrics": True}
+    nasty = make_run(root / NASTY, "fedtgp", rounds=3, **odd)
     description = json.loads((nasty / "federation.json").read_text())
     description["clients"][0]["name"] = NASTY
     (nasty / "federation.json").write_text(json.dumps(description))
+    measured = nasty / "metrics.json"
+    measured.write_text(measured.read_text().replace('"client_00"', json.dumps(NASTY)))
     make_run(root.parent / "outside", "secretive", rounds=2)
     return root
 
@@ -196,6 +200,9 @@ def test_one_run(look):
         "Global prototypes",
         "Global, own classes",
     ]
+    drawn(page, "Who is taken for whom")
+    assert page.locator(".records", has_text="Specificity").locator("tbody tr").count() == 3
+    assert page.get_by_text("Balanced accuracy", exact=True).count() == 2, "a card and a column"
     drawn(page, "Distances between classes")
     drawn(page, "Margins")
     page.get_by_text("After round 12.").wait_for()

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, Row
+from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.pivot import METRICS, Pivot
 from protofed.formats import mean_std, number, size
-from protofed.runs import TOLERANCE, WAYS, Beyond, Summary, Traffic
+from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, RunData, Summary, Traffic, by_label
 
 if TYPE_CHECKING:
     from protofed.experiments import Run
@@ -119,6 +120,28 @@ def traffic_table(groups: Groups) -> Table:
         traffic = [s.outcome.communication for s in group]
         seconds = f"{statistics.fmean(s.outcome.seconds['total'] for s in group):.0f} s"
         table.add_row(name, *(cell for way in WAYS for cell in _sent(traffic, way)), seconds)
+    return table
+
+
+def metrics_table(runs: Sequence[RunData]) -> Table:
+    """Return the metrics of each method's runs that have some, mean ± std over them.
+
+    Args:
+        runs: Runs, of which at least one has metrics.
+    """
+    table = _table(
+        "Metrics of the final models; AUROC is an area, the others are in %",
+        "First line: all test samples together; clients: mean ± spread over those for which the metric is defined.",
+    )
+    table.add_column("method", no_wrap=True)
+    table.add_column("rule", no_wrap=True)
+    for title in HEADLINES.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for label, group in by_label(run for run in runs if run.metrics).items():
+        found = [run.metrics for run in group if run.metrics]
+        for first, write in (((label, found[0].rule), overall_text), (("", "  clients"), spread_text)):
+            cells = (write(found, name).replace("%", "").replace(" ± ", "±") for name in HEADLINES)
+            table.add_row(*first, *cells)
     return table
 
 

@@ -281,14 +281,19 @@ class Experiment:
 def identity(tree: Mapping[str, Any]) -> Tree:
     """Return a configuration without what does not determine results: the recipe's name, where data lie, speed.
 
+    Metrics follow from the results, now or later.
+
     Args:
         tree: A resolved configuration.
     """
     kept = {k: v for k, v in tree.items() if k not in ("recipe", "execution", "checkpoint")}
-    data = kept.get("data")
-    if isinstance(data, Mapping):
-        kept["data"] = {k: v for k, v in data.items() if k not in ("data_dir", "max_gb")}
+    for section, without in _WITHOUT_EFFECT.items():
+        if isinstance(table := kept.get(section), Mapping):
+            kept[section] = {k: v for k, v in table.items() if k not in without}
     return kept
+
+
+_WITHOUT_EFFECT = {"data": ("data_dir", "max_gb"), "evaluation": ("metrics",)}
 
 
 def recipes() -> dict[str, Path]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from protofed.runs import RunData
+from protofed.runs import HEADLINES, RunData
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,7 +44,8 @@ def clients_frame(run: RunData) -> DataFrame:
     """Return one row per client, by name: its model, its samples, and its last accuracy by each rule.
 
     Columns: ``architecture``, ``parameters``, ``d``, ``train``, ``test``, ``classes`` (with training samples) and
-    the accuracy by each rule (``RULE``), missing without test samples.
+    the accuracy by each rule (``RULE``), missing without test samples. Where there are metrics, by their rule also
+    ``balanced_accuracy``, ``macro_f1`` and ``auroc``, missing where they are not defined.
     """
     import pandas as pd
 
@@ -59,5 +61,12 @@ def clients_frame(run: RunData) -> DataFrame:
         index=pd.Index([c.name for c in run.clients], name="client"),
     )
     for rule in run.rules:
-        table[rule] = [float("nan") if a is None else a for a in run.client_accuracies(rule)]
+        table[rule] = _numbers(run.client_accuracies(rule))
+    if run.metrics is not None:
+        for name in HEADLINES:
+            table[name] = _numbers([getattr(run.metrics.clients[c.name], name) for c in run.clients])
     return table
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]

@@ -23,7 +23,7 @@ from protofed.privacy import ClientPrivacy
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.reading import read_toml, reason
-from protofed.runs import RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
+from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
 from protofed.samples import Samples
 from protofed.training.batches import batches
 
@@ -84,7 +84,8 @@ class RunDirectory:
                 )
             if changed:  # first the summary, without which the run counts as unfinished
                 with writing(self.path):
-                    (self.path / "summary.json").unlink(missing_ok=True)
+                    for name in ("summary.json", METRICS):
+                        (self.path / name).unlink(missing_ok=True)
                 write_text(config, tomli_w.dumps(experiment.to_tree()))
             return
         if self.path.is_dir() and any(self.path.iterdir()):

@@ -19,12 +19,12 @@ from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models
+from protofed.experiments.ending import END, describe_models
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.federation import Federation
-from protofed.runs import Outcome, RoundRecord, RunData, Summary, read_comparison
+from protofed.runs import METRICS, Metrics, Outcome, RoundRecord, RunData, Summary, read_comparison
 from protofed.runs import load_run as load_run_data
 
 if TYPE_CHECKING:
@@ -176,6 +176,25 @@ class Run:
 
     # Its numbers.
 
+    def metrics(self, rule: str = "") -> Metrics:
+        """Return balanced accuracy, macro F1, AUROC, recall per class and confusion matrices, by scikit-learn.
+
+        They are those of the final models on their clients' own test samples: from ``metrics.json`` if they are
+        there, or else computed, for which the run's data must be at hand.
+
+        Args:
+            rule: Inference rule; ``prototypes`` for the nearest prototype, "" for the run's main rule.
+
+        Raises:
+            ProtofedError: As :func:`~protofed.experiments.metrics.compute`.
+        """
+        stored = self.data.metrics
+        if stored is not None and stored.rule == (rule or self.data.main_rule):
+            return stored
+        from protofed.experiments.metrics import compute
+
+        return compute(self.data, rule, self.trusted)
+
     def to_frame(self) -> DataFrame:
         """Return a pandas table with one row per round: accuracies by rule, losses, bytes, seconds, refusals."""
         from protofed.experiments.frames import rounds_frame
@@ -303,6 +322,11 @@ def run_federation(
     else:
         files.open(experiment, resume=resume)
     result = Run(files.path, files.summary().to_dict(), [record.to_dict() for record in files.rounds()])
+    # Models that rest on the nodes of a network are measured by nobody.
+    if experiment.evaluation.metrics and (files.path / END).is_file() and not (files.path / METRICS).is_file():
+        from protofed.experiments.metrics import store
+
+        store(load_run_data(files.path), trust_code=True)
     if report:
         report([files.path], result.report)
     progress.finished(label, result)

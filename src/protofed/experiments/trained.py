@@ -117,7 +117,6 @@ class TrainedClient:
             raise ConfigError(unknown_name(f"rule of {self.method.name}", chosen, self.rules))
         return chosen
 
-    @torch.no_grad()
     def predict(self, samples: Tensor, rule: str = "") -> Prediction:
         """Classify samples.
 
@@ -129,7 +128,25 @@ class TrainedClient:
             ConfigError: If the method has no such rule.
             DataError: If the samples have another shape.
         """
-        chosen, K = self.rule(rule), len(self.classifier.class_names)
+        chosen = self.rule(rule)
+        labels, scores = self.classify(samples, chosen)
+        return Prediction(labels.numpy(), scores.softmax(-1).numpy(), self.classifier.class_names, chosen)
+
+    @torch.no_grad()
+    def classify(self, samples: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+        """Return the classes of samples, and the scores whose softmax are the probabilities.
+
+        Args:
+            samples: As in :meth:`predict`.
+            rule: An inference rule of the method.
+
+        Returns:
+            ``(n,)`` int64 and ``(n, K)`` float64, as :class:`Prediction` has them.
+
+        Raises:
+            DataError: If the samples have another shape.
+        """
+        K = len(self.classifier.class_names)
         labels, scores = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, K)]
         for part in samples.split(BATCH):
             x = self.classifier.prepare(part)
@@ -137,11 +154,10 @@ class TrainedClient:
                 raise DataError("samples have values that are not finite: fill them in, or leave the rows out")
             batch = Batch(x, torch.zeros(len(x), dtype=torch.int64))
             model = self.classifier.model
-            labels.append(self.method.predict(model, batch, self.received, self.state)[chosen])
-            found = self.method.scores(model, batch, self.received, self.state).get(chosen)
+            labels.append(self.method.predict(model, batch, self.received, self.state)[rule])
+            found = self.method.scores(model, batch, self.received, self.state).get(rule)
             scores.append(torch.full((len(x), K), torch.nan) if found is None else found)
-        probabilities = torch.cat([part.double() for part in scores]).softmax(-1)
-        return Prediction(torch.cat(labels).numpy(), probabilities.numpy(), self.classifier.class_names, chosen)
+        return torch.cat(labels), torch.cat([part.double() for part in scores])
 
 
 def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedClient:

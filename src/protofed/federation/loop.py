@@ -88,6 +88,11 @@ class EvaluationOptions(Options):
         "main rule of tables and figures, e.g. local, by which TinyProto (Eq. 12) and ProtoNorm (Eq. 6) score; a "
         "method without it, and '', keep the method's own",
     )
+    metrics: bool = option(
+        False,
+        "after the last round: balanced accuracy, macro F1, AUROC, recall per class and the confusion matrix, by "
+        "scikit-learn; `protofed metrics RUN` computes them later",
+    )
 
 
 class Summing(Protocol):

@@ -12,6 +12,7 @@ from protofed.runs.files import (
     read_comparison,
     read_config,
     read_federation,
+    read_metrics,
     read_record,
     read_rounds,
     read_summary,
@@ -20,6 +21,7 @@ from protofed.runs.files import (
 from protofed.runs.findings import Findings
 from protofed.runs.labels import NOT_THE_METHODS, flat, tell_apart
 from protofed.runs.loading import DEEPEST, axes_of, check_run, load_description, load_run, load_runs
+from protofed.runs.metrics import HEADLINES, METRICS, ClassMetrics, Metrics, SampleMetrics
 from protofed.runs.records import SECONDS, WAYS, Absence, Accuracy, Attack, Refusal, RoundRecord
 from protofed.runs.run import RULE_ORDER, RunData, by_label, main_rule, rule_of, settled, wanted_rule
 from protofed.runs.spent import Spent
@@ -27,6 +29,8 @@ from protofed.runs.summary import TOLERANCE, Beyond, Outcome, RuleOutcome, Summa
 
 __all__ = [
     "DEEPEST",
+    "HEADLINES",
+    "METRICS",
     "NOT_THE_METHODS",
     "RULE_ORDER",
     "SECONDS",
@@ -37,16 +41,19 @@ __all__ = [
     "Attack",
     "Beyond",
     "Border",
+    "ClassMetrics",
     "ClientDescription",
     "ComparisonFile",
     "FederationDescription",
     "Findings",
     "ListedRun",
+    "Metrics",
     "Outcome",
     "Refusal",
     "RoundRecord",
     "RuleOutcome",
     "RunData",
+    "SampleMetrics",
     "Signature",
     "Spent",
     "Summary",
@@ -63,6 +70,7 @@ __all__ = [
     "read_comparison",
     "read_config",
     "read_federation",
+    "read_metrics",
     "read_record",
     "read_rounds",
     "read_summary",

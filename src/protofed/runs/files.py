@@ -13,6 +13,7 @@ from protofed.reading import parse_json
 from protofed.runs.checks import is_count, is_text
 from protofed.runs.comparison import ComparisonFile
 from protofed.runs.description import FederationDescription
+from protofed.runs.metrics import Metrics
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Summary
 
@@ -77,6 +78,22 @@ def read_summary(path: Path) -> Summary | None:
     if not path.exists() and not path.is_symlink():
         return None
     return Summary.from_dict(read_object(path), f"{path}")
+
+
+def read_metrics(path: Path, federation: FederationDescription) -> Metrics | None:
+    """Return the content of ``metrics.json``; None if there is no such file.
+
+    Args:
+        path: The file.
+        federation: Classes and clients of the run.
+
+    Raises:
+        CheckpointError: If it is damaged, or belongs to other clients.
+    """
+    if not path.exists() and not path.is_symlink():
+        return None
+    names = [client.name for client in federation.clients]
+    return Metrics.from_dict(read_object(path), f"{path}", names, len(federation.class_names))
 
 
 def read_federation(path: Path) -> FederationDescription:

@@ -9,8 +9,16 @@ from pathlib import Path
 from protofed.errors import CheckpointError
 from protofed.reading import reason
 from protofed.runs.border import Border
-from protofed.runs.files import read_comparison, read_config, read_federation, read_rounds, read_summary
+from protofed.runs.files import (
+    read_comparison,
+    read_config,
+    read_federation,
+    read_metrics,
+    read_rounds,
+    read_summary,
+)
 from protofed.runs.labels import tell_apart
+from protofed.runs.metrics import METRICS
 from protofed.runs.run import RunData
 
 DEEPEST = 8
@@ -46,13 +54,14 @@ def load_description(path: Path, border: Border | None = None) -> RunData:
         CheckpointError: If a file is missing or damaged, or leads elsewhere.
     """
     border = border or Border(path)
-    for name in ("config.toml", "federation.json", "summary.json"):
+    for name in ("config.toml", "federation.json", "summary.json", METRICS):
         border.signature(path / name)
     config = read_config(path / "config.toml")
     federation = read_federation(path / "federation.json")
     summary = read_summary(path / "summary.json")
+    metrics = read_metrics(path / METRICS, federation) if summary else None
     label = (summary.label if summary else "") or _short(config["method"]["name"])
-    return RunData(path, config, federation, [], summary, label)
+    return RunData(path, config, federation, [], summary, label, metrics=metrics)
 
 
 def check_run(run: RunData) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.runs.description import ClientDescription, FederationDescription
+from protofed.runs.metrics import Metrics
 from protofed.runs.records import Accuracy, RoundRecord
 from protofed.runs.summary import Outcome, Summary
 
@@ -29,6 +30,7 @@ class RunData:
         label: What the run's method is called in figures and tables; runs of one label differ in their seed.
         values: Names of its values along the axes of its comparison.
         listed: Name of its method or variant in its comparison; ``""`` outside one.
+        metrics: Content of ``metrics.json``; None unless they were computed.
     """
 
     directory: Path
@@ -39,6 +41,7 @@ class RunData:
     label: str
     values: tuple[str, ...] = ()
     listed: str = ""
+    metrics: Metrics | None = None
 
     @property
     def arm(self) -> str:

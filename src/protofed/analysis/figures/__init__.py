@@ -11,6 +11,7 @@ Example:
 from protofed.analysis.figures import (
     alignment,
     clients,
+    confusion,
     curves,
     embedding,
     geometry,
@@ -27,6 +28,7 @@ from protofed.analysis.figures.saving import inline_svg, save_figure
 __all__ = [
     "alignment",
     "clients",
+    "confusion",
     "curves",
     "draw_figure",
     "draw_split",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from protofed.analysis.style import rule_title
-from protofed.formats import duration, mean_std, number, percent, size
+from protofed.formats import area, duration, mean_std, number, percent, size
 from protofed.runs import TOLERANCE, RunData, read_text, rule_of, settled
 from protofed.runs.trouble import first_trouble, ruin
 
@@ -166,6 +166,10 @@ def _accuracy_cards(run: RunData) -> list[Card]:
     if accuracy.best_validated is not None:
         note = f"round {accuracy.best_validated_round}, chosen on validation data"
         cards.insert(1, Card("Best validated", percent(accuracy.best_validated), note))
+    if run.metrics is not None:
+        own = run.metrics.overall
+        note = f"macro F1 {percent(own.macro_f1)}, AUROC {area(own.auroc)}"
+        cards.append(Card("Balanced accuracy", percent(own.balanced_accuracy), note))
     if accuracy.union is not None:
         unseen = accuracy.unseen.final if accuracy.unseen else None
         cards.append(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protofed.analysis import grid
-from protofed.analysis.report import comparison, facts, tables
+from protofed.analysis.report import comparison, facts, metrics, tables
 from protofed.analysis.style import rule_title
 from protofed.errors import CheckpointError, DataError
 from protofed.runs import RunData, axes_of, by_label, flat, load_runs
@@ -79,6 +79,7 @@ def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
         tables=tables,
         comparison=comparison,
         facts=facts,
+        metric_tables=metrics,
         rule_title=rule_title,
         single=len(runs) == 1,
         left_out=left_out,

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from protofed.analysis.grid import SERIOUS, Axes, Row
+from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
 from protofed.analysis.style import LineStyle, rule_title
 from protofed.formats import duration, mean_std, number, percent, size
-from protofed.runs import Beyond, ClientDescription, Findings, RunData, rule_of, settled
+from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, RunData, rule_of, settled
 
 
 class Cell(NamedTuple):
@@ -133,6 +134,9 @@ def clients(run: RunData) -> Table:
     if run.rules:
         table.head += [rule_title(rule) for rule in run.rules]
         table.groups.append(("Final accuracy", len(run.rules)))
+    if run.metrics:
+        table.head += HEADLINES.values()
+        table.groups.append((f"Metrics by {rule_title(run.metrics.rule).lower()}", len(HEADLINES)))
     added = any(client.extras for client in run.clients)
     if added:
         table.head.insert(3, "Added by the method")
@@ -150,8 +154,17 @@ def clients(run: RunData) -> Table:
             _samples(client, client.test),
             f"{held} of {len(run.class_names)}",
             *(percent(values[i] if i < len(values) else None) for values in scores),
+            *_client_metrics(run, client.name),
         )
     return table
+
+
+def _client_metrics(run: RunData, client: str) -> list[Cell]:
+    """Return the metrics of a client, and why one is not defined."""
+    if run.metrics is None:
+        return []
+    own = run.metrics.clients[client]
+    return [Cell(writer(name)(getattr(own, name)), (own.undefined or {}).get(name, "")) for name in HEADLINES]
 
 
 def _samples(client: ClientDescription, per_class: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from protofed import limits
 from protofed.errors import CheckpointError
 from protofed.reading import lines, open_ordinary, reason
 from protofed.runs import (
+    METRICS,
     Border,
     RoundRecord,
     RunData,
@@ -166,7 +167,7 @@ class Follower:
         seen: What is known of it.
     """
 
-    FILES = ("config.toml", "federation.json", "summary.json")
+    FILES = ("config.toml", "federation.json", "summary.json", METRICS)
 
     def __init__(self, key: str, directory: Path, border: Border) -> None:
         self.seen = Seen(key, directory, State.STARTING)

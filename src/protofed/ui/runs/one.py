@@ -108,6 +108,7 @@ class OneRun:
             with self.measured.above:
                 self.quantity = Choice("Show", {}, "", lambda _: self._draw_measured())
         self._build_clients(run)
+        self._build_metrics()
         self._build_prototypes(run)
         self._build_configuration(run)
 
@@ -145,6 +146,38 @@ class OneRun:
             )
         with ui.element("section").classes("card flush"):
             self.clients = Records(rows.client_columns(run), label="Clients", filterable=M > 12)
+
+    def _build_metrics(self) -> None:
+        self.metrics = ui.element("div").classes("stack").style("margin-top: 0")
+        with self.metrics:
+            heading("Metrics")
+            self.measured_by = ui.label().classes("soft")
+            with ui.element("div").classes("two"):
+                self.confusion = Plot(
+                    "heat",
+                    "Who is taken for whom",
+                    "Test samples of all clients by their class and the class given; the diagonal is right.",
+                    ramp="counts",
+                    root=True,
+                    write="count",
+                    labels=True,
+                    xName="Class given",
+                    yName="Class",
+                )
+                with ui.element("section").classes("card flush"):
+                    self.classes = Records(rows.CLASS_COLUMNS, label="Metrics by class")
+        self.metrics.set_visibility(False)
+
+    def _draw_metrics(self, run: RunData) -> None:
+        self.metrics.set_visibility(run.metrics is not None)
+        if run.metrics is None:
+            return
+        rule, names = rule_title(run.metrics.rule).lower(), run.class_names
+        self.measured_by.set_text(f"Of the models after round {run.metrics.round}, by {rule}.")
+        matrix = run.metrics.overall.matrix(len(names)).tolist()
+        values = [[number or None for number in row] for row in matrix]
+        self.confusion.show({"rows": names, "columns": names, "values": values, "unit": "test samples"})
+        self.classes.fill(rows.classes(run))
 
     def _build_prototypes(self, run: RunData) -> None:
         K = len(run.class_names)
@@ -225,6 +258,7 @@ class OneRun:
         self.distances_over.draw(lines.measured(run, DISTANCES))
         self.margins_over.draw(lines.measured(run, MARGINS))
         self._draw_clients(run)
+        self._draw_metrics(run)
         refused = tables.refused([run])
         self.refused.set_visibility(refused is not None)
         if refused is not None:

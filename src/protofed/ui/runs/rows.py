@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from protofed.analysis.metrics import writer
+from protofed.analysis.report.metrics import BY_CLASS
 from protofed.analysis.style import method_styles, rule_title
 from protofed.formats import duration, number, percent, size
-from protofed.runs import RuleOutcome, RunData
+from protofed.runs import HEADLINES, RuleOutcome, RunData
 from protofed.ui.runs.following import Seen, State
 from protofed.ui.runs.lines import Look
 
@@ -192,7 +194,34 @@ def client_columns(run: RunData) -> list[dict[str, str]]:
         {"name": "architecture", "label": "Architecture", "kind": "text"},
         *({"name": name, "label": label, "kind": "number"} for name, label in numbers.items()),
         *({"name": f"rule {rule}", "label": rule_title(rule), "kind": "number"} for rule in run.rules),
+        *({"name": name, "label": title, "kind": "number"} for name, title in _metric_titles(run).items()),
     ]
+
+
+def _metric_titles(run: RunData) -> dict[str, str]:
+    return HEADLINES if run.metrics is not None else {}
+
+
+CLASS_COLUMNS = [
+    {"name": "class", "label": "Class", "kind": "text"},
+    {"name": "samples", "label": "Test samples", "kind": "number"},
+    *({"name": name, "label": label, "kind": "number"} for name, label in BY_CLASS.items()),
+]
+
+
+def classes(run: RunData) -> list[Row]:
+    """Return a row per class of the test samples, with its metrics; none if the run has no metrics."""
+    rows: list[Row] = []
+    for each in run.metrics.overall.classes if run.metrics else ():
+        name = run.class_names[each.label]
+        cells = {"class": [name, name], "samples": [each.samples, number(each.samples)], **_metrics(each, BY_CLASS)}
+        rows.append({"id": str(each.label), "title": name, "cells": cells})
+    return rows
+
+
+def _metrics(metrics: object, names: Iterable[str]) -> dict[str, list[Any]]:
+    values = {name: getattr(metrics, name) for name in names}
+    return {name: [value, writer(name)(value)] for name, value in values.items()}
 
 
 def clients(run: RunData) -> list[Row]:
@@ -213,6 +242,7 @@ def clients(run: RunData) -> list[Row]:
             "architecture": [client.architecture, client.architecture],
             **{column: [value, number(value)] for column, value in counts.items()},
             **{f"rule {rule}": _percent(values[i]) for rule, values in scores.items()},
+            **(_metrics(run.metrics.clients[name], HEADLINES) if run.metrics else {}),
         }
         rows.append({"id": name, "title": name, "cells": cells})
     return rows

@@ -1,0 +1,40 @@
+"""Metrics of finished runs as texts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from protofed.formats import area, mean_std, percent
+from protofed.runs import Metrics
+
+
+def writer(name: str) -> Callable[[float | None], str]:
+    """Return what writes a metric: areas as fractions, all others in percent."""
+    return area if name == "auroc" else percent
+
+
+def overall_text(metrics: Sequence[Metrics], name: str) -> str:
+    """Return a metric of all test samples together, mean ± std over runs.
+
+    Args:
+        metrics: Metrics of runs that differ in their seed.
+        name: Name of the metric.
+    """
+    return mean_std([getattr(each.overall, name) for each in metrics], writer(name))
+
+
+def spread_text(metrics: Sequence[Metrics], name: str) -> str:
+    """Return mean ± spread over clients of a metric, averaged over runs; a dash where it is defined for no client.
+
+    Args:
+        metrics: Metrics of runs that differ in their seed.
+        name: Name of the metric.
+    """
+    found = [over for each in metrics if (over := each.over_clients(name))]
+    if not found:
+        return "–"
+    mean, spread = (
+        writer(name)(statistics.fmean(part)).removesuffix("%") for part in list(zip(*found, strict=True))[:2]
+    )
+    return f"{mean} ± {spread}"

@@ -1,0 +1,62 @@
+"""The tables of metrics, where runs have some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protofed.analysis.metrics import overall_text, spread_text, writer
+from protofed.analysis.report import facts
+from protofed.analysis.report.tables import Cell, Table
+from protofed.analysis.style import rule_title
+from protofed.formats import number
+from protofed.runs import HEADLINES, RunData, SampleMetrics, by_label
+
+BY_CLASS = {
+    "recall": "Recall (sensitivity)",
+    "specificity": "Specificity",
+    "precision": "Precision",
+    "f1": "F1",
+    "auroc": "AUROC",
+}
+SHOWN = {"accuracy": "Accuracy", **HEADLINES}
+
+
+def methods(runs: Sequence[RunData]) -> Table | None:
+    """Return one row per method that has metrics, mean ± std over its runs; None if no run has any."""
+    table = Table(["Method", *SHOWN.values()])
+    for label, group in by_label(run for run in runs if run.metrics).items():
+        found = [run.metrics for run in group if run.metrics]
+        cells = (Cell(overall_text(found, name), spread_text(found, name)) for name in SHOWN)
+        table.add(Cell(label, rule_title(found[0].rule).lower()), *cells)
+    return table if table.rows else None
+
+
+def overall(run: RunData) -> Table | None:
+    """Return the metrics of all test samples, and their means over clients; None if the run has none."""
+    if run.metrics is None:
+        return None
+    of, table = run.metrics.overall, Table(["", *SHOWN.values()])
+    table.add("All test samples", *(Cell(writer(n)(getattr(of, n)), _why(of, n)) for n in SHOWN))
+    cells = []
+    for name in SHOWN:
+        over = run.metrics.over_clients(name)
+        cells.append(
+            Cell(spread_text([run.metrics], name), f"of {facts.plural(over[2], 'client')}" if over else "")
+        )
+    table.add(Cell("Mean over clients", "± standard deviation"), *cells)
+    return table
+
+
+def _why(metrics: SampleMetrics, name: str) -> str:
+    return (metrics.undefined or {}).get(name, "")
+
+
+def by_class(run: RunData) -> Table | None:
+    """Return the metrics of each class against all others, over all test samples; None if the run has none."""
+    if run.metrics is None:
+        return None
+    table = Table(["Class", "Test samples", *BY_CLASS.values()])
+    for each in run.metrics.overall.classes:
+        values = (writer(name)(getattr(each, name)) for name in BY_CLASS)
+        table.add(run.class_names[each.label], number(each.samples), *values)
+    return table

@@ -1,0 +1,164 @@
+"""Metrics of a finished run, computed by scikit-learn from the models that the run left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofed.errors import DataError
+from protofed.experiments.config import resolve
+from protofed.experiments.loading import load_data
+from protofed.experiments.trained import open_client
+from protofed.files import write_json
+from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, RunData, SampleMetrics
+from protofed.samples import FederatedData
+
+_LEAST = -1e300
+"""In place of the score of a class that a rule cannot give, which is -inf."""
+_SCORES = "some samples have no finite scores"
+
+
+def compute(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
+    """Return the metrics of the models with which a run ended, on their clients' own test samples.
+
+    The models are those on disk, and they compute on a CPU: the engine of the run makes no difference.
+
+    Args:
+        run: A finished run, whose data are at hand.
+        rule: Inference rule, as :meth:`~protofed.experiments.trained.TrainedClient.rule` takes it.
+        trust_code: Whether to import the code that the run's configuration names, if it names any.
+
+    Raises:
+        DataError: If the run's data are missing or not those it was run on, or it names code that is not trusted.
+        CheckpointError: If the run has not finished, or left no models.
+        ConfigError: If the method has no such rule.
+    """
+    names = [client.name for client in run.clients]
+    first = open_client(run, names[0], trust_code)  # refuses what can be refused before data are read
+    chosen = first.rule(rule)
+    held = {c.name: c.test for c in _data(run, trust_code).clients}
+    y: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int64]] = []
+    scores: list[NDArray[np.float64]] = []
+    for name in names:
+        trained = first if name == names[0] else open_client(run, name, trust_code)
+        found, own = trained.classify(held[name].x.cpu(), chosen)
+        y.append(held[name].y.cpu().numpy())
+        labels.append(found.numpy())
+        scores.append(own.log_softmax(-1).numpy())
+    parts = zip(y, labels, scores, strict=True)
+    each = {name: of_samples(*part) for name, part in zip(names, parts, strict=True)}
+    overall = of_samples(np.concatenate(y), np.concatenate(labels), np.concatenate(scores))
+    return Metrics(chosen, run.last_round, overall, each)
+
+
+def store(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
+    """Compute the metrics of a run as :func:`compute` does, and write them to its ``metrics.json``.
+
+    Args:
+        run: As there.
+        rule: As there.
+        trust_code: As there.
+
+    Raises:
+        OutputError: If the file cannot be written; and as :func:`compute`.
+    """
+    metrics = compute(run, rule, trust_code)
+    write_json(Path(run.directory) / METRICS, metrics.to_dict())
+    return metrics
+
+
+def _data(run: RunData, trust_code: bool) -> FederatedData:
+    """Return the data of a run.
+
+    Raises:
+        DataError: If they are others now, or name code that is not trusted.
+    """
+    experiment = resolve(run.config)
+    if experiment.data.trust_code and not trust_code:
+        raise DataError(
+            f"{run.directory}: trusts the code that its data name: pass trust_code=True (--trust-code) if you "
+            "trust this folder"
+        )
+    federated = load_data(experiment)
+    now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
+    for client in run.clients:
+        if now.get(client.name) != client.test:
+            raise DataError(f"{run.directory}: {client.name} has other test samples now than in the run")
+    return federated
+
+
+def of_samples(
+    y: NDArray[np.int64], labels: NDArray[np.int64], log_probabilities: NDArray[np.float64]
+) -> SampleMetrics:
+    """Return the metrics of some samples.
+
+    Args:
+        y: ``(n,)`` classes.
+        labels: ``(n,)`` classes given; -1 for none.
+        log_probabilities: ``(n, K)``; log-probabilities, because probabilities of 1 that are told apart by nothing
+            would be ties.
+    """
+    from sklearn.metrics import multilabel_confusion_matrix, precision_recall_fscore_support
+
+    n = len(y)
+    if not n:
+        return SampleMetrics(0, undefined=dict.fromkeys(("accuracy", *HEADLINES), "no test samples"))
+    present = np.unique(y).tolist()
+    occurring = sorted({*present, *labels[labels >= 0].tolist()})
+    precisions, recalls, f1s, supports = precision_recall_fscore_support(
+        y, labels, labels=occurring, zero_division=np.nan
+    )
+    tables = multilabel_confusion_matrix(y, labels, labels=occurring)
+    areas, why = _areas(y, log_probabilities, present)
+    classes = tuple(
+        ClassMetrics(
+            label,
+            int(support),
+            _known(recall) if support else None,
+            _known(tn / (tn + fp)) if tn + fp else None,
+            _known(precision),
+            _known(f1),
+            areas.get(label),
+        )
+        for label, precision, recall, f1, support, ((tn, fp), _) in zip(
+            occurring, precisions, recalls, f1s, supports, tables, strict=True
+        )
+    )
+    given, counts = np.unique(np.stack([y, labels])[:, labels >= 0], axis=1, return_counts=True)
+    pairs = tuple((int(a), int(b), int(c)) for a, b, c in zip(*given, counts, strict=True))
+    return SampleMetrics(
+        n,
+        float((y == labels).mean()),
+        _mean([c.recall for c in classes]),
+        _mean([c.f1 for c in classes]),
+        _mean(list(areas.values())),
+        classes,
+        pairs,
+        {"auroc": why} if why else {},
+    )
+
+
+def _areas(y: NDArray[np.int64], scores: NDArray[np.float64], present: list[int]) -> tuple[dict[int, float], str]:
+    """Return the area under the ROC curve of each class against all others; or none, and why."""
+    from sklearn.metrics import roc_auc_score
+
+    if len(present) < 2:
+        return {}, "all test samples are of one class"
+    if bool(np.isnan(scores).any()):
+        return {}, _SCORES
+    finite = np.maximum(scores, _LEAST)
+    return {label: float(roc_auc_score(y == label, finite[:, label])) for label in present}, ""
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
