@@ -19,12 +19,13 @@ from protofed.methods import Method, methods
 ROOT = Path(protofed.__file__).parent
 CORE = ("runs", "prototypes", "methods", "models", "training", "wire", "robust", "privacy", "federation")
 ALLOWED = {"torch", "numpy", "safetensors"}
-# Three files of the core import one package more, inside a function, for those who choose wire.compression=zstd, a
-# model of timm or privacy.mode.
+# These files of the core import more, inside a function or as a module that only functions import, for those who choose
+# wire.compression=zstd, a model of timm, privacy.mode or secure.aggregation.
 LAZY = {
     "wire/compression.py": {"zstandard"},
     "models/vision.py": {"timm"},
     "privacy/accounting.py": {"dp_accounting"},
+    "privacy/secure_protocol.py": {"cryptography", "flwr"},
 }
 
 # What each module at the top may import, also inside functions. No other module is there.
@@ -98,10 +99,9 @@ PACKAGES = {
     "methods": {"prototypes", "models", "wire"},
     "training": {"methods", "wire"},
     "robust": {"runs", "methods", "wire", "training"},
-    "privacy": {"runs", "methods", "wire", "robust"},
+    "privacy": {"runs", "methods", "wire", "robust", "training"},
     "federation": {"runs", "methods", "wire", "training", "robust", "privacy"},
     "experiments": {
-        "privacy",
         "runs",
         "prototypes",
         "models",
