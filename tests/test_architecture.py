@@ -98,7 +98,7 @@ PACKAGES = {
     "methods": {"prototypes", "models", "wire"},
     "training": {"methods", "wire"},
     "robust": {"runs", "methods", "wire", "training"},
-    "privacy": {"runs", "methods", "wire", "robust"},
+    "privacy": {"runs", "methods", "wire", "robust", "training"},
     "federation": {"runs", "methods", "wire", "training", "robust", "privacy"},
     "experiments": {
         "runs",
