@@ -19,8 +19,8 @@ from protofed.methods import Method, methods
 ROOT = Path(protofed.__file__).parent
 CORE = ("runs", "prototypes", "methods", "models", "training", "wire", "robust", "privacy", "federation")
 ALLOWED = {"torch", "numpy", "safetensors"}
-# These files of the core import more, inside a function or as a module that only functions import, for those who choose
-# wire.compression=zstd, a model of timm, privacy.mode or secure.aggregation.
+# These files of the core import more, inside a function or as a module that only functions import, for those who
+# choose wire.compression=zstd, a model of timm, privacy.mode or secure.aggregation.
 LAZY = {
     "wire/compression.py": {"zstandard"},
     "models/vision.py": {"timm"},
@@ -110,6 +110,7 @@ PACKAGES = {
         "methods",
         "training",
         "robust",
+        "privacy",
         "federation",
     },
     "analysis": {"runs", "prototypes", "models", "methods", "training", "federation", "experiments"},

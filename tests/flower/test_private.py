@@ -67,9 +67,7 @@ def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_pat
         over(grid, chosen, tmp_path / "remote")
     run = over(grid, chosen, tmp_path / "remote", resume=True)
     assert Path(tmp_path / "remote" / "releases").stat().st_size == 4
-    told = [
-        json.loads(line)["privacy"]["releases"]
-        for line in (tmp_path / "remote" / "rounds.jsonl").read_text().splitlines()
-    ]
+    lines = (tmp_path / "remote" / "rounds.jsonl").read_text().splitlines()
+    told = [json.loads(line)["privacy"]["releases"] for line in lines]
     assert told == [1, 3, 4]
     assert run.summary["privacy"]["releases"] == 4
