@@ -89,6 +89,7 @@ def fresh(federation, name) -> dict[str, torch.Tensor]:
     return local.received
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook:UserWarning")
 def test_gradients_of_samples_are_those_of_opacus():
     """An independent implementation, by hooks on layers, on a model with convolutions and GroupNorm."""
     opacus = pytest.importorskip("opacus", reason="uv pip install opacus")
