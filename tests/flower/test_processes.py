@@ -272,3 +272,21 @@ def test_an_expired_certificate_is_refused(tmp_path):
         )
     assert check.returncode != 0
     assert "expired" in check.stdout + check.stderr
+
+
+@pytest.mark.slow
+def test_secure_aggregation_over_a_deployment(tmp_path):
+    """Each stage is answered by a new process of the node; numbers as on one machine."""
+    data = folders(tmp_path / "data", 4)
+    more = '[robust]\nrule = "none"\n[secure]\naggregation = true\n'
+    chosen = recipe(data, "fedproto", 2, more)
+    with Deployment(tmp_path, clients_of(data)) as d:
+        d.up()
+        d.begin(chosen, tmp_path / "remote")
+        d.finish()
+    expected, found = rounds_of(here(chosen, tmp_path / "local")), rounds_of(tmp_path / "remote")
+    for a, b in zip(expected, found, strict=True):
+        assert (a["accuracy"], a["parameters"]) == (b["accuracy"], b["parameters"])
+        assert b["missing"] == b["refused"] == []
+    known, other = (load_file(tmp_path / side / "server.safetensors") for side in ("local", "remote"))
+    assert all(torch.equal(known[name], other[name]) for name in known)

@@ -183,7 +183,7 @@ def test_too_few_clients_leave_the_state_unchanged():
     before = {n: t.clone() for n, t in federation.server.items()}
     (record,) = federation.run()
     assert [r.client for r in record.refused] == ["bob", "cid"]
-    assert "1 clients were asked of the 3 needed" in record.robust.kept
+    assert "1 of the 3 clients needed were asked" in record.robust.kept
     assert all(torch.equal(t, federation.server[n]) for n, t in before.items())
 
 

@@ -39,16 +39,17 @@ def write_audit(audit: Audit, out: Path) -> Path:
 
 def table(audit: Audit) -> Table:
     """Return one row per finding."""
-    rows = Table(["Question", "Who asks", "Learned", "Figure", "Found", "By guessing"], text_columns=4)
+    rows = Table(["Question", "Figure", "Learned", "Found", "By guessing"], text_columns=3)
     for f in audit.findings:
         found = Cell(_number(f, f.value), "" if not f.error else f"± {_number(f, f.error)}")
-        asked = Cell(f.attack, f.note)
-        rows.add(asked, f.observer, Cell(WORDS[f.learned], strong=bool(f.learned)), f.measure, found, _guess(f))
+        learned = Cell(WORDS[f.learned], strong=bool(f.learned))
+        guess = _number(f, f.baseline)
+        rows.add(Cell(f.attack, f.observer), Cell(_capital(f.measure), f.note), learned, found, guess)
     return rows
 
 
-def _guess(finding: Finding) -> Cell:
-    return Cell(_number(finding, finding.baseline))
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _number(finding: Finding, value: float | None) -> str:

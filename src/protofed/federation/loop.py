@@ -471,14 +471,14 @@ class Federation:
         sending = not self.joined(round)
         if sending and self.attackers is not None:
             results = self.attackers.act(results, messages, round)
-        if self.secure is not None and sending and self.method.communicates(round):
-            state, diagnostics, usable = self._summed(self.secure, results, trained, round, record)
-            record.set_losses(trained)
-            record.seconds["training"] += waiting.seconds
-            record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
-            return state, diagnostics, usable
         uploads = self._uploads(results, trained, record, self.method.upload_schema if sending else None)
-        if sending and self.method.communicates(round):
+        if not sending or not self.method.communicates(round):
+            for _ in uploads:
+                pass
+            state, diagnostics, usable = self.server, {}, len(trained)
+        elif self.secure is not None:
+            state, diagnostics, usable = self._summed(self.secure, results, trained, round, record)
+        else:
             counter, findings = itertools.count(), Findings()
             counted = (upload for upload, _ in zip(uploads, counter, strict=False))
             if isinstance(self.hiding, ClientPrivacy):
@@ -491,10 +491,6 @@ class Federation:
             assert not uploads_left, f"{self.method.name} left uploads unread"
             usable = next(counter)
             record.robust = findings
-        else:
-            for _ in uploads:
-                pass
-            state, diagnostics, usable = self.server, {}, len(trained)
         record.set_losses(trained)
         record.seconds["training"] += waiting.seconds
         record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds

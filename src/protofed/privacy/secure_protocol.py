@@ -374,7 +374,7 @@ class SecureServer:
         if len(self.present) < self.threshold:
             reasons = [f"{n}: {why}" for n, why in self.lost.items()][-2:]
             raise SecureAggregationError(
-                f"secure aggregation: {len(self.present)} clients {what} of the {self.threshold} needed "
+                f"secure aggregation: {len(self.present)} of the {self.threshold} clients needed {what} "
                 f"(secure.threshold){'; ' if reasons else ''}{'; '.join(reasons)}"
             )
 
