@@ -165,6 +165,15 @@ def test_metrics_are_in_reports_where_they_were_computed(page, run_at, compariso
     assert "Balanced accuracy" not in page(run_at("plain", rounds=2)).text
 
 
+def test_why_training_alone_can_be_ahead(page, comparison_at):
+    text = page(comparison_at(["local", "fedproto"], (0,), rounds=2)).text
+    assert "a method that sends nothing can be ahead" in text
+    assert "it was not measured here (evaluation.on=union does)" in text
+    measured = page(comparison_at(["local", "fedproto"], (0,), "measured", rounds=2, on="union")).text
+    assert "“Unseen classes” have it" in measured
+    assert "can be ahead" not in page(comparison_at(["fedtgp", "fedproto"], (0,), "other", rounds=2)).text
+
+
 def test_methods_without_alignment_say_nothing_of_it(page, run_at):
     text = page(run_at(method="fedproto", rounds=2)).text
     assert "Entry by entry" in text

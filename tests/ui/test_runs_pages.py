@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import protofed
 from browsing import WAIT_MS, Served, Visitor
@@ -24,7 +26,7 @@ from support import write_vectors
 
 NASTY = '<img src=x onerror="document.title=1"> & #1'
 
-NOTES = "[...document.querySelectorAll('.records tbody th small:not(.reason)')].map((n) => n.innerText)"
+NAMES = "[...document.querySelectorAll('.records tbody th a')].map((n) => n.innerText)"
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def test_all_runs(look):
     page = look()
     drawn(page, "Test accuracy against rounds")
     drawn(page, "Test accuracy against bytes sent")
-    assert page.evaluate(NOTES) == [
+    assert page.evaluate(NAMES) == [
         NASTY,
         "broken",
         "methods/fedproto-seed0",
@@ -162,7 +164,7 @@ def test_the_table_is_sorted_by_mouse_and_by_keyboard(look):
     page.keyboard.press("Space")
     assert page.locator("th[aria-sort=descending]").inner_text().startswith("Seed")
     page.get_by_placeholder("Filter").fill("protonorm seed1")
-    assert page.evaluate(NOTES) == ["methods/protonorm-seed1"]
+    assert page.evaluate(NAMES) == ["methods/protonorm-seed1"]
     page.get_by_placeholder("Filter").fill("no such thing")
     assert page.get_by_text("No row fits the filter.").is_visible()
 
@@ -215,6 +217,33 @@ def test_one_run(look):
     wait(page, "[...runs.plots.values()].some((p) => p.order[0] === 'alignment.energy')")
     page.get_by_label("Differences from").select_option("methods/fedproto-seed1")
     page.wait_for_url("**/compare?run=methods%2Fprotonorm-seed0&run=methods%2Ffedproto-seed1")
+
+
+def test_a_diverged_run_says_so_and_breaks_nothing(look, folder):
+    """Prototypes of which none is finite gave charts colours without a value."""
+    place = make_run(folder / "diverged", "fedproto", rounds=2)
+    path = place / "prototypes.safetensors"
+    save_file({n: t * torch.nan if t.is_floating_point() else t for n, t in load_file(path).items()}, path)
+    lines = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["losses"] = dict.fromkeys(line["losses"])
+    (place / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        page = look("/run/diverged")
+        page.get_by_role("alert").filter(has_text="No round had finite losses").wait_for()
+        wait(
+            page,
+            "[...runs.plots.values()].some((p) => p.settings.missing === 'None of these prototypes is finite.')",
+        )
+    finally:
+        shutil.rmtree(place)
+
+
+def test_a_run_of_a_comparison_has_its_report(look, shown):
+    page = look("/run/methods/fedproto-seed0")
+    page.get_by_role("link", name="Report").click()
+    page.get_by_role("heading", name="fedproto on fake-images").wait_for()
+    assert ask(shown, "/report/nowhere")[0] == 404
 
 
 def test_a_line_is_hidden_and_shown_from_the_legend(look):

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NOT_THE_METHODS = ("seed", "execution", "checkpoint", "compare")
+NO_EFFECT = {"data.data_dir", "data.max_gb", "evaluation.metrics"}
+"""Options in which runs may differ and still be repetitions of each other."""
 
 
 def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -21,7 +23,10 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
         >>> tell_apart(["a", "a"], [{"partition": {"name": "iid"}}, {"partition": {"name": "skewed", "alpha": 1}}])
         ['a, partition.name=iid', 'a, partition.name=skewed']
     """
-    options = [flat(c, NOT_THE_METHODS) for c in configurations]
+    options = [
+        {name: value for name, value in flat(c, NOT_THE_METHODS).items() if name not in NO_EFFECT}
+        for c in configurations
+    ]
     return [
         _extended(label, o, [p for n, p in zip(labels, options, strict=True) if n == label])
         for label, o in zip(labels, options, strict=True)
@@ -29,18 +34,18 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
 
 
 def _extended(label: str, own: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
+    # Recipes differ in many options: their names say enough, and runs of one recipe are compared with each other.
+    recipes = len({str(o.get("recipe")) for o in group}) > 1
+    group = [o for o in group if o.get("recipe") == own.get("recipe")]
     first = group[0]
     differing = sorted({n for o in group for n in {**first, **o} if o.get(n) != first.get(n)})
     # What is an option of one partition and not of another goes without saying once the partitions are named.
     named = {n.removesuffix("name") for n in differing if n.endswith(".name")}
     implied = {n for n in differing if n.rpartition(".")[0] + "." in named and any(n not in o for o in group)}
     differing = [n for n in differing if n not in implied]
-    # Recipes differ in many options: their names say enough, unless one of them was run with overrides.
-    distinct = [o for i, o in enumerate(group) if o not in group[:i]]
-    if len({str(o.get("recipe")) for o in distinct}) == len(distinct):
-        differing = [n for n in differing if n == "recipe"]
-    values = [str(own.get(n)) if n == "recipe" else f"{n}={own.get(n)}" for n in differing]
-    return ", ".join([label, *values])
+    return ", ".join(
+        [label, *([str(own.get("recipe"))] if recipes else []), *(f"{n}={own.get(n)}" for n in differing)]
+    )
 
 
 def flat(tree: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:

@@ -65,15 +65,21 @@ def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine
     """
     from protofed.prototypes.geometry import pairwise_cosines, pairwise_distances
 
-    first = {label: tables[0] for label, tables in _tables(runs).items()}
-    single = len(first) == 1
-    fig, axes = panels(len(first), *((5.0, 4.2) if single else (3.5, 3.0)))
-    for ax, (label, (table, present)) in zip(axes, first.items(), strict=True):
+    matrices = {}
+    for label, ((table, present), *_) in _tables(runs).items():
         matrix = pairwise_cosines(table) if metric == "cosine" else pairwise_distances(table)
         # A class and itself say nothing, and would stretch the colours.
         matrix.fill_diagonal_(float("nan"))
-        matrix[~(present.unsqueeze(0) & present.unsqueeze(1))] = float("nan")
-        limits: dict[str, Any] = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"} if metric == "cosine" else {}
+        matrix[~(present.unsqueeze(0) & present.unsqueeze(1) & matrix.isfinite())] = float("nan")
+        matrices[label] = matrix
+    # One scale for all methods, from 0 on: the same colour is the same distance.
+    largest = max((float(m.nan_to_num(0.0).max()) for m in matrices.values() if m.numel()), default=0.0)
+    limits: dict[str, Any] = {"vmin": 0, "vmax": largest or 1.0}
+    if metric == "cosine":
+        limits = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"}
+    single = len(matrices) == 1
+    fig, axes = panels(len(matrices), *((5.0, 4.2) if single else (3.5, 3.0)))
+    for ax, (label, matrix) in zip(axes, matrices.items(), strict=True):
         mesh = ax.pcolormesh(matrix.numpy(), rasterized=matrix.numel() > 4000, **limits)
         ax.set_facecolor(FAINT)
         ax.invert_yaxis()

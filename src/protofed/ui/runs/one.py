@@ -46,7 +46,9 @@ class OneRun:
         self._vectors: object = None
         self._next_vectors = 0.0
         self._built = False
-        ui.html(f"<code>{_escaped(key)}</code>", sanitize=False, tag="p").classes("crumb")
+        with ui.element("p").classes("crumb"):
+            ui.html(f"<code>{_escaped(key)}</code>", sanitize=False, tag="span")
+            ui.link("Report", rows.report_address(key))
         with ui.element("div").classes("wide").style("margin-top: 10px"):
             self.status = Status()
         self.fault = ui.label().classes("card alarm").props('role="alert"').style("margin-top: 16px")
@@ -61,8 +63,8 @@ class OneRun:
             return
         if seen.version != self._version:
             self._version = seen.version
-            self._say(seen.reason)
             run = seen.run
+            self._say(seen.reason or " ".join(text for text, _ in facts.warnings([run] if run else [])))
             self.status.show(seen, rows.part_done(run) if run is not None else 0.0)
             self.place.set_visibility(run is not None)
             if run is not None:
@@ -336,6 +338,10 @@ class OneRun:
         names, step = content["names"], content["row_step"]
         thinned = f"; every {step}th class is shown" if step > 1 else ""
         self.when.set_text(f"After round {source.round if source else '?'}{thinned}.")
+        if not any(value is not None for row in content["entries"] for value in row):
+            for plot in (self.distances, self.margins, self.entries):
+                plot.show(None, "None of these prototypes is finite.")
+            return
         self.distances.show({"rows": names, "columns": names, "values": content["distances"]})
         self.margins.show(
             {

@@ -33,8 +33,6 @@ class Overview:
             with ui.element("div").classes("row"):
                 self.rule = Choice("Accuracy by", MAIN_RULE, "", lambda _: self._draw())
                 check("A line for every seed", False, self._set_each)
-            with ui.element("div").classes("two"):
-                self.over_rounds, self.over_bytes = accuracy_plots(**NOTHING_YET)
             with ui.element("section").classes("card flush"):
                 self.table = Records(
                     rows.run_columns([]), label="Runs", empty=NO_RUNS, on_pick=self._pick, filterable=True
@@ -42,6 +40,8 @@ class Overview:
                 with self.table:
                     self._compare = ui.link("Compare", "/compare").classes("button strong")
                     self._compare.set_visibility(False)
+            with ui.element("div").classes("two"):
+                self.over_rounds, self.over_bytes = accuracy_plots(**NOTHING_YET)
 
     async def show(self) -> None:
         """Show the runs as they are now."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from fastapi import Request
+from fastapi.responses import HTMLResponse
 from nicegui import Client, app, run, ui
 
+from protofed.analysis.report.page import render
 from protofed.ui import shell
 from protofed.ui.runs.comparing import Comparing
 from protofed.ui.runs.library import READING_S, Library
@@ -76,6 +78,13 @@ def register(library: Library) -> None:
             return
         with shell.page(seen.run.label if seen.run is not None else key.rpartition("/")[2], links=LINKS):
             await follow(OneRun(library, key).show)
+
+    @app.get("/report/{key:path}")
+    async def report(key: str) -> HTMLResponse:
+        seen = library.runs.get(key)
+        if seen is None or seen.run is None:
+            return HTMLResponse("There is no report of such a run.", status_code=404)
+        return HTMLResponse(await run.io_bound(render, [seen.run]))
 
     @ui.page("/compare")
     async def compare(request: Request) -> None:

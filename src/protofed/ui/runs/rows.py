@@ -84,6 +84,16 @@ def address(key: str) -> str:
     return "/run/" + quote(key)
 
 
+def report_address(key: str) -> str:
+    """Return the path of a run's report.
+
+    Example:
+        >>> report_address("a b/seed#0")
+        '/report/a%20b/seed%230'
+    """
+    return "/report/" + quote(key)
+
+
 def comparing(keys: Sequence[str]) -> str:
     """Return the path of the page that compares some runs.
 
@@ -137,8 +147,8 @@ def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
     order = STATE_ORDER.index(seen.state)
     row: Row = {
         "id": seen.key,
-        "title": run.label if run is not None else seen.key.rpartition("/")[2],
-        "note": seen.key,
+        "title": seen.key,
+        "note": run.label if run is not None else "",
         "href": address(seen.key),
         "state": str(seen.state),
         "reason": seen.reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,4 +141,4 @@ def geometry(table: Tensor, present: Tensor, names: list[str]) -> dict[str, Any]
 
 
 def _plain(matrix: Tensor) -> list[list[float | None]]:
-    return [[None if v != v else float(f"{v:.4g}") for v in row] for row in matrix.tolist()]
+    return [[None if not math.isfinite(v) else float(f"{v:.4g}") for v in row] for row in matrix.tolist()]

@@ -255,10 +255,12 @@ window.runs = (() => {
     const { ramp = "sequential", root = false, write = "number", xName = "", yName = "", labels = false } = it.settings;
     const dark = protofed.isDark();
     const flat = values.flat().filter((v) => v !== null);
+    // Without any number, the scale would have no end and its colours no value.
+    if (!flat.length) return null;
     const sizes = flat.map(Math.abs).sort((a, b) => a - b);
     // A few entries much larger than all others share the last colour.
     const top = ramp === "signed" ? sizes[Math.floor(0.995 * (sizes.length - 1))] || 1 : Math.max(...flat, ramp === "counts" ? 1 : -Infinity);
-    const low = ramp === "signed" ? -top : ramp === "counts" ? 0 : Math.min(...flat);
+    const low = ramp === "signed" ? -top : 0;
     const scale = (v) => (root ? Math.sqrt(v) : v);
     const cell = (element.clientWidth - 120) / columns.length;
     const written = labels && cell > 24 && rows.length * columns.length <= 900;
