@@ -73,6 +73,15 @@ class WrappedMethod(Method[O]):
         """As the base."""
         return self.base.personal_broadcast
 
+    def unclippable(self) -> str:
+        """As the base, if uploads are the base's."""
+        same = self.upload_schema == self.base.upload_schema
+        return self.base.unclippable() if same else super().unclippable()
+
+    def weighted_by(self, name: str) -> str:
+        """The count in these uploads, unless the base weights all clients alike."""
+        return "" if getattr(self.base.options, "weighting", "") == "uniform" else super().weighted_by(name)
+
     def check(self) -> None:
         """The base has checked itself."""
 
