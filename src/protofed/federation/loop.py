@@ -373,13 +373,14 @@ class Federation:
         trained: list[Trained] = []
         results = waiting.timed(self.executor.train(names, messages, round))
         sending = not self.joined(round)
+        diagnostics: dict[str, Any] = {}
         if sending and self.attackers is not None:
             results = self.attackers.act(results, messages, round)
         uploads = self._uploads(results, trained, record, self.method.upload_schema if sending else None)
         if not sending or not self.method.communicates(round):
             for _ in uploads:
                 pass
-            state, diagnostics, usable = self.server, {}, len(trained)
+            state, usable = self.server, len(trained)
         elif self.secure is not None:
             state, diagnostics, usable = self._summed(self.secure, results, trained, round, record)
         else:
