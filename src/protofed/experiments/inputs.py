@@ -160,8 +160,8 @@ def _typed(x: Tensor, classifier: Classifier, where: str) -> Tensor:
 def _from_table(table: Any, trained: TrainedClient, where: str) -> Tensor:
     """Return the columns of a pandas table by their names; where the run knows none, the numeric ones in order."""
     if trained.table is not None:
-        columns = {str(name): table[name].tolist() for name in table.columns}
-        return _completed(trained.table.encode(columns, where), trained, where)
+        by_name = {str(name): table[name].tolist() for name in table.columns}
+        return _completed(trained.table.encode(by_name, where), trained, where)
     classifier = trained.classifier
     wanted = int(np.prod(classifier.input_shape))
     chosen = table.drop(columns=[c for c in table.columns if str(c).startswith("__index_level_")])
