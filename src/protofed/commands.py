@@ -84,7 +84,7 @@ def predict(
     names = [f"p({name})" for name in trained.classifier.class_names]
     rows: list[list[Any]] = [["file", "row", "class", "probability", *names]]
     side = trained.resize if resize is None else resize
-    for places, samples in from_files(files, trained.classifier, side):
+    for places, samples in from_files(files, trained, side):
         found = trained.predict(samples, chosen)
         each = zip(places, found.classes, found.confidences, found.probabilities.tolist(), strict=True)
         rows += [[file, "" if row is None else row, name, p, *values] for (file, row), name, p, values in each]

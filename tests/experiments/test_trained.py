@@ -139,6 +139,30 @@ def test_samples_come_as_arrays_pictures_and_tables(run, data, tmp_path):
     assert frame["class"].tolist() == [str(label) for label in expected]
 
 
+def test_tables_are_prepared_as_in_the_run_and_matched_by_name(tmp_path):
+    """Raw values in any order of columns give what the run scored on its standardised ones."""
+    import pandas as pd
+
+    small = {"method.name": "fedproto", "rounds": 2, "data.clients": 2, "data.standardise": "site"}
+    done = protofed.run("hospital-tables", small, out=tmp_path / "run")
+    client = load_data(resolve(done.data.config)).clients[0]
+    names = [column.name for column in client.table.columns]
+    means, scales = (torch.tensor([getattr(c, n) for c in client.table.columns]) for n in ("mean", "scale"))
+    raw = client.test.x.double() * scales + means
+    frame = pd.DataFrame(raw.numpy(), columns=names)
+    expected = done.client(client.name).predict(client.test.x).probabilities
+    frame["label"] = "benign"
+    for given in (raw.numpy(), frame, frame[frame.columns[::-1]]):
+        assert done.predict(client.name, given).probabilities == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(DataError, match=f"the table: unknown column {names[3]!r}"):
+        done.predict(client.name, frame.drop(columns=names[3]))
+    frame.loc[2, names[1]] = float("nan")
+    with pytest.raises(DataError, match=f"row 2: column {names[1]!r} has no finite value"):
+        done.predict(client.name, frame)
+    with pytest.raises(DataError, match="but the run has samples of 30"):
+        done.predict(client.name, raw[:, :5].numpy())
+
+
 def test_predict_writes_a_table(run, data, tmp_path, monkeypatch, capsys):
     from PIL import Image
 

@@ -102,6 +102,7 @@ def described(trained: TrainedClient) -> dict[str, str]:
                 "then_std": list(normalisation.std) if normalisation else None,
             }
         ),
+        **({"table": json.dumps(trained.table.to_dict())} if trained.table else {}),
         "outputs": json.dumps(list(OUTPUTS)),
     }
 

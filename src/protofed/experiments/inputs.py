@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,51 +21,55 @@ from protofed.limits import Budget
 from protofed.models import Classifier
 from protofed.reading import read_bytes, reason
 
+if TYPE_CHECKING:
+    from protofed.experiments.trained import TrainedClient
+
 TABLES = (".csv", ".parquet")
 _BUDGET_GB = 4.0
 
 
-def as_samples(given: Any, classifier: Classifier, resize: int = 0) -> Tensor:
-    """Return samples as a tensor ``(n, *input_shape)``.
+def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:
+    """Return samples as a tensor ``(n, *input_shape)``, standardised if those of the run were.
 
     Args:
         given: A tensor or array with or without a dimension of samples, images as ``(n, C, H, W)`` or ``(n, H, W)``
             or ``(n, H, W, C)``; a pandas table; a picture of PIL; a path of a file; or a list of such things.
-        classifier: The model.
+        trained: The client whose model takes them.
         resize: Side in pixels to which pictures are scaled and centre-cropped; 0 for none.
 
     Raises:
         DataError: If the samples do not suit the model, or cannot be read.
     """
+    classifier = trained.classifier
     if isinstance(given, (str, Path)):
-        return torch.cat([samples for _, samples in from_files([Path(given)], classifier, resize)])
+        return torch.cat([samples for _, samples in from_files([Path(given)], trained, resize)])
     if hasattr(given, "select_dtypes"):
-        return _from_table(given, classifier, "the table")
+        return _from_table(given, trained, "the table")
     if hasattr(given, "convert") and hasattr(given, "getbands"):
         return _from_picture(given, classifier, resize)
     if isinstance(given, (list, tuple)) and given and not _is_number(given[0]):
-        return torch.cat([as_samples(each, classifier, resize) for each in given])
+        return torch.cat([as_samples(each, trained, resize) for each in given])
     try:
         x = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError) as error:
         raise DataError(f"samples: expected an array, a table, a picture or a file ({error})") from None
-    return _shaped(x.detach().cpu(), classifier, "samples")
+    return _stored(x.detach().cpu(), trained, "samples")
 
 
 def from_files(
-    paths: Sequence[Path], classifier: Classifier, resize: int = 0
+    paths: Sequence[Path], trained: TrainedClient, resize: int = 0
 ) -> Iterator[tuple[list[tuple[str, int | None]], Tensor]]:
     """Yield the samples of files, and for each sample its file and, in a table or an array, its row from 0.
 
     Args:
         paths: Images, folders of images, tables (``.csv``, ``.parquet``), ``.npy``, and ``.npz`` as for training.
-        classifier: The model.
+        trained: The client whose model takes them.
         resize: Side in pixels to which images are scaled and centre-cropped; 0 for none.
 
     Raises:
         DataError: If a file cannot be read, or does not suit the model.
     """
-    budget = Budget(_BUDGET_GB)
+    budget, classifier = Budget(_BUDGET_GB), trained.classifier
     for path in paths:
         if path.is_dir():
             images = [file for file in visible(path) if file.suffix.lower() in SUFFIXES]
@@ -76,13 +80,13 @@ def from_files(
         elif path.suffix.lower() in SUFFIXES:
             yield [(str(path), None)], _from_image(path, classifier, resize, budget)
         elif path.suffix.lower() in TABLES:
-            samples = _from_table(_read_table(path), classifier, str(path))
+            samples = _from_table(_read_table(path), trained, str(path))
             yield [(str(path), row) for row in range(len(samples))], samples
         elif path.suffix.lower() == ".npz":
-            samples = _shaped(_from_npz(path, budget), classifier, str(path))
+            samples = _stored(_from_npz(path, budget), trained, str(path))
             yield [(str(path), row) for row in range(len(samples))], samples
         elif path.suffix.lower() == ".npy":
-            samples = _shaped(_from_npy(path), classifier, str(path))
+            samples = _stored(_from_npy(path), trained, str(path))
             yield [(str(path), row) for row in range(len(samples))], samples
         elif not path.exists():
             raise DataError(f"{path}: no such file")
@@ -94,6 +98,29 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (
         isinstance(value, (list, tuple)) and bool(value) and _is_number(value[0])
     )
+
+
+def _stored(x: Tensor, trained: TrainedClient, where: str) -> Tensor:
+    """Return samples as files of the run hold them, as its models take them."""
+    if trained.table is None:
+        return _shaped(x, trained.classifier, where)
+    raw = (len(trained.table.columns), *trained.classifier.input_shape[1:])
+    x = x[None] if tuple(x.shape) == raw else x
+    if tuple(x.shape[1:]) != raw or x.is_complex():
+        found, wanted = "×".join(map(str, x.shape)), "×".join(map(str, raw))
+        raise DataError(f"{where}: of shape {found}, but the run has samples of {wanted}")
+    return _completed(x.double(), trained, where)
+
+
+def _completed(raw: Tensor, trained: TrainedClient, where: str) -> Tensor:
+    """Return raw samples as models take them; missing values are refused unless the run filled them in."""
+    assert trained.table is not None
+    bad = raw.isinf() if trained.fills else ~raw.isfinite()
+    if bad.any():
+        row, column = bad.nonzero()[0, :2].tolist()
+        name = trained.table.columns[column].name
+        raise DataError(f"{where}: row {row}: column {name!r} has no finite value")
+    return trained.table.apply(raw)
 
 
 def _shaped(x: Tensor, classifier: Classifier, where: str) -> Tensor:
@@ -130,8 +157,12 @@ def _typed(x: Tensor, classifier: Classifier, where: str) -> Tensor:
     )
 
 
-def _from_table(table: Any, classifier: Classifier, where: str) -> Tensor:
-    """Return the numeric columns of a pandas table in their order; a single column of labels is left out."""
+def _from_table(table: Any, trained: TrainedClient, where: str) -> Tensor:
+    """Return the columns of a pandas table by their names; where the run knows none, the numeric ones in order."""
+    if trained.table is not None:
+        by_name = {str(name): table[name].tolist() for name in table.columns}
+        return _completed(trained.table.encode(by_name, where), trained, where)
+    classifier = trained.classifier
     wanted = int(np.prod(classifier.input_shape))
     chosen = table.drop(columns=[c for c in table.columns if str(c).startswith("__index_level_")])
     labels = [c for c in chosen.columns if c in LABEL_NAMES]

@@ -157,7 +157,7 @@ class Run:
 
         trained = self.client(client)
         side = trained.resize if resize is None else resize
-        return trained.predict(as_samples(samples, trained.classifier, side), rule)
+        return trained.predict(as_samples(samples, trained, side), rule)
 
     def export(self, client: str, path: str | Path, format: str = "") -> Path:
         """Write a client's model with its preprocessing and the names of the classes, and check the file.

@@ -13,13 +13,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from protofed import runs
+from protofed.data import Table
 from protofed.errors import CheckpointError, ConfigError, DataError, unknown_name
 from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.experiments.builder import Builder, build_model
 from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.ending import ModelsDescription, client_model, named_code, read_client, read_server
 from protofed.experiments.hardware import Hardware
-from protofed.files import check_tensors, read_tensors
+from protofed.files import check_tensors, read_json, read_tensors
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
 from protofed.privacy import PrivacyOptions
@@ -85,6 +86,8 @@ class TrainedClient:
         state: The method's state of the client.
         main_rule: Inference rule of the run's headline numbers.
         resize: Side in pixels to which the run scaled its images; 0 for none.
+        table: Preparation of the client's samples, if they were a table or standardised; else None.
+        fills: Whether the run filled in missing values.
     """
 
     name: str
@@ -94,6 +97,8 @@ class TrainedClient:
     state: Tensors
     main_rule: str
     resize: int = 0
+    table: Table | None = None
+    fills: bool = False
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -208,7 +213,20 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
         rest.state,
         runs.main_rule(builder.method.rules, builder.experiment.evaluation.rule),
         resize if type(resize) is int else 0,
+        _table_of(run, name),
+        builder.experiment.data.missing != "refuse",
     )
+
+
+def _table_of(run: RunData, name: str) -> Table | None:
+    """Return the preparation of a client's samples as ``federation.json`` has it."""
+    path = run.directory / "federation.json"
+    tree = read_json(path)
+    own = next((c["table"] for c in tree["clients"] if c["name"] == name and "table" in c), tree.get("table"))
+    try:
+        return None if own is None else Table.from_dict(own)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: table: {error}") from None
 
 
 def _builder(run: RunData, name: str, stored: ModelsDescription, code: bool) -> Builder:
