@@ -17,6 +17,7 @@ from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Batch
 from protofed.models import build as build_model
 from protofed.models import group_norm
+from protofed.privacy.accounting import ORDERS
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
 from protofed.snapshots import flatten
@@ -89,7 +90,7 @@ def fresh(federation, name) -> dict[str, torch.Tensor]:
     return local.received
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook:UserWarning")
+@pytest.mark.filterwarnings("ignore:Full backward hook")
 def test_gradients_of_samples_are_those_of_opacus():
     """An independent implementation, by hooks on layers, on a model with convolutions and GroupNorm."""
     opacus = pytest.importorskip("opacus", reason="uv pip install opacus")
@@ -218,7 +219,7 @@ def test_epsilon_follows_from_what_is_recorded(method):
     federation = build(method, rounds=3, **{**PRIVATE, "privacy__means": 2.0, "privacy__delta": 1e-3})
     for number, record in enumerate(federation.run(), start=1):
         cost = record.privacy
-        accountant = RdpAccountant()
+        accountant = RdpAccountant(ORDERS)
         step = dp_accounting.GaussianDpEvent(cost.noise)
         if cost.rate < 1:
             step = dp_accounting.PoissonSampledDpEvent(cost.rate, step)

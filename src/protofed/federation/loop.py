@@ -469,7 +469,6 @@ class Federation:
         trained: list[Trained] = []
         results = waiting.timed(self.executor.train(names, messages, round))
         sending = not self.joined(round)
-        diagnostics: dict[str, Any] = {}
         if sending and self.attackers is not None:
             results = self.attackers.act(results, messages, round)
         uploads = self._uploads(results, trained, record, self.method.upload_schema if sending else None)
