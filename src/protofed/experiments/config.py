@@ -396,6 +396,17 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     )
 
 
+@cache
+def defaults(method: str, partition: str) -> dict[str, Any]:
+    """Return what determines results of an experiment that names only its method and partition, by dotted name.
+
+    Args:
+        method: Name of the method.
+        partition: Name of the partition.
+    """
+    return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
+
+
 def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any], str | None]:
     """Return the recipe and the method that a name stands for.
 
