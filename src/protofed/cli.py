@@ -37,7 +37,7 @@ errors = Console(stderr=True)
 
 Out = Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, one GPU such as cuda:1, or mps.")]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with local copies of data sets (default: PROTOFED_DATA).")
 ]

@@ -126,6 +126,19 @@ def test_resume_after_an_interrupt_equals_an_uninterrupted_run(tmp_path):
     assert again.summary == resumed.summary
 
 
+def test_a_run_from_before_an_option_existed_goes_on(tmp_path):
+    overrides = {**SMALL, "method.name": "fedproto", "rounds": 2}
+    with pytest.raises(KeyboardInterrupt):
+        protofed.run("quickstart", overrides, out=tmp_path / "run", progress=StopAfter(1))
+    config = tmp_path / "run" / "config.toml"
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if "max_refusals" not in line))
+    with pytest.raises(ConfigError, match=r"max_refusals is 0 there and 3 here"):
+        protofed.run(
+            "quickstart", {**overrides, "participation.max_refusals": 3}, out=tmp_path / "run", resume=True
+        )
+    assert len(protofed.run("quickstart", overrides, out=tmp_path / "run", resume=True).rounds) == 2
+
+
 def test_another_configuration_is_refused_not_overwritten(tmp_path):
     overrides = {**SMALL, "method.name": "local", "rounds": 1}
     protofed.run("quickstart", overrides, out=tmp_path / "run")

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ import torch
 import protofed
 from protofed import claims
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-from protofed.experiments.config import Experiment, Tree, resolve
+from protofed.experiments.config import Experiment, Tree, defaults, resolve
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.running import Progress, Run, run_experiment
 from protofed.files import check_format, read_json, write_json
@@ -42,17 +41,11 @@ def key(experiment: Experiment) -> str:
     Args:
         experiment: The experiment.
     """
-    plain = _defaults(experiment.method, experiment.partition)
+    plain = defaults(experiment.method, experiment.partition)
     own = {n: v for n, v in flat(experiment.identity()).items() if n not in plain or v != plain[n]}
     names = {"method.name": experiment.method, "partition.name": experiment.partition}
     text = json.dumps({**own, **names}, sort_keys=True, default=list)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=256)
-def _defaults(method: str, partition: str) -> dict[str, Any]:
-    """Return the options of an experiment that names nothing but its method and partition."""
-    return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
 
 
 def folder(experiment: Experiment) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -131,11 +132,25 @@ class WireOptions(Options):
     compression: Literal["none", "zstd"] = option("none", "lossless compression of messages, where it helps")
 
 
+def check_device(name: str, what: str) -> None:
+    """Check that a name is one of a device, whether there is such a device or not.
+
+    Args:
+        name: The name.
+        what: Where it stands, for the message.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
+        raise ConfigError(f"{what} must be auto, cpu, cuda, cuda:NUMBER or mps, not {name!r}")
+
+
 @dataclass(frozen=True)
 class ExecutionOptions(Options):
     """The execution of the computation, which affects results only by rounding."""
 
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto uses a GPU if there is one")
+    device: str = option("auto", "auto (a GPU of CUDA if there is one), cpu, cuda, one GPU such as cuda:1, or mps")
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = option(
         "fp32",
         "precision of models and training; bf16: bfloat16 layers for those architectures that a short measurement "
@@ -170,6 +185,14 @@ class ExecutionOptions(Options):
     convolutions: Literal["auto", "torch"] = option(
         "auto", "auto computes convolutions on small maps as matrix products where faster (channels last on a CPU)"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_device(self.device, "execution.device")
+        if self.device == "mps" and self.precision == "fp64":
+            raise ConfigError("execution.precision=fp64, but mps has no such numbers: use execution.device=cpu")
+        if ":" in self.device and self.devices > 1:
+            raise ConfigError(f"execution.devices={self.devices}, but execution.device={self.device} is one GPU")
 
 
 @dataclass(frozen=True)
@@ -409,6 +432,17 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         partition=partition_name,
         partition_options=build_options(kind.Options, partition, "partition"),
     )
+
+
+@cache
+def defaults(method: str, partition: str) -> dict[str, Any]:
+    """Return what determines results of an experiment that names only its method and partition, by dotted name.
+
+    Args:
+        method: Name of the method.
+        partition: Name of the partition.
+    """
+    return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
 
 
 def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any], str | None]:

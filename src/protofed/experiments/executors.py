@@ -125,7 +125,8 @@ def _process_executor(
 ) -> Executor:
     """Return the executor of process ``number``, for single clients or for stacks on the process's own device."""
     if executor == "fused" and hardware.cuda:
-        hardware = replace(hardware, device=torch.device("cuda", number))
+        index = number if hardware.device.index is None else hardware.device.index
+        hardware = replace(hardware, device=torch.device("cuda", index))
         torch.cuda.set_device(hardware.device)
     builder = Builder(experiment, hardware.place(federated), hardware)
     roster = builder.roster(store)

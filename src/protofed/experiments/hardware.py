@@ -42,19 +42,24 @@ class Hardware:
         Raises:
             ConfigError: If they request GPUs that torch does not see.
         """
-        cuda = torch.cuda.is_available()
-        if execution.device == "cuda" and not cuda:
-            raise ConfigError("execution.device=cuda, but torch sees no GPU: use cpu or auto")
-        device = "cuda" if cuda and execution.device != "cpu" else "cpu"
+        wanted, visible = execution.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if wanted.startswith("cuda") and not visible:
+            raise ConfigError(f"execution.device={wanted}, but torch sees no GPU: use cpu or auto")
+        if wanted == "mps" and not torch.backends.mps.is_available():
+            raise ConfigError("execution.device=mps, but torch sees no GPU of Apple: use cpu or auto")
+        device = torch.device(wanted if wanted != "auto" else "cuda" if visible else "cpu")
         devices = max(1, execution.devices)
-        if device == "cuda":
-            visible = torch.cuda.device_count()
+        if device.type == "cuda":
+            seen = f"torch sees {visible} GPU{'s' * (visible > 1)}"
             if execution.devices > visible:
-                plural = "s" * (visible > 1)
-                raise ConfigError(f"execution.devices={execution.devices}, but torch sees {visible} GPU{plural}")
-            devices = execution.devices or visible
+                raise ConfigError(f"execution.devices={execution.devices}, but {seen}")
+            if device.index is not None:
+                if device.index >= visible:
+                    raise ConfigError(f"execution.device={wanted}, but {seen}, numbered from 0")
+                torch.cuda.set_device(device)
+            devices = 1 if device.index is not None else execution.devices or visible
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cls(torch.device(device), devices, cores, execution.precision, execution.memory_format)
+        return cls(device, devices, cores, execution.precision, execution.memory_format)
 
     @property
     def cuda(self) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protofed import methods
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
-from protofed.experiments.config import Experiment, Tree, identity
+from protofed.experiments.config import Experiment, Tree, defaults, identity
 from protofed.experiments.ending import END, restore_end, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import check_room, remove_partial, write_json, write_tensors, write_text
@@ -109,6 +109,9 @@ class RunDirectory:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{config}: {reason(error)}") from None
         wanted = _options(experiment.identity())
+        # Options that did not exist when the directory was written had no effect, as their defaults have none.
+        plain = _options(defaults(experiment.method, experiment.partition))
+        kept |= {name: value for name, value in plain.items() if name in wanted and name not in kept}
         differing = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
         if "rounds" in differing and set(differing) <= set(ENDS):
             self._check_longer(kept.get("rounds"), experiment)

@@ -363,7 +363,7 @@ def summary_of(
         environment={
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "processor": platform.processor() or platform.machine(),
             **numerics.facts(),
             **federation.executor.description(),

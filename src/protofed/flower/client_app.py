@@ -15,6 +15,7 @@ from protofed.errors import ConfigError, PayloadError, ProtofedError
 from protofed.imports import uncollected
 
 with uncollected():  # each message is answered by a new process
+    from protofed.experiments.config import check_device
     from protofed.flower import held
     from protofed.flower.messages import (
         Job,
@@ -128,8 +129,7 @@ def _answer(message: Message, act: Callable[[Values], Values]) -> Message:
 def _node(context: Context) -> Node:
     config = context.node_config
     device, fresh = config.get("device", "auto"), config.get("fresh", False)
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device={device!r} in --node-config: must be auto, cpu or cuda")
+    check_device(str(device), "device in --node-config")
     if not isinstance(fresh, bool):
         raise ConfigError(f"fresh={fresh!r} in --node-config: must be true or false")
     place = Path(str(config["state-dir"])).expanduser() if "state-dir" in config else None
@@ -137,4 +137,4 @@ def _node(context: Context) -> Node:
         raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
     weights = Path(str(config.get("weights-dir", config.get("client-dir", "")))).expanduser()
     folder = str(weights) if {"weights-dir", "client-dir"} & config.keys() else ""
-    return Node(source_of(config), place, device, fresh, folder)  # type: ignore[arg-type]
+    return Node(source_of(config), place, str(device), fresh, folder)

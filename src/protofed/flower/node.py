@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from protofed import claims
 from protofed.errors import ConfigError, PayloadError
@@ -41,7 +41,7 @@ class Node:
         source: Source of its clients' data.
         state: Folder of its clients' models and states, with one subfolder per client; None for a node of a
             simulation, whose clients travel with their visits.
-        device: Device on which it computes: ``auto``, ``cpu`` or ``cuda``.
+        device: Device on which it computes, a value of ``execution.device``.
         fresh: Whether a client whose state is lost starts afresh instead of being refused.
         weights: Folder from which files of initial weights are taken by name, whatever their path in the recipe; ""
             for a node of a simulation, which takes the recipe's path.
@@ -49,7 +49,7 @@ class Node:
 
     source: Source
     state: Path | None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"
     fresh: bool = False
     weights: str = ""
 
