@@ -174,6 +174,7 @@ def test_why_training_alone_can_be_ahead(page, comparison_at):
     assert "can be ahead" not in page(comparison_at(["fedtgp", "fedproto"], (0,), "other", rounds=2)).text
 
 
+@pytest.mark.pictures
 def test_methods_without_alignment_say_nothing_of_it(page, run_at):
     text = page(run_at(method="fedproto", rounds=2)).text
     assert "Entry by entry" in text

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted, write_folders
 from protofed.errors import ConfigError, FederationError
 from protofed.flower.grid import RECORD
 
@@ -165,7 +165,7 @@ def moved(root: Path, state: Path, after: int, **config) -> FakeGrid:
 
 
 def test_a_node_that_lost_its_state_is_refused_by_name(root, tmp_path):
-    run = over(moved(root, tmp_path / "state", 1), wanted("protonorm", root), tmp_path / "remote")
+    run = over(moved(root, tmp_path / "state", 1), apart("protonorm", root), tmp_path / "remote")
     assert [[(m["client"], m["phase"]) for m in r["missing"]] for r in run.rounds] == [
         [],
         *[[("bob", "training"), ("bob", "evaluation")]] * 2,

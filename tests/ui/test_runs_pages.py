@@ -171,8 +171,8 @@ def test_the_table_is_sorted_by_mouse_and_by_keyboard(look):
 
 def test_two_runs_are_compared(look):
     page = look()
-    page.get_by_label("Choose fedproto").first.check()
-    page.get_by_label("Choose protonorm").first.check()
+    page.get_by_label("Choose methods/fedproto-seed0").check()
+    page.get_by_label("Choose methods/protonorm-seed0").check()
     wait(page, "document.querySelectorAll('.plot .legend')[0].children.length === 2")
     page.get_by_role("link", name="Compare 2 runs").click()
     page.wait_for_url("**/compare?run=methods%2Ffedproto-seed0&run=methods%2Fprotonorm-seed0")
@@ -271,7 +271,7 @@ def test_a_damaged_run_is_shown_with_its_reason(look):
 
 def test_names_are_text_and_nothing_else(visit, shown):
     page = visit(shown.address).page
-    page.get_by_role("link", name="fedtgp").click()
+    page.get_by_role("link", name=NASTY).click()
     drawn(page, "Who holds what")
     drawn(page, "Accuracy of each client")
     for title in ("Who holds what", "Accuracy of each client"):
@@ -341,7 +341,7 @@ def test_a_run_is_watched_from_its_first_round(visit, growing, tmp_path):
     (run / "rounds.jsonl").touch()
     first.page.locator("td .pill", has_text="starting").wait_for()
     first.context.close()  # a closed tab disturbs nobody
-    page.get_by_role("link", name="fedproto").click()
+    page.get_by_role("link", name="new").click()
     page.get_by_text("No round").or_(page.get_by_text("no round has been evaluated yet")).first.wait_for()
     for number, line in enumerate((made / "rounds.jsonl").read_text().splitlines(keepends=True), start=1):
         with (run / "rounds.jsonl").open("a") as out:
@@ -397,7 +397,7 @@ def test_a_real_run_is_followed_to_its_end(visit, growing, tmp_path):
     with ThreadPoolExecutor(1) as runs:
         run = runs.submit(protofed.run, "quickstart", chosen, out=root / "new", progress=Held())
         try:
-            page.get_by_role("link", name="fedproto").click(timeout=2 * WAIT_MS)
+            page.get_by_role("link", name="new").click(timeout=2 * WAIT_MS)
             page.locator(".pill", has_text=re.compile("starting|running")).first.wait_for()
         finally:
             seen.set()

@@ -83,11 +83,14 @@ def evaluate(message: Message, context: Context) -> Message:
         message: The jobs.
         context: Flower's context, with the node's configuration.
     """
+    anew: dict[str, str] = {}  # clients that start afresh in this message do so once
 
     def work(node: Node, job: Job) -> Values:
         if job.trains:
-            return _train(context.state, node, job)
+            return _train(context.state, node, replace(job, after=anew.get(job.client, job.after)))
         result, left = node.evaluate(job)
+        if left.anew:
+            anew[job.client] = left.generation
         return evaluated_values(result, node.counts(job)) | left.to_values()
 
     return _visit(message, context, work)
