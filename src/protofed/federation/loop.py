@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -16,6 +16,7 @@ from protofed.methods.contract import Method, Tensors, Upload
 from protofed.options import Options, option
 from protofed.privacy import ClientPrivacy, PrivacyOptions, SamplePrivacy
 from protofed.privacy.noise import from_seed, from_system
+from protofed.privacy.secure import SecureSum
 from protofed.robust import Attackers, Findings, Guard, RobustOptions
 from protofed.runs import RULE_ORDER, Accuracy, Attack, RoundRecord, main_rule
 from protofed.seeding import generator, uniform_from_system
@@ -95,34 +96,6 @@ class EvaluationOptions(Options):
     )
 
 
-class Summing(Protocol):
-    """A stage that lets the server see sums of uploads only: :class:`protofed.privacy.secure.SecureSum`."""
-
-    def check(self, participants: int, robust_rule: str) -> None:
-        """Check that a round can be aggregated, before any training.
-
-        Args:
-            participants: Number of clients in a round.
-            robust_rule: The option ``robust.rule``.
-
-        Raises:
-            ConfigError: If it cannot.
-        """
-        ...
-
-    def sum(self, messages: Mapping[str, bytes], record: RoundRecord) -> tuple[list[Upload], int]:
-        """Return uploads that are all alike and have the sum of the clients' own, and the number of these clients.
-
-        Args:
-            messages: Encoded upload of each client; empty bytes where it stays with the client.
-            record: Record of the round, to which traffic and losses are added.
-
-        Raises:
-            FederationError: If too few clients remain; nothing is aggregated then.
-        """
-        ...
-
-
 @dataclass
 class Federation:
     """A server and its clients.
@@ -153,7 +126,7 @@ class Federation:
     attackers: Attackers | None = None
     privacy: PrivacyOptions = field(default_factory=PrivacyOptions)
     state: ServerState = field(default_factory=ServerState)
-    secure: Summing | None = None
+    secure: SecureSum | None = None
 
     def __post_init__(self) -> None:
         self.names = list(self.executor.clients)
@@ -213,7 +186,7 @@ class Federation:
             return SamplePrivacy(self.privacy, self.method, members)
         return self._client_privacy()
 
-    def _check_secure(self, secure: Summing, participants: int) -> None:
+    def _check_secure(self, secure: SecureSum, participants: int) -> None:
         """Raise ConfigError if rounds cannot be summed up without seeing single uploads."""
         if isinstance(self.hiding, ClientPrivacy):
             raise ConfigError(
@@ -499,7 +472,7 @@ class Federation:
 
     def _summed(
         self,
-        secure: Summing,
+        secure: SecureSum,
         results: Iterator[Trained | Missing],
         trained: list[Trained],
         round: int,
