@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import naive
@@ -45,18 +45,16 @@ def drawn(seed: int, n: int, classes: int, scale: float) -> tuple[torch.Tensor, 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 6), SCALES, st.sampled_from([0.01, 1.0, 50.0]))
+@example(78005, 7, 4, 1e4, 50.0)
 def test_the_loss_has_no_slope_where_it_ends(seed, n, classes, scale, caution):
-    """The loss is convex, so a point without slope is its least; by autograd, relative to the largest slope.
-
-    Where scores are 10⁴, the slope itself is only as exact as the differences of such numbers.
-    """
+    """The loss is convex, so a point without slope is its least; by autograd, relative to the largest slope."""
     f, g, prior, y = drawn(seed, n, classes, scale)
     w = fitted(f, g, prior, y, caution).requires_grad_()
     scores = w[0] * f + w[1] * g + prior
     loss = -scores.log_softmax(-1)[torch.arange(n), y].sum() + caution * (w - 0.5).square().sum()
     (slope,) = torch.autograd.grad(loss, w)
     largest = float(f.abs().sum() + g.abs().sum()) + caution
-    assert float(slope.abs().max()) < 1e-6 * largest
+    assert float(slope.abs().max()) < 1e-7 * largest
     if classes == 1:
         assert w.tolist() == [0.5, 0.5]  # nothing to choose between, nothing to learn
 

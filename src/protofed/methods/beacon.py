@@ -374,7 +374,9 @@ def fitted(f: Tensor, g: Tensor, prior: Tensor, y: Tensor, caution: float) -> Te
         step, size = torch.linalg.solve_ex(curvature, slope).result, 1.0
         while size > 1e-15 and not bool(objective(w - size * step) <= objective(w)):
             size /= 2
-        if size <= 1e-15 or float(step.abs().max()) < 1e-9:
+        if size <= 1e-15:
             break
         w = w - size * step
+        if float(step.abs().max()) < 1e-9:  # where curvature is large, even so small a step is worth taking
+            break
     return w
