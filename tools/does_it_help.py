@@ -89,6 +89,10 @@ def unseen(outcome: RuleOutcome) -> float | None:
     return outcome.unseen.final if outcome.unseen else None
 
 
+def newcomers(outcome: RuleOutcome) -> float | None:
+    return outcome.newcomers.final if outcome.newcomers else None
+
+
 def spread(values: Sequence[float]) -> str:
     if not values:
         return "–"
@@ -108,14 +112,35 @@ def arms_of(directories: Sequence[Path]) -> list[Arm]:
     return [arm for arm in arms if arm.runs]
 
 
-def best_control(arms: Sequence[Arm]) -> Arm | None:
-    """Return the arm without messages that is best on the clients' own classes after the last round."""
-    controls = [arm for arm in arms if arm.label in CONTROLS]
+def best_control(arms: Sequence[Arm], figure: Figure = final) -> Arm | None:
+    """Return the arm without messages that is best by a figure: own classes after the last round."""
+    controls = [arm for arm in arms if arm.label in CONTROLS and arm.best_rule(figure)]
 
     def own(arm: Arm) -> float:
-        return statistics.fmean(arm.values(arm.best_rule(final), final))
+        return statistics.fmean(arm.values(arm.best_rule(figure), figure))
 
     return max(controls, key=own) if controls else None
+
+
+def against(arm: Arm, control: Arm | None, figure: Figure = final) -> str:
+    """Return the paired difference to the best control, with its interval."""
+    if control is None or arm is control:
+        return "the best control" if control else ""
+    seeds = [seed for seed in arm.runs if seed in control.runs]
+    ours = arm.values(arm.best_rule(figure), figure, seeds)
+    theirs = control.values(control.best_rule(figure), figure, seeds)
+    return shown(difference(ours, theirs)) if seeds else ""
+
+
+def table_of_newcomers(arms: Sequence[Arm]) -> str:
+    """Return the accuracy of clients that joined after training as a Markdown table."""
+    control = best_control(arms, newcomers)
+    lines = ["| arm | seeds | newcomers | rule | against the best control |", "|---|---|---|---|---|"]
+    for arm in arms:
+        rule = arm.best_rule(newcomers)
+        cells = [arm.label, str(len(arm.runs)), spread(arm.values(rule, newcomers)), rule]
+        lines.append("| " + " | ".join([*cells, against(arm, control, newcomers)]) + " |")
+    return "\n".join(lines)
 
 
 def table(arms: Sequence[Arm]) -> str:
@@ -124,13 +149,6 @@ def table(arms: Sequence[Arm]) -> str:
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     for arm in arms:
         own, other = arm.best_rule(final), arm.best_rule(union)
-        against = ""
-        if control is not None and arm is not control:
-            seeds = [seed for seed in arm.runs if seed in control.runs]
-            theirs = control.values(control.best_rule(final), final, seeds)
-            against = shown(difference(arm.values(own, final, seeds), theirs)) if seeds else ""
-        elif control is not None:
-            against = "the best control"
         cells = [
             arm.label,
             str(len(arm.runs)),
@@ -139,7 +157,7 @@ def table(arms: Sequence[Arm]) -> str:
             spread(arm.values("head", final)),
             *(spread(arm.values(other, figure)) if other else "–" for figure in (union, unseen)),
             other or "–",
-            against,
+            against(arm, control),
             f"{arm.bytes / 1000:,.0f}",
             f"{arm.seconds:.2f}",
         ]
@@ -243,6 +261,8 @@ def main() -> None:
         directories = [Path(name) for name in comparison.split(",")]
         arms = arms_of(directories)
         print(f"\n{directories[0].name}\n\n{table(arms)}")
+        if any(arm.best_rule(newcomers) for arm in arms):
+            print(f"\n{table_of_newcomers(arms)}")
         if number == 0 and given.picture:
             picture(arms, given.picture)
         if number == 0 and given.course:

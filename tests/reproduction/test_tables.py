@@ -267,6 +267,12 @@ def test_anomalies_in_the_documentation_are_those_that_the_script_finds(paper):
         assert line in page
 
 
+def test_the_pages_hold_the_committed_results():
+    script = ROOT / "tools" / "reproduction_pages.py"
+    run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_script_of_anomalies_finds_what_was_found_by_hand():
     script = runpy.run_path(str(ROOT / "tools" / "anomalies.py"))
     found = " ".join(line for name in PAPERS for line in script["PAPERS"][name]())

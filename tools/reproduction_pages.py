@@ -1,0 +1,121 @@
+"""Claims with their verdicts, and tables, in docs/reproduction: ``python tools/reproduction_pages.py [--check]``.
+
+Both come from the results in ``src/protofed/reproduction/results``, at the scales and rounds of ``verdicts.json``
+there. What lies between two marks of a page is replaced; a test runs this with ``--check``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from protofed.experiments.batch import key
+from protofed.reproduction.cells import SCALES
+from protofed.reproduction.judging import judged
+from protofed.reproduction.layout import Scope, Sheet, formula_runs
+from protofed.reproduction.output import as_markdown, facts_of
+from protofed.reproduction.papers import Claim, Paper, papers
+from protofed.reproduction.results import FOLDER, Result, committed
+from protofed.reproduction.verdicts import NOT_RUN, UNTESTABLE, Judgement
+
+PAGES = Path(__file__).parent.parent / "docs" / "reproduction"
+RESULTS = {result.key: result for result in committed().values()}
+
+
+def find(key: str) -> Result | None:
+    return RESULTS.get(key)
+
+
+def scopes() -> list[Scope]:
+    """Return what was run, the largest scale first."""
+    kept = json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8"))
+    found = []
+    for scale in sorted(kept, key=list(SCALES).index):
+        rounds = kept[scale]["rounds"]
+        seeds = tuple(sorted({result.seed for result in RESULTS.values() if result.scale == scale}))
+        found.append(Scope(scale, seeds or (0,), {"rounds": rounds} if rounds else {}))
+    return found
+
+
+def verdict(paper: Paper, claim: Claim) -> str:
+    """Return the verdict at the largest scale at which anything of a claim was run."""
+    own = Judgement(NOT_RUN)
+    for scope in scopes():
+        if scope.scale == "smoke":
+            continue
+        own = judged(paper, claim, scope, find)
+        if own.verdict == UNTESTABLE:
+            return own.verdict
+        if any(comparison.differences for comparison in own.comparisons):
+            tested = sum(comparison.side is not None for comparison in own.comparisons)
+            count = f", {tested} of {len(own.comparisons)} comparisons" if tested < len(own.comparisons) else ""
+            return f"**{own.verdict}** (`{scope.scale}`{count})"
+    return UNTESTABLE if claim.untestable else NOT_RUN
+
+
+def claims(paper: Paper) -> Iterator[str]:
+    yield "| number | claim | where | tested by | verdict |"
+    yield "|---|---|---|---|---|"
+    for claim in paper.claims:
+        by = f"table {claim.table}" if claim.table is not None else f"figure {claim.figure}"
+        by = f"–, {claim.untestable}" if claim.untestable else by
+        where = claim.where or "a question of ours"
+        yield f"| {claim.number} | {claim.text} | {where} | {by} | {verdict(paper, claim)} |"
+
+
+def results(paper: Paper) -> Iterator[str]:
+    for scope in scopes():
+        if scope.scale == "smoke":
+            yield from smoke(paper, scope)
+            continue
+        for table in paper.tables:
+            if table.kind != "runs":
+                continue
+            sheet = Sheet(paper, table, scope, find)
+            if any(result.done for result in sheet.results()):
+                seeds = ",".join(map(str, scope.seeds))
+                options = "".join(f" {name}={value}" for name, value in scope.overrides.items())
+                target = f"{paper.name}/table{table.number}"
+                command = f"protofed reproduce {target} --scale {scope.scale} --seeds {seeds}{options}"
+                yield as_markdown(sheet, facts_of(sheet, command))
+
+
+def smoke(paper: Paper, scope: Scope) -> Iterator[str]:
+    """Say how many runs of a paper end at the smallest scale, whose numbers mean nothing."""
+    keys = {own for t in paper.tables if t.kind == "runs" for own in Sheet(paper, t, scope, find).all_keys()}
+    for table in paper.tables:
+        if table.kind == "formulas":
+            keys |= {key(experiment) for experiment in formula_runs(paper, table, scope).values()}
+    done = sum((result := find(own)) is not None and result.done for own in keys)
+    yield f"At scale `smoke`, {done} of the {len(keys)} runs of these tables end; their numbers mean nothing.\n"
+
+
+def replaced(text: str, name: str, content: str) -> str:
+    """Return a page with what lies between two marks replaced."""
+    first, last = f"<!-- {name}: made by tools/reproduction_pages.py -->", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(first)
+    _, closed, after = rest.partition(last)
+    if not found or not closed:
+        sys.exit(f"no marks of {name}: {first} … {last}")
+    return f"{before}{first}\n\n{content.strip()}\n\n{last}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
+    check = parser.parse_args().check
+    for paper in papers().values():
+        path = PAGES / f"{paper.name}.md"
+        text = path.read_text(encoding="utf-8")
+        page = replaced(text, "claims", "\n".join(claims(paper)))
+        page = replaced(page, "results", "\n".join(results(paper)))
+        if check and page != text:
+            sys.exit(f"{path} is out of date: run python tools/reproduction_pages.py")
+        path.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
