@@ -279,6 +279,10 @@ def reproduce(
     jobs: Jobs = 1,
     budget: Budget = "",
     run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or show what is there.")] = True,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE,…", help="Run only these cells, e.g. dataset=mnist; repeatable."),
+    ] = None,
     output: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
     out: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduction"),
     device: Device = "auto",
@@ -299,7 +303,9 @@ def reproduce(
         for line in reproduction.listing(scope, out):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
-    request = reproduction.Request(target, scope, out, jobs, seconds(budget), run, _overrides([], device, data_dir))
+    cells = reproduction.only(only or [])
+    place = _overrides([], device, data_dir)
+    request = reproduction.Request(target, scope, out, jobs, seconds(budget), run, cells, place)
     with _resumable(), progress_bar(console, quiet=quiet or not run) as progress:
         found = reproduction.reproduce(request, progress)
     reproduction.show(

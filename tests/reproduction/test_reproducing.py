@@ -58,6 +58,30 @@ def test_without_running_only_what_is_there_is_shown(tmp_path):
     assert found.sheets[0].filled(row, found.sheets[0].layout.columns[0]).verdict == "not run"
 
 
+def test_only_the_cells_that_are_asked_for_are_run(tmp_path):
+    only = {"dataset": ("cifar10",), "method": ("fedproto", "local")}
+    found = reproduce(Request("protonorm/table5", SMOKE, tmp_path, only=only))
+    (sheet,) = found.sheets
+    run = {(row.section, row.method) for (row, _), entry in sheet.layout.entries.items() if sheet.values(entry)}
+    assert run == {(("cifar10",), "fedproto"), (("cifar10",), "local")}
+    assert len(sheet.results()) == len(list(sheet.all(only))) < len(sheet.all_keys())
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("datset=cifar10", "--only: unknown setting 'datset'"),
+        ("dataset=cifar", "--only: unknown dataset 'cifar'"),
+        ("dataset", "is not NAME=VALUE"),
+        ("dataset=", "is not NAME=VALUE"),
+    ],
+)
+def test_unknown_cells_are_refused_in_one_line(tmp_path, item, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        reproduce(Request("protonorm/table5", SMOKE, tmp_path, only=cli.only([item])))
+    assert "\n" not in str(error.value)
+
+
 def test_a_spent_budget_leaves_everything_for_later(tmp_path):
     found = reproduce(Request("protonorm/table5", SMOKE, tmp_path, budget=-1))
     assert found.waiting == 24

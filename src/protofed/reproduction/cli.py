@@ -85,6 +85,24 @@ def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any]) -> Sco
     return Scope(scale, tuple(seeds), overrides)
 
 
+def only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the settings to keep.
+
+    Args:
+        items: Texts such as ``dataset=mnist,cifar10``.
+
+    Raises:
+        ConfigError: If one has no name or no value.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for item in items:
+        name, _, values = item.partition("=")
+        if not name or not all(values.split(",")):
+            raise ConfigError(f"--only {item!r} is not NAME=VALUE, e.g. dataset=mnist")
+        found[name] = (*found.get(name, ()), *values.split(","))
+    return found
+
+
 def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
     """Write the files of what was reproduced and print it.
 
@@ -153,4 +171,4 @@ def verdicts(scope: Scope, out: Path) -> Mapping[str, str]:
     return found
 
 
-__all__ = ["Request", "listing", "reproduce", "scope", "show", "verdicts"]
+__all__ = ["Request", "listing", "only", "reproduce", "scope", "show", "verdicts"]

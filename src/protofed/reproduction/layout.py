@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from protofed.experiments.batch import key
@@ -21,6 +22,12 @@ Find = Callable[[str], "Result | None"]
 
 Run = tuple[tuple[tuple[str, str], ...], str]
 """Settings and method behind a number."""
+Only = Mapping[str, Collection[str]]
+"""Values to keep of settings, by their printed names; ``method`` is one of them."""
+
+
+def _printed(run: Run) -> dict[str, str]:
+    return {**dict(run[0]), "method": run[1]}
 
 
 class Row(NamedTuple):
@@ -256,17 +263,33 @@ class Sheet:
             self._known[run] = experiment_of(self.paper, self.table, dict(run[0]), run[1], seed, *scope)
         return replace(self._known[run], seed=seed)
 
-    def all(self) -> Iterator[tuple[Entry, Experiment, str]]:
-        """Yield the runs of the whole table once each, with the method's printed name: seed by seed."""
+    def all(self, only: Only = MappingProxyType({})) -> Iterator[tuple[Entry, Experiment, str]]:
+        """Yield the runs of the table once each, with the method's printed name: seed by seed.
+
+        Args:
+            only: Settings and ``method`` to keep, as printed; by default the whole table.
+        """
         seen = set()
         for seed in self.scope.seeds:
             for row in self.layout.rows:
                 for column in self.layout.columns:
                     entry = self.layout.entries.get((row, column))
-                    for experiment in self.experiments(entry, seed) if entry else ():
+                    for run in entry.runs if entry else ():
+                        if any(_printed(run).get(name) not in values for name, values in only.items()):
+                            continue
+                        experiment = self._experiment(run, seed)
                         if (own := key(experiment)) not in seen:
                             seen.add(own)
                             yield entry, experiment, row.method  # type: ignore[misc]
+
+    def settings(self) -> dict[str, set[str]]:
+        """Return the values of every setting in the table, with the methods as ``method``."""
+        found: dict[str, set[str]] = {}
+        for entry in self.layout.entries.values():
+            for run in entry.runs:
+                for name, value in _printed(run).items():
+                    found.setdefault(name, set()).add(value)
+        return found
 
     def all_keys(self) -> list[str]:
         """Return the keys of all runs of the table."""

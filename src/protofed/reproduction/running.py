@@ -17,7 +17,7 @@ from protofed.experiments.running import Progress
 from protofed.reproduction.cells import figure_runs
 from protofed.reproduction.drawing import draw
 from protofed.reproduction.judging import judged
-from protofed.reproduction.layout import Find, Scope, Sheet, formula_runs
+from protofed.reproduction.layout import Find, Only, Scope, Sheet, formula_runs
 from protofed.reproduction.papers import Claim, Figure, Paper, Table, find_paper, papers
 from protofed.reproduction.results import Result, committed, read_results, result_of, write_results
 from protofed.reproduction.verdicts import NOT_RUN, Judgement
@@ -36,6 +36,7 @@ class Request:
         jobs: Number of simultaneous runs.
         budget: Seconds after which no further round begins; None for no limit.
         run: Whether to run what is missing, or only to show what is there.
+        only: Settings and methods of tables to run; with any, nothing else is run.
         place: Options that do not change results, such as ``data.data_dir``.
     """
 
@@ -45,6 +46,7 @@ class Request:
     jobs: int = 1
     budget: float | None = None
     run: bool = True
+    only: Only = field(default_factory=dict)
     place: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -185,12 +187,13 @@ def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
         else:
             found.others.append((paper, table))
     found.find = library.find
+    _check_only(request, found.sheets)
     if request.run:
-        wanted = [_Wanted(e, method) for sheet in found.sheets for _, e, method in sheet.all()]
-        for paper, table in found.others:
+        wanted = [_Wanted(e, method) for sheet in found.sheets for _, e, method in sheet.all(request.only)]
+        for paper, table in found.others if not request.only else ():
             if table.kind == "formulas":
                 wanted += [_Wanted(e, method) for method, e in formula_runs(paper, table, scope).items()]
-        for _, figure in figures:
+        for _, figure in figures if not request.only else ():
             for seed in scope.seeds if not figure.models else scope.seeds[:1]:
                 runs = figure_runs(figure, seed, scope.scale, scope.overrides)
                 wanted += [_Wanted(e, e.method, figure.models) for e in runs]
@@ -201,6 +204,20 @@ def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
     for paper, own in claims:
         found.claims.append((paper, own, judged(paper, own, scope, library.find)))
     return found
+
+
+def _check_only(request: Request, sheets: Sequence[Sheet]) -> None:
+    """Refuse settings to keep that no table has."""
+    known: dict[str, set[str]] = {}
+    for sheet in sheets:
+        for name, values in sheet.settings().items():
+            known.setdefault(name, set()).update(values)
+    for name, wanted in request.only.items():
+        if name not in known:
+            raise ConfigError(f"--only: {unknown_name('setting', name, sorted(known))} in {request.target}")
+        for value in wanted:
+            if value not in known[name]:
+                raise ConfigError(f"--only: {unknown_name(name, value, sorted(known[name]))} in {request.target}")
 
 
 def _directory(request: Request, experiment: Experiment, models: bool) -> Path:
