@@ -14,7 +14,15 @@ from protofed.experiments.config import Experiment, load_recipe, resolve
 from protofed.reproduction.cells import CONTROLS, DATASETS, experiment_of, is_control
 from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
 from protofed.reproduction.results import Result
-from protofed.reproduction.verdicts import AGREES, FAILED, NO_DATA, NOT_RUN, half_width, number_verdict
+from protofed.reproduction.verdicts import (
+    AGREES,
+    FAILED,
+    NO_DATA,
+    NOT_RUN,
+    UNREACHED,
+    half_width,
+    number_verdict,
+)
 
 Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""
@@ -201,7 +209,7 @@ class Filled:
         entry: Where it stands in the paper.
         values: One value per seed.
         verdict: How they relate; in brackets if the runs are not the paper's in scale.
-        state: ``done``, ``not run``, ``no data`` or ``failed``.
+        state: ``done``, ``not run``, ``no data``, ``failed``, or ``unreached`` if runs ended before they converged.
     """
 
     entry: Entry
@@ -361,7 +369,9 @@ class Sheet:
         if dataset in self.missing:
             return NO_DATA
         results = [self.find(key(e)) for seed in self.scope.seeds for e in self.experiments(entry, seed)]
-        return FAILED if any(r is not None and not r.done for r in results) else NOT_RUN
+        if any(r is not None and not r.done for r in results):
+            return FAILED
+        return UNREACHED if results and None not in results else NOT_RUN
 
     def dataset(self, entry: Entry) -> str:
         """Return the name of the data set of a number's runs.

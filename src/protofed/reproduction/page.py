@@ -54,10 +54,11 @@ def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Pat
         }
         for paper, figure, paths, why in found.figures
     ]
-    claims = Table(["Claim", "Verdict", "Comparisons", ""], text_columns=4)
+    claims = Table(["Number", "Claim", "Verdict", "Comparisons"], text_columns=4)
     for paper, claim, judgement in found.claims:
         name = f"{paper.name}/claim{claim.number}"
-        claims.add(name, judgement.verdict, judgement.why or judgement.tally, Cell(claim.text, claim.where))
+        where = claim.where or "a question of ours"
+        claims.add(name, Cell(claim.text, where), judgement.verdict, judgement.why or judgement.tally)
     template = environment().get_template("reproduction.html")
     text = template.render(sections=sections, figures=figures, claims=claims, command=command)
     write_text(path, text)

@@ -11,6 +11,7 @@ from protofed.analysis.paired import Interval, interval
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, UNTESTABLE = "not run", "not testable here"
 AGREES, HIGHER, LOWER, ONE_SEED, FAILED, NO_DATA = "agrees", "higher", "lower", "1 seed", "failed", "no data"
+UNREACHED = "unreached"
 
 
 def number_verdict(printed: str, values: Sequence[float], *, counted: bool = False) -> str:
