@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from protofed.analysis.paired import Interval, difference
-from protofed.runs import RuleOutcome, RunData, by_label, load_runs
+from protofed.experiments.config import load_recipe
+from protofed.runs import RuleOutcome, RunData, load_runs
 
 CONTROLS = ("local", "local-balanced", "fixed_etf", "fixed_etf-balanced", "unshared")
 """Arms that send nothing, each trained as the others."""
@@ -107,8 +108,14 @@ def shown(interval: Interval) -> str:
 
 
 def arms_of(directories: Sequence[Path]) -> list[Arm]:
-    runs = [run for directory in directories for run in load_runs([directory])]
-    arms = [Arm(label, group) for label, group in by_label(runs).items()]
+    """Return the arms of all runs there, by the names of their directories, ordered as in the recipe scarce."""
+    found: dict[str, list[RunData]] = {}
+    for directory in directories:
+        for path in sorted(directory.glob("*-seed*/summary.json")):
+            found.setdefault(path.parent.name.rpartition("-seed")[0], []).extend(load_runs([path.parent]))
+    order: list[str] = load_recipe("scarce")["compare"]["methods"]
+    labels = sorted(found, key=lambda label: (order.index(label) if label in order else len(order), label))
+    arms = [Arm(label, found[label]) for label in labels]
     return [arm for arm in arms if arm.runs]
 
 
