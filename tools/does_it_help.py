@@ -172,6 +172,23 @@ def table(arms: Sequence[Arm]) -> str:
     return "\n".join(lines)
 
 
+def overview(comparisons: Sequence[tuple[str, Sequence[Arm]]]) -> str:
+    """Return one line per comparison as a Markdown table: FedProto and beacon against its best control."""
+    lines = ["| setting | seeds | best control | its own | FedProto | beacon | beacon, unseen |", "|" + "---|" * 7]
+    for name, arms in comparisons:
+        found = {arm.label: arm for arm in arms}
+        control = best_control(arms)
+        if control is None:
+            continue
+        cells = [name, str(len(control.runs)), f"`{control.label}`"]
+        cells.append(spread(control.values(control.best_rule(final), final)))
+        cells += [against(found[label], control) if label in found else "–" for label in ("fedproto", "beacon")]
+        shared = found.get("beacon")
+        cells.append(spread(shared.values(shared.best_rule(unseen), unseen)) if shared else "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 LEFT_OUT = ("beacon-etf", "beacon-learned")
 """Arms that lie on others in the pictures."""
 NOTHING = 1e4
@@ -263,7 +280,12 @@ def main() -> None:
     parser.add_argument("comparisons", nargs="+")
     parser.add_argument("--picture", type=Path, help="draw the first comparison here, against bytes a round")
     parser.add_argument("--course", type=Path, help="draw it here round by round, against seconds and bytes")
+    parser.add_argument("--overview", action="store_true", help="print one line for each comparison instead")
     given = parser.parse_args()
+    if given.overview:
+        places = [(name.split(",")[0], [Path(part) for part in name.split(",")]) for name in given.comparisons]
+        print(overview([(Path(name).name, arms_of(paths)) for name, paths in places]))
+        return
     for number, comparison in enumerate(given.comparisons):
         directories = [Path(name) for name in comparison.split(",")]
         arms = arms_of(directories)
