@@ -183,8 +183,8 @@ def overview(comparisons: Sequence[tuple[str, Sequence[Arm]]]) -> str:
         cells = [name, str(len(control.runs)), f"`{control.label}`"]
         cells.append(spread(control.values(control.best_rule(final), final)))
         cells += [against(found[label], control) if label in found else "–" for label in ("fedproto", "beacon")]
-        shared = found.get("beacon")
-        cells.append(spread(shared.values(shared.best_rule(unseen), unseen)) if shared else "–")
+        rule = found["beacon"].best_rule(union) if "beacon" in found else ""
+        cells.append(spread(found["beacon"].values(rule, unseen)) or "–" if rule else "–")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
