@@ -48,9 +48,12 @@ def sites(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("standardise", ["auto", "federated", "none"])
-def test_a_network_gives_the_numbers_of_the_simulation(standardise, sites, tmp_path):
-    chosen = wanted("fedproto", sites, rounds=2, data__standardise=standardise, data__missing="indicator", **MODEL)
+@pytest.mark.parametrize(
+    ("standardise", "categories"), [("auto", "one_hot"), ("federated", "embedding"), ("none", "one_hot")]
+)
+def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, sites, tmp_path):
+    options = {"data__standardise": standardise, "data__missing": "indicator", "model__categories": categories}
+    chosen = wanted("fedproto", sites, rounds=2, **options, **MODEL)
     local, remote = (
         locally(chosen, tmp_path / "a"),
         over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "b"),
