@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,10 +85,13 @@ def predict(
     names = [f"p({name})" for name in trained.classifier.class_names]
     rows: list[list[Any]] = [["file", "row", "class", "probability", *names]]
     side = trained.resize if resize is None else resize
-    for places, samples in from_files(files, trained, side):
-        found = trained.predict(samples, chosen)
-        each = zip(places, found.classes, found.confidences, found.probabilities.tolist(), strict=True)
-        rows += [[file, "" if row is None else row, name, p, *values] for (file, row), name, p, values in each]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
+        for places, samples in from_files(files, trained, side):
+            found = trained.predict(samples, chosen)
+            each = zip(places, found.classes, found.confidences, found.probabilities.tolist(), strict=True)
+            rows += [[file, "" if row is None else row, name, p, *values] for (file, row), name, p, values in each]
     if out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
         return

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from protofed.data.tables import Table
 
 
+_SHOWN = 8
+"""Clients that a note names."""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Labelled samples.
@@ -87,7 +91,13 @@ class FederatedData:
 
     def remarks(self) -> tuple[str, ...]:
         """Return the notes, and the preparation of the samples in words, as whole sentences."""
-        return (*self.notes, self.table.note()) if self.table else self.notes
+        return (*self.notes, *self._of_one_class(), self.table.note()) if self.table else self.notes
+
+    def _of_one_class(self) -> tuple[str, ...]:
+        held = (self.class_counts() > 0).sum(1).tolist()
+        names = [c.name for c, number in zip(self.clients, held, strict=True) if number == 1 < self.num_classes]
+        few = ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+        return (f"Of one class alone: {few} (if that is not meant, set data.label_column).",) if names else ()
 
     def class_counts(self) -> Tensor:
         """Return the number of training and test samples per client and class, ``(M, K)`` int64."""

@@ -163,6 +163,123 @@ def test_tables_are_prepared_as_in_the_run_and_matched_by_name(tmp_path):
         done.predict(client.name, raw[:, :5].numpy())
 
 
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory):
+    """A run on tables with categories, embedded, and missing values; and the test samples of its first client."""
+    root = tmp_path_factory.mktemp("wards")
+    for name, words in (("Köln", "fmx"), ("north", "mf")):
+        (root / "data" / "clients" / name).mkdir(parents=True)
+        for split, n in (("train", 16), ("test", 9)):
+            pulses = ["" if i == 3 else 9000 + i * i for i in range(n)]
+            lines = (f"{i % 4},{words[i % len(words)]},{p},{i % 2}\n" for i, p in enumerate(pulses))
+            text = "ward,sex,pulse,ill\n" + "".join(lines)
+            (root / "data" / "clients" / name / f"{split}.csv").write_text(text)
+    options = {
+        "data.source": "path",
+        "data.path": str(root / "data"),
+        "data.label_column": "ill",
+        "data.categories": {"ward": []},
+        "data.missing": "indicator",
+        "method.name": "fedproto",
+        "model.name": "mlp",
+        "model.options": {"hidden": [5]},
+        "model.categories": "embedding",
+        "model.d": 4,
+        "rounds": 2,
+        "evaluation.metrics": False,
+        "execution.executor": "sequential",
+    }
+    protofed.run("hospital-tables", options, out=root / "run")
+    return protofed.load_run(root / "run"), options, root
+
+
+@pytest.mark.parametrize("executor", ["workers", "fused"])
+def test_embeddings_give_the_same_numbers_on_every_executor(executor, wards):
+    run, options, root = wards
+    again = protofed.run("hospital-tables", {**options, "execution.executor": executor}, out=root / executor)
+    for one, other in zip(run.rounds, again.rounds, strict=True):
+        assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
+        assert other["accuracy"] == one["accuracy"]
+    assert run.data.clients[0].parameters == again.data.clients[0].parameters
+
+
+def test_embeddings_take_columns_by_name_and_unknown_categories(wards, monkeypatch, capsys):
+    import pandas as pd
+
+    run, _, root = wards
+    file = root / "data" / "clients" / "Köln" / "test.csv"
+    hits = run.predict("Köln", file, "head").labels == pd.read_csv(file)["ill"]
+    assert hits.mean() == pytest.approx(run.rounds[-1]["accuracy"]["head"]["clients"][0])
+    frame = pd.DataFrame({"pulse": [9001.0], "sex": ["other"], "ward": [2]})
+    with pytest.warns(UserWarning, match="the table: 1 value takes the place of unknown categories"):
+        unknown = run.predict("Köln", frame, "head")
+    with pytest.warns(UserWarning, match="columns that the run did not have are not used: 'height', 'note'"):
+        missing = run.predict("Köln", frame.assign(sex=None, height=1.7, note="x"), "head")
+    assert (unknown.probabilities == missing.probabilities).all()  # one row for both
+    frame.assign(sex="f", height=1.7).to_csv(root / "new.csv", index=False)
+    code, _, told = command(monkeypatch, capsys, "predict", root / "run", "Köln", root / "new.csv")
+    assert code == 0
+    assert told == f"warning: {root / 'new.csv'}: columns that the run did not have are not used: 'height'\n"
+
+
+def test_embeddings_without_effect_are_refused(wards, tmp_path):
+    options = {**wards[1], "model.options": {}}
+    for changed, told in (
+        ({"model.name": "tiny"}, "model.categories=embedding needs model.name=mlp or mlp4, not tiny"),
+        ({"data.drop": ["sex", "ward"], "data.categories": {}}, "the data have no columns of categories"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            protofed.run("hospital-tables", {**options, **changed}, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch_export", "safetensors"])
+def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
+    """Raw columns, categories by number, NaN for missing: the probabilities of ``run.predict`` on this table."""
+    import pandas as pd
+
+    from protofed.data import Table
+
+    run, _, root = wards
+    table = pd.concat([pd.read_csv(f) for f in (root / "data" / "clients").glob("*/*.csv")])
+    expected = run.predict("Köln", table, "head").probabilities
+    kind = {"onnx": ".onnx", "torch_export": ".pt2", "safetensors": ".safetensors"}[format]
+    path = run.export("Köln", tmp_path / f"model{kind}")
+    if format == "onnx":
+        onnxruntime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
+        facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    elif format == "torch_export":
+        extra = {"protofed.json": ""}
+        module = torch.export.load(path, extra_files=extra).module()
+        facts = json.loads(extra["protofed.json"])
+    else:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["protofed"])
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert (json.loads(facts["input_columns"]), facts["input_type"]) == (["ward", "sex", "pulse"], "float64")
+    described = json.loads(facts["table"])["columns"]
+    raw = np.array(
+        [
+            [c["categories"].index(str(row[c["name"]])) if c["categories"] else row[c["name"]] for c in described]
+            for _, row in table.iterrows()
+        ],
+        np.float64,
+    )
+    assert np.isnan(raw).any()
+    if format == "onnx":
+        found = onnxruntime.InferenceSession(path).run(["probabilities"], {"samples": raw})[0]
+    elif format == "torch_export":
+        found = module(torch.from_numpy(raw))[1].detach().numpy()
+    else:
+        model = run.model("Köln")
+        model.model.load_state_dict(weights)
+        assert torch.equal(
+            model.stored(torch.from_numpy(raw)),
+            Table.from_dict(json.loads(facts["table"])).apply(torch.from_numpy(raw)),
+        )
+        found = model(torch.from_numpy(raw)).softmax(-1).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
 def test_predict_writes_a_table(run, data, tmp_path, monkeypatch, capsys):
     from PIL import Image
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted, write_folders
+from protofed.cli import main
 from protofed.errors import ConfigError, FederationError
 from protofed.flower.grid import RECORD
 
@@ -56,6 +58,26 @@ def test_clients_that_travel_give_the_numbers_of_the_local_engine(method, root, 
     locally(chosen, tmp_path / "local")
     over(FakeGrid(SHARES, elsewhere), chosen, tmp_path / "remote", simulated=True)
     same_files(tmp_path / "local", tmp_path / "remote")
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedavg", "local"])
+def test_a_simulation_of_nodes_is_measured_as_the_local_engine(method, root, tmp_path, monkeypatch, capsys):
+    """Files of metrics are the same, and hold what the last round scored; the command computes them, too."""
+    pytest.importorskip("sklearn")
+    chosen = wanted(method, root, rounds=2, evaluation__metrics=True)
+    locally(chosen, tmp_path / "local")
+    remote = over(FakeGrid(SHARES, elsewhere), chosen, tmp_path / "remote", simulated=True)
+    files = [tmp_path / engine / "metrics.json" for engine in ("local", "remote")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    stored = remote.data.metrics
+    assert stored.overall.accuracy == pytest.approx(remote.data.rounds[-1].accuracy.weighted[stored.rule])
+    files[1].unlink()
+    monkeypatch.setattr(sys, "argv", ["protofed", "metrics", str(tmp_path / "remote")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert "Balanced accuracy" in capsys.readouterr().out
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.parametrize("options", [{"participation__fraction": 0.5}, {"evaluation__at": "trained"}])

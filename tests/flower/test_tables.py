@@ -17,7 +17,7 @@ from protofed.data import Table
 from protofed.data.federation import load_federation
 from protofed.data.local import PathOptions
 from protofed.data.tables import SiteColumn
-from protofed.errors import ConfigError, DataError, PayloadError
+from protofed.errors import ConfigError, DataError, FederationError, PayloadError
 from protofed.experiments.architectures import FederationSummary
 from protofed.flower.admission import admit
 from protofed.flower.messages import Description, description_values, read_descriptions
@@ -48,9 +48,12 @@ def sites(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("standardise", ["auto", "federated", "none"])
-def test_a_network_gives_the_numbers_of_the_simulation(standardise, sites, tmp_path):
-    chosen = wanted("fedproto", sites, rounds=2, data__standardise=standardise, data__missing="indicator", **MODEL)
+@pytest.mark.parametrize(
+    ("standardise", "categories"), [("auto", "one_hot"), ("federated", "embedding"), ("none", "one_hot")]
+)
+def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, sites, tmp_path):
+    options = {"data__standardise": standardise, "data__missing": "indicator", "model__categories": categories}
+    chosen = wanted("fedproto", sites, rounds=2, **options, **MODEL)
     local, remote = (
         locally(chosen, tmp_path / "a"),
         over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "b"),
@@ -156,6 +159,34 @@ def test_clients_with_other_columns_are_left_out():
     assert admit(experiment("fedproto", **MODEL), many).left_out == {
         "b": "brings the categories of 'sex' to more than 256"
     }
+
+
+def relabel(sites: Path, name: str, label: int) -> None:
+    for split in ("train", "test"):
+        path = sites / "clients" / name / f"{split}.csv"
+        head, *lines = path.read_text().splitlines()
+        path.write_text("\n".join([head, *(f"{line.rpartition(',')[0]},{label}" for line in lines)]) + "\n")
+
+
+def test_a_constant_label_is_refused_and_a_client_of_one_class_is_named(sites, tmp_path):
+    """Over a network as in one place, whose error a simulation of nodes shares."""
+    chosen = wanted("fedproto", sites, rounds=1, data__missing="mean", **MODEL)
+    relabel(sites, "ann", 1)
+    note = "Of one class alone: ann (if that is not meant, set data.label_column)."
+    over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "run")
+    assert note in json.loads((tmp_path / "run" / "federation.json").read_text())["notes"]
+    assert note in load_federation(sites, chosen.data, PathOptions(), 0).remarks()
+    for name in ("bob", "Köln"):
+        relabel(sites, name, 1)
+    with pytest.raises(DataError, match="the label column is constant"):
+        load_federation(sites, chosen.data, PathOptions(), 0)
+    with pytest.raises(FederationError) as caught:
+        over(FakeGrid(nodes_of(sites, tmp_path / "other")), chosen, tmp_path / "refused")
+    told = str(caught.value)
+    assert told.count("the label column is constant (all samples of all clients are") == 3
+    assert all(f"{name}: the label" in told for name in ("ann", "bob", "Köln"))
+    assert "\n" not in told
+    assert not (tmp_path / "refused" / "rounds.jsonl").exists()
 
 
 def test_grey_images_are_turned_to_colour_over_a_network(tmp_path):

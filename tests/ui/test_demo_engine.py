@@ -9,7 +9,7 @@ from protofed.errors import ConfigError
 from protofed.ui.demo import digits
 from protofed.ui.demo.engine import FederationPair, LiveFederation, Plane, federated_digits
 from protofed.ui.demo.setup import MAX_CLIENTS, VARIANTS, Chosen, Setup, usual
-from protofed.ui.demo.words import KNOBS, look_for
+from protofed.ui.demo.words import DOES, KNOBS, TITLES, in_order, look_for, why_low
 from support import visited
 
 
@@ -144,6 +144,26 @@ def test_every_method(name, d):
         pair.sides["left"].change({knob: max(1, KNOBS[knob].low)})
     pair.step()
     assert all(look_for(name, "local"))
+    assert name in TITLES
+    assert name in DOES
+
+
+def test_words_fit_the_clients_and_menus_their_names():
+    assert "the three clients' markers" in look_for("fedproto", "fedtgp", 3)[0]
+    assert in_order(["local", "lg_fedavg", "gfpl", "fedproto"]) == ["fedproto", "gfpl", "lg_fedavg", "local"]
+
+
+def test_it_says_why_both_sides_do_badly():
+    setup = Setup(digits=(0, 1, 2, 3, 4), clients=3, skew="dirichlet", alpha=0.1)
+    counts = [[9, 0, 0, 0, 0], [0, 90, 0, 90, 0], [80, 0, 70, 0, 99]]
+    assert why_low(setup, counts, [0.4, 0.5], 60) == (
+        "Both sides stay low: with α = 0.1 a client has images of 2 of the 5 digits on average; among three "
+        "clients the smallest has 9 training images; 5 digits share 2 dimensions, and each is tested on all digits."
+    )
+    assert why_low(setup, counts, [0.4, 0.5], 10) == ""  # too early
+    assert why_low(setup, counts, [0.4, 0.9], 60) == ""  # one side does well
+    plain = Setup()
+    assert why_low(plain, [[48, 48, 16, 16], [16, 16, 48, 48]], [0.3, 0.3], 60) == ""  # none of these reasons
 
 
 def test_methods_that_send_nothing():

@@ -63,7 +63,10 @@ def test_seeds_are_averaged(tmp_path):
     values = [100 * run.accuracy("global")[3] for run in runs if run.method == "fedproto"]
     expected = [3, round(statistics.fmean(values), 2), round(statistics.stdev(values), 2)]
     assert found["mean fedproto"].points[2] == expected
-    assert len(lines.accuracy(runs, each=True)) == 6
+    alone = lines.accuracy(runs, each=True)
+    assert len({(n.look.colour, n.look.mark, n.look.dashes) for n in alone.values()}) == len(alone) == 6
+    picked = lines.accuracy(runs[1:2], each=True, among=runs)  # what is drawn looks as in the table of all runs
+    assert [n.look.mark for n in picked.values()] == [lines.looks(runs)[runs[1].directory].mark]
 
 
 def test_a_mean_does_not_mix_late_and_early_rounds(tmp_path):
@@ -123,3 +126,5 @@ def test_looks_differ_by_colour_and_by_shape():
     assert len({look.mark for look in looks}) == len({look.colour for look in looks}) == len(looks)
     assert all(0 <= look.colour < len(PALETTE) for look in looks)
     assert len({(n.colour, n.mark) for n in (Look.number(i) for i in range(40))}) == 40
+    assert len({(n.colour, n.dashes) for n in (Look.number(i) for i in range(32))}) == 32
+    assert (lines.alike(8), bool(lines.alike(9))) == ("", True)

@@ -303,6 +303,15 @@ def test_pages_fit_a_telephone(visit, shown, scheme, paths):
         assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+@pytest.mark.parametrize("path", ["/", "/run/methods/fedproto-seed0"])
+def test_tables_fit_a_screen_and_names_break_after_punctuation(look, path):
+    page = look(path)
+    wait(page, "document.querySelectorAll('.records tbody tr').length > 3")
+    tables = "[...document.querySelectorAll('.records .scroll')]"
+    assert page.evaluate(f"{tables}.filter((s) => s.scrollWidth > s.clientWidth + 1).length") == 0
+    assert page.locator(".records tbody tr:last-child th wbr").count() > 1
+
+
 def test_charts_follow_the_theme(visit, shown):
     page = visit(shown.address, color_scheme="light").page
     drawn(page, "Test accuracy against rounds")

@@ -120,26 +120,34 @@ _KNOWN = {
     "fixedetf": LineStyle(BLACK, "p", DASHES[2]),
 }
 _SLOTS = [
-    LineStyle(colour, MARKERS[(i + 3 * j) % len(MARKERS)], dashes)
-    for j, dashes in enumerate(DASHES)
-    for i, colour in enumerate(PALETTE)
+    [
+        LineStyle(colour, MARKERS[(i + 3 * j + shift) % len(MARKERS)], dashes)
+        for j, dashes in enumerate(DASHES)
+        for i, colour in enumerate(PALETTE)
+    ]
+    for shift in range(len(MARKERS))
 ]
+"""Every colour with every kind of strokes, first with one marker each, then with the others in turn."""
 
 
 def method_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     """Return a style per label: the same for a method in every figure, and no two alike within one figure.
 
     Well-known methods have a style of their own. Any other takes a slot that follows from its name, or the next
-    free one.
+    free one: of another colour or other strokes, and with more than 32 labels of another marker.
     """
     names = list(dict.fromkeys(labels))
     styles = {n: _KNOWN[_plain(n)] for n in names if _plain(n) in _KNOWN}
-    used = {(s.colour, s.dashes) for s in styles.values()}
+    taken = {(s.colour, s.dashes) for s in styles.values()}
+    used = set(styles.values())
     for name in sorted(n for n in names if n not in styles):
         start = zlib.crc32(_plain(name).encode())
-        turn = [_SLOTS[(start + i) % len(_SLOTS)] for i in range(len(_SLOTS))]
-        styles[name] = next((s for s in turn if (s.colour, s.dashes) not in used), turn[0])
-        used.add((styles[name].colour, styles[name].dashes))
+        first, *others = ([part[(start + i) % len(part)] for i in range(len(part))] for part in _SLOTS)
+        free = [s for s in first if (s.colour, s.dashes) not in taken]
+        free = free or [s for part in others for s in part if s not in used]
+        styles[name] = (free or first)[0]
+        taken.add((styles[name].colour, styles[name].dashes))
+        used.add(styles[name])
     return {name: styles[name] for name in names}
 
 

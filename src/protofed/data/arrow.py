@@ -24,7 +24,7 @@ from protofed.limits import Budget
 from protofed.reading import parse_json
 
 LABEL_NAMES = ("label", "labels", "y", "target", "class")
-_INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
+INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 """Names that pandas gives to a data frame's index in parquet and CSV files."""
 
 
@@ -206,7 +206,7 @@ def _hub_features(schema: Any, where: str) -> dict[str, Any]:
 
 def _index(schema: Any) -> set[str]:
     """Return the columns that hold the index of a data frame, by pandas' metadata or by their names."""
-    names = {name for name in schema.names if _INDEX.fullmatch(name)}
+    names = {name for name in schema.names if INDEX.fullmatch(name)}
     metadata = (schema.metadata or {}).get(b"pandas", b"")
     try:
         found = parse_json(metadata)["index_columns"] if 0 < len(metadata) <= limits.METADATA_BYTES else []

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed import claims, limits
 from protofed.errors import DataError, unknown_name
@@ -88,15 +88,6 @@ class Column:
         own = (self.name,) if self.kind == "number" else tuple(f"{self.name}={c}" for c in self.categories)
         return (*own, f"{self.name} missing") if self.indicator else own
 
-    def apply(self, raw: Tensor) -> Tensor:
-        """Return the inputs ``(n, width, …)`` float64 for raw values ``(n, 1, …)``."""
-        absent = raw.isnan()
-        if self.kind == "number":
-            parts = [(raw.masked_fill(absent, self.fill) - self.mean) / self.scale]
-        else:
-            parts = [(raw == torch.arange(len(self.categories), device=raw.device)).double()]
-        return torch.cat([*parts, absent.double()] if self.indicator else parts, dim=1)
-
 
 @dataclass(frozen=True)
 class Table:
@@ -120,6 +111,16 @@ class Table:
         """Names of all inputs of a model."""
         return tuple(name for column in self.columns for name in column.inputs)
 
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """First input and number of inputs of each column of categories."""
+        found, at = [], 0
+        for column in self.columns:
+            if column.categories:
+                found.append((at, len(column.categories)))
+            at += len(column.inputs)
+        return tuple(found)
+
     def note(self) -> str:
         """Return what was done, as a sentence for a report."""
         how = {
@@ -135,27 +136,29 @@ class Table:
 
     def apply(self, raw: Tensor) -> Tensor:
         """Return the inputs ``(n, F, …)`` float32 for raw values ``(n, C, …)``."""
-        x = raw.double()
-        return torch.cat([c.apply(x[:, i : i + 1]) for i, c in enumerate(self.columns)], dim=1).float()
+        inputs: Tensor = TableInputs(self)(raw)
+        return inputs
 
     def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a sample's inputs, given that of a raw sample."""
         return (len(self.inputs), *raw[1:])
 
-    def encode(self, columns: Mapping[str, Sequence[Any]], where: str = "table") -> Tensor:
+    def encode(self, columns: Mapping[str, Sequence[Any]], where: str = "table", unknown: bool = False) -> Tensor:
         """Return raw values ``(n, C)`` float64 of named columns, such as those of a data frame.
 
         Args:
             columns: Values of each column by name, of equal length; None or NaN is missing. Others are ignored.
             where: What error messages begin with.
+            unknown: Whether a category may be unknown: it is then none of the column's.
 
         Raises:
-            DataError: If a column is missing, a number is none, or a category is unknown.
+            DataError: If a column is missing, a number is none, or a category is unknown and must not be.
         """
         for column in self.columns:
             if column.name not in columns:
                 raise DataError(f"{where}: {unknown_name('column', column.name, map(str, columns))}")
-        return torch.from_numpy(np.column_stack([_encoded(c, list(columns[c.name]), where) for c in self.columns]))
+        found = [_encoded(c, list(columns[c.name]), where, unknown) for c in self.columns]
+        return torch.from_numpy(np.column_stack(found))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as plain values."""
@@ -174,6 +177,54 @@ class Table:
         if not columns or len({c.name for c in columns}) < len(columns):
             raise ValueError("columns: expected columns with different names")
         return cls(standardise, columns)
+
+
+class TableInputs(nn.Module):
+    """A preparation as a module, which exported models contain.
+
+    Its numbers are buffers that are not saved, so that a model has the same weights with and without it.
+
+    Args:
+        table: The preparation.
+    """
+
+    source: Tensor
+    numeric: Tensor
+    shown: Tensor
+    code: Tensor
+    mean: Tensor
+    scale: Tensor
+    fill: Tensor
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.columns = len(table.columns)
+        # Of every input: its column, whether it is a number or 1 for a missing value, and its category's number.
+        rows: list[tuple[float, ...]] = []
+        for i, c in enumerate(table.columns):
+            codes = [0] if c.kind == "number" else range(len(c.categories))
+            rows += [(i, c.kind == "number", 0, code, c.mean, c.scale, c.fill) for code in codes]
+            rows += [(i, 0, 1, 0, 0, 1, 0)] if c.indicator else []
+        kinds = (torch.int64, torch.bool, torch.bool, *[torch.float64] * 4)
+        names = ("source", "numeric", "shown", "code", "mean", "scale", "fill")
+        for name, kind, values in zip(names, kinds, zip(*rows, strict=True), strict=True):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64).to(kind), persistent=False)
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Return the inputs ``(n, F, …)`` float32 for raw values ``(n, C, …)``; in float64 until the last step.
+
+        Raises:
+            DataError: If there is another number of columns.
+        """
+        if raw.shape[1] != self.columns:
+            raise DataError(f"samples have {raw.shape[1]} columns, not {self.columns}")
+        x = raw.double().index_select(1, self.source)
+        shape = (-1, *[1] * (x.dim() - 2))
+        absent = x.isnan()
+        value = torch.where(absent, self.fill.view(shape), x)
+        number = (value - self.mean.view(shape)) / self.scale.view(shape)
+        flag = torch.where(self.shown.view(shape), absent.double(), (x == self.code.view(shape)).double())
+        return torch.where(self.numeric.view(shape), number, flag).float()
 
 
 def _column(item: object) -> Column:
@@ -205,7 +256,7 @@ def raw_column(name: object, kind: object, categories: object) -> RawColumn:
     return RawColumn(claims.class_name(name), chosen, names)
 
 
-def _encoded(column: Column, values: list[Any], where: str) -> np.ndarray:
+def _encoded(column: Column, values: list[Any], where: str, unknown: bool) -> np.ndarray:
     codes = {name: float(code) for code, name in enumerate(column.categories)}
     found = np.full(len(values), np.nan)
     for row, value in enumerate(values):
@@ -214,9 +265,9 @@ def _encoded(column: Column, values: list[Any], where: str) -> np.ndarray:
         at = f"{where}: column {column.name!r}, row {row}"
         if column.kind == "category":
             name = category(value)
-            if name not in codes:
+            if name not in codes and not unknown:
                 raise DataError(f"{at}: {unknown_name('category', name, codes)}")
-            found[row] = codes[name]
+            found[row] = codes.get(name, len(codes))
             continue
         try:
             found[row] = float(value)

@@ -105,7 +105,7 @@ class FederationSummary:
         if one_architecture(experiment):
             return self  # all clients have the same architecture
         assigned = [a for number, a in enumerate(self.architectures) if number not in own]
-        return replace(self, template=(assigned or turns(experiment))[0])
+        return replace(self, template=(assigned or _embedding(experiment, turns(experiment), self.table))[0])
 
 
 def turns(experiment: Experiment) -> list[Architecture]:
@@ -156,7 +156,7 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
     """Return each client's architecture, checked against the requirements of the method."""
     shared = one_architecture(experiment) and experiment.model.shared
     architectures = []
-    group = turns(experiment)
+    group = _embedding(experiment, turns(experiment), federated.table)
     for number, client in enumerate(federated.clients):
         architecture = group[number % len(group)]
         chosen = None if shared else client.settings.get("model")
@@ -164,7 +164,8 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
             architecture = Architecture(chosen, {}, 0)
         elif chosen:
             check_trusted(experiment, client.name, chosen)
-            architecture = Architecture(*models.assign(chosen, 1)[0], 0)
+            own = Architecture(*models.assign(chosen, 1)[0], 0)
+            architecture = _with_embeddings(experiment, own, federated.table)
         architectures.append(replace(architecture, d=client.settings.get("d", experiment.model.d)))
     _check_same(experiment, federated, architectures)
     return architectures
@@ -215,6 +216,27 @@ def counts_needed(experiment: Experiment) -> str:
     if experiment.participation.sampling == "samples":
         return "participation.sampling=samples draws clients by numbers of samples: choose counts=exact"
     return ""
+
+
+def _embedding(experiment: Experiment, group: list[Architecture], table: Table | None) -> list[Architecture]:
+    """Return architectures of the recipe with embeddings of categories, if it asks for them.
+
+    Raises:
+        ConfigError: If there are no categories, or no architecture that has embeddings of them.
+    """
+    found = [_with_embeddings(experiment, architecture, table) for architecture in group]
+    if experiment.model.categories == "embedding" and found == group:
+        if table is None or not table.blocks:
+            raise ConfigError("model.categories=embedding: the data have no columns of categories")
+        raise ConfigError(f"model.categories=embedding needs model.name=mlp or mlp4, not {experiment.model.name}")
+    return found
+
+
+def _with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+    if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":
+        return architecture
+    places = tuple(number for block in table.blocks for number in block)
+    return replace(architecture, options={**architecture.options, "categories": places}) if places else architecture
 
 
 def _check_same(experiment: Experiment, federated: FederatedData, architectures: list[Architecture]) -> None:

@@ -48,6 +48,10 @@ class ModelOptions(Options):
         "batch",
         "normalisation of architectures with BatchNorm: as they have it, or GroupNorm (privacy.mode=sample)",
     )
+    categories: Literal["one_hot", "embedding"] = option(
+        "one_hot",
+        "categories of a table: an input each, or learned embeddings (mlp; Guo and Berkhahn, 2016)",
+    )
     shared: str = option("", "architecture for methods that need the same one for all clients ('' = model.name)")
     options: dict[str, Any] = option(
         {},

@@ -42,7 +42,7 @@ class Exported(nn.Module):
 
     def forward(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``(n, K)`` logits and probabilities and ``(n, d)`` features."""
-        features, logits = self.classifier.model(self.classifier.prepare(samples))
+        features, logits = self.classifier.model(self.classifier.stored(samples))
         return logits, logits.softmax(-1), features
 
 
@@ -68,8 +68,8 @@ def export(trained: TrainedClient, path: Path, format: str = "") -> Path:
     chosen = format or SUFFIXES.get(path.suffix, "")
     if chosen not in WRITERS:
         raise ConfigError(unknown_name("format", chosen or path.suffix, WRITERS))
-    model = Exported(_traceable(trained.classifier)).eval()
-    samples = _samples(trained.classifier)
+    samples = _samples(trained)
+    model = Exported(_traceable(trained.classifier, samples[:2])).eval()
     with torch.no_grad():
         expected = model(samples)[1]
     content, read = _written(chosen, model, samples[:2], described(trained))
@@ -85,7 +85,7 @@ def export(trained: TrainedClient, path: Path, format: str = "") -> Path:
 
 def described(trained: TrainedClient) -> dict[str, str]:
     """Return the facts about a model that every exported file carries, as texts; lists are JSON."""
-    classifier = trained.classifier
+    classifier, table = trained.classifier, trained.table
     scale = classifier.model.scale
     normalisation = getattr(scale, "normalisation", None)
     return {
@@ -93,27 +93,43 @@ def described(trained: TrainedClient) -> dict[str, str]:
         "client": trained.name,
         "method": trained.method.name,
         "class_names": json.dumps(list(classifier.class_names), ensure_ascii=False),
-        "input_shape": json.dumps(list(classifier.input_shape)),
-        "input_type": "uint8" if classifier.eight_bit else "float32",
+        "input_shape": json.dumps(stored_shape(trained)),
+        "input_type": str(classifier.input_dtype).removeprefix("torch."),
         "preprocessing": json.dumps(
             {
-                "first": "x / 127.5 - 1" if classifier.eight_bit else "none",
+                "first": "x / 127.5 - 1" if classifier.eight_bit else "table" if table else "none",
                 "then_mean": list(normalisation.mean) if normalisation else None,
                 "then_std": list(normalisation.std) if normalisation else None,
             }
         ),
-        **({"table": json.dumps(trained.table.to_dict())} if trained.table else {}),
+        **({"input_columns": json.dumps([c.name for c in table.columns], ensure_ascii=False)} if table else {}),
+        **({"table": json.dumps(table.to_dict(), ensure_ascii=False)} if table else {}),
         "outputs": json.dumps(list(OUTPUTS)),
     }
 
 
-def _samples(classifier: Classifier) -> Tensor:
-    """Return random samples as they are stored."""
+def stored_shape(trained: TrainedClient) -> list[int]:
+    """Return the shape of a sample as it is stored: of tables, one number per column."""
+    shape = trained.classifier.input_shape
+    return list(shape) if trained.table is None else [len(trained.table.columns), *shape[1:]]
+
+
+def _samples(trained: TrainedClient) -> Tensor:
+    """Return random samples as they are stored; of tables, some values are missing if the run filled them in."""
     source = generator(0, "export")
-    shape = (SAMPLES, *classifier.input_shape)
-    if classifier.eight_bit:
+    shape = (SAMPLES, *stored_shape(trained))
+    if trained.classifier.eight_bit:
         return torch.randint(0, 256, shape, generator=source, dtype=torch.uint8)
-    return torch.randn(shape, generator=source)
+    samples = torch.randn(shape, generator=source, dtype=trained.classifier.input_dtype)
+    if trained.table is None:
+        return samples
+    for i, c in enumerate(trained.table.columns):
+        part = samples[:, i]
+        codes = torch.randint(0, max(1, len(c.categories)), part.shape, generator=source)
+        samples[:, i] = codes if c.kind == "category" else part * c.scale + c.mean
+    if trained.fills:
+        samples[torch.rand(shape, generator=source) < 0.1] = torch.nan
+    return samples
 
 
 class _FixedPool(nn.Module):
@@ -129,7 +145,7 @@ class _FixedPool(nn.Module):
         return x @ self.matrix
 
 
-def _traceable(classifier: Classifier) -> Classifier:
+def _traceable(classifier: Classifier, samples: Tensor) -> Classifier:
     """Return a copy without the networks of the method, whose map to ``d`` features is a matrix product."""
     copied = copy.deepcopy(classifier)
     model = copied.model
@@ -139,11 +155,11 @@ def _traceable(classifier: Classifier) -> Classifier:
         widths: list[int] = []
         hook = pool.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[-1]))
         with torch.no_grad():
-            copied(_samples(copied)[:2])
+            copied(samples)
         hook.remove()
         model.extractor.map = _FixedPool(pool, widths[0], model.head.weight)
     with torch.no_grad():  # so that constants of the preprocessing exist before tracing
-        copied(_samples(copied)[:2])
+        copied(samples)
     return copied
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protofed import limits
-from protofed.data.arrow import LABEL_NAMES
+from protofed.data.arrow import INDEX, LABEL_NAMES
 from protofed.data.folders import visible
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.npz import read_npz
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 TABLES = (".csv", ".parquet")
 _BUDGET_GB = 4.0
+_SHOWN = 8
+"""Columns that a warning names."""
 
 
 def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:
@@ -161,7 +164,9 @@ def _from_table(table: Any, trained: TrainedClient, where: str) -> Tensor:
     """Return the columns of a pandas table by their names; where the run knows none, the numeric ones in order."""
     if trained.table is not None:
         by_name = {str(name): table[name].tolist() for name in table.columns}
-        return _completed(trained.table.encode(by_name, where), trained, where)
+        raw = trained.table.encode(by_name, where, trained.embeds)
+        _warn(trained, by_name, raw, where)
+        return _completed(raw, trained, where)
     classifier = trained.classifier
     wanted = int(np.prod(classifier.input_shape))
     chosen = table.drop(columns=[c for c in table.columns if str(c).startswith("__index_level_")])
@@ -180,6 +185,20 @@ def _from_table(table: Any, trained: TrainedClient, where: str) -> Tensor:
     if len(rows):
         raise DataError(f"{where}: row {rows[0]}: column {str(numeric.columns[columns[0]])!r} has no finite value")
     return _shaped(torch.from_numpy(values).reshape(-1, *classifier.input_shape), classifier, where)
+
+
+def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: str) -> None:
+    """Warn of columns that the run did not have, and of categories; a label and an index are expected."""
+    assert trained.table is not None
+    names = {column.name for column in trained.table.columns} | {*LABEL_NAMES, *trained.left_out}
+    others = [name for name in columns if name not in names and not INDEX.fullmatch(name)]
+    if others:
+        few = ", ".join(map(repr, others[:_SHOWN])) + ", …" * (len(others) > _SHOWN)
+        warnings.warn(f"{where}: columns that the run did not have are not used: {few}", stacklevel=5)
+    at = [raw[:, i] == len(c.categories) for i, c in enumerate(trained.table.columns) if c.categories]
+    if number := sum(int(rows.sum()) for rows in at):
+        what = "value takes" if number == 1 else "values take"
+        warnings.warn(f"{where}: {number} {what} the place of unknown categories", stacklevel=5)
 
 
 def _read_table(path: Path) -> Any:

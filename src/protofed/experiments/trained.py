@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protofed import runs
 from protofed.data import Table
+from protofed.data.tables import TableInputs
 from protofed.errors import CheckpointError, ConfigError, DataError, unknown_name
 from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.experiments.builder import Builder, build_model
@@ -23,6 +24,7 @@ from protofed.experiments.hardware import Hardware
 from protofed.files import check_tensors, read_json, read_tensors
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
+from protofed.models.categories import CategoryEmbeddings
 from protofed.privacy import PrivacyOptions
 from protofed.runs import Border, RunData
 from protofed.samples import ClientData, FederatedData, Samples
@@ -88,6 +90,7 @@ class TrainedClient:
         resize: Side in pixels to which the run scaled its images; 0 for none.
         table: Preparation of the client's samples, if they were a table or standardised; else None.
         fills: Whether the run filled in missing values.
+        left_out: Columns of the run's tables that are no inputs: those dropped, of labels and of clients.
     """
 
     name: str
@@ -99,6 +102,12 @@ class TrainedClient:
     resize: int = 0
     table: Table | None = None
     fills: bool = False
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model has a place for unknown categories."""
+        return any(isinstance(m, CategoryEmbeddings) for m in self.classifier.model.modules())
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -202,8 +211,14 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
     except RuntimeError as error:
         raise CheckpointError(f"{path}: does not fit the model ({str(error).splitlines()[-1].strip()})") from None
     rest = read_client(run.directory, name, read_server(run.directory))
-    classifier = Classifier(model, run.class_names, stored.input_shape, eight_bit=stored.eight_bit).eval()
-    options = builder.experiment.data.options
+    table = _table_of(run, name)
+    taken = TableInputs(table) if table is not None else None
+    classifier = Classifier(
+        model, run.class_names, stored.input_shape, eight_bit=stored.eight_bit, table=taken
+    ).eval()
+    data = builder.experiment.data
+    options = data.options
+    identifiers = [options.get("id_column")] if isinstance(options, dict) else []
     resize = options.get("resize", 0) if isinstance(options, dict) else 0
     return TrainedClient(
         name,
@@ -213,8 +228,9 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
         rest.state,
         runs.main_rule(builder.method.rules, builder.experiment.evaluation.rule),
         resize if type(resize) is int else 0,
-        _table_of(run, name),
-        builder.experiment.data.missing != "refuse",
+        table,
+        data.missing != "refuse",
+        (*data.drop, *(str(n) for n in (data.label_column, *identifiers) if n)),
     )
 
 

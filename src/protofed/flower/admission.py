@@ -69,6 +69,7 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
     order, unfit = class_order(admission.clients, chosen, experiment.data.classes or limits.CLASSES)
     admission.classes = order
     admission.drop(unfit)
+    admission.drop(_labels(admission.clients))
     admission.drop(_models(experiment, admission.clients, order))
     admission.clients.sort(key=lambda d: (d.place, d.name))
     return admission
@@ -237,6 +238,21 @@ def _tables(experiment: Experiment, descriptions: Sequence[Description]) -> dict
             else:
                 categories[column.name] = union
     return unfit
+
+
+def _labels(descriptions: Sequence[Description]) -> dict[str, str]:
+    """Refuse all clients if their tables have one class in all: another column is the label."""
+    held = [
+        (name if d.named else number)
+        for d in descriptions
+        for number, (name, *n) in enumerate(zip(d.classes, d.train, d.test, strict=True))
+        if any(n)
+    ]
+    if len(set(held)) != 1 or not any(d.table is not None for d in descriptions):
+        return {}
+    value = claims.clean(str(held[0]), 80)
+    why = f"the label column is constant (all samples of all clients are {value!r}): set data.label_column"
+    return {d.name: why for d in descriptions}
 
 
 _WORDS = {"number": "numbers", "category": "categories", "unknown": "nothing"}

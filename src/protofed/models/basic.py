@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from protofed.models.catalogue import Backbone, ImageOptions, architecture
-from protofed.models.checking import flat_width
+from protofed.models.categories import CategoryEmbeddings
+from protofed.models.checking import flat_width, require
 from protofed.options import Options, option
 
 # Smallest image side for two unpadded 5×5 convolutions, each followed by 2×2 pooling.
@@ -21,6 +22,24 @@ class MlpOptions(Options):
 
     hidden: tuple[int, ...] = option((128, 128), "units of each hidden layer before the features", least=1)
     relu_features: bool = option(False, "ReLU on the features as well")
+    categories: tuple[int, ...] = option(
+        (),
+        "inputs of categories to embed: first and number of each column's; set by model.categories",
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ends = [0, *(first + n for first, n in self.blocks)]
+        if len(self.categories) % 2 or any(
+            first < end or n < 1 for (first, n), end in zip(self.blocks, ends, strict=False)
+        ):
+            raise ValueError("categories must be pairs of a first input and a number of inputs, in ascending order")
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """First input and number of inputs of each category."""
+        return tuple(zip(self.categories[::2], self.categories[1::2], strict=False))
 
 
 @architecture("mlp", "perceptron on vectors or flattened images", MlpOptions, images=False)
@@ -33,6 +52,12 @@ def _mlp(input_shape: tuple[int, ...], d: int, options: MlpOptions) -> Backbone:
     width = 1
     for n in input_shape:
         width *= n
+    if options.categories:
+        first, n = options.blocks[-1]
+        require(first + n <= width, f"mlp: categories name input {first + n - 1}, but there are {width}")
+        embeddings = CategoryEmbeddings(options.blocks)
+        layers.append(embeddings)
+        width = embeddings.width(width)
     for units in options.hidden:
         layers += [nn.Linear(width, units), nn.ReLU()]
         width = units

@@ -20,29 +20,48 @@ class Classifier(nn.Module):
         class_names: Names of the ``K`` classes.
         input_shape: Shape of one sample.
         eight_bit: Whether the model was trained on 8-bit images, which it sees as numbers in [-1, 1].
+        table: Module that makes the inputs of tables as they are stored: standardised numbers, encoded categories.
 
     Attributes:
         class_names: Names of the ``K`` classes, in the order of the scores.
-        input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
+        input_shape: Shape of one sample as the model is given it, ``(C, H, W)`` or ``(F,)``.
         eight_bit: Whether the model was trained on 8-bit images.
+        table: Module that makes inputs of stored samples; None if they are the same.
     """
 
     def __init__(
-        self, model: SplitModel, class_names: Sequence[str], input_shape: Sequence[int], *, eight_bit: bool
+        self,
+        model: SplitModel,
+        class_names: Sequence[str],
+        input_shape: Sequence[int],
+        *,
+        eight_bit: bool,
+        table: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.class_names = tuple(class_names)
         self.input_shape = tuple(input_shape)
         self.eight_bit = eight_bit
+        self.table = table
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """Type of samples as they are stored: uint8 for images, else float32."""
-        return torch.uint8 if self.eight_bit else torch.float32
+        """Type of samples as they are stored: uint8 for images, float64 for tables, else float32."""
+        return torch.uint8 if self.eight_bit else torch.float64 if self.table is not None else torch.float32
+
+    def stored(self, x: Tensor) -> Tensor:
+        """Return stored samples, such as raw columns ``(n, C)``, as the model was trained on them.
+
+        A category is given by its number, a missing value by NaN.
+
+        Raises:
+            DataError: If the shape is another one.
+        """
+        return self.prepare(x if self.table is None else self.table(x))
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return samples as the model was trained on them.
+        """Return samples, of tables their inputs, as the model was trained on them.
 
         Args:
             x: ``(n, *input_shape)``. A model for 8-bit images takes uint8, or real numbers in [0, 1] as torchvision
@@ -59,11 +78,11 @@ class Classifier(nn.Module):
         return x.to(dtype) / 127.5 - 1 if x.dtype == torch.uint8 else 2 * x.to(dtype) - 1
 
     def features(self, x: Tensor) -> Tensor:
-        """Return ``(n, d)`` features of samples ``(n, *input_shape)``."""
-        features: Tensor = self.model(self.prepare(x)).features
+        """Return ``(n, d)`` features of stored samples."""
+        features: Tensor = self.model(self.stored(x)).features
         return features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``(n, K)`` logits of samples ``(n, *input_shape)``."""
-        logits: Tensor = self.model(self.prepare(x)).logits
+        """Return ``(n, K)`` logits of stored samples."""
+        logits: Tensor = self.model(self.stored(x)).logits
         return logits

@@ -11,7 +11,7 @@ from nicegui import ui
 
 from protofed.ui import shell
 from protofed.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Setup, Side
-from protofed.ui.demo.words import DOES, KNOBS, TITLES, look_for, title
+from protofed.ui.demo.words import DOES, KNOBS, TITLES, in_order, look_for, title
 
 SKEWS = {"paired": "by halves, 3 : 1", "apart": "by halves, each its own digits", "dirichlet": "by Dir(α)"}
 MODELS = {"same": "784→64→16→d for all", "mixed": "four different ones"}
@@ -130,7 +130,7 @@ class Layout:
                 chosen = self.demo.setup.chosen(side).method
                 self._method[side] = (
                     ui.select(
-                        {name: title(name) for name in TITLES},
+                        {name: title(name) for name in in_order(TITLES)},
                         label=f"Method on the {side}",
                         value=chosen,
                         on_change=lambda e, side=side: self.demo.choose(side, e.value),
@@ -177,6 +177,8 @@ class Layout:
             self._paragraphs = ui.html("", sanitize=False).classes("paragraphs")
             self._notes = ui.label().classes("note")
             self._notes.set_visibility(False)
+            self._why = ui.label().classes("note").props('role="status"')
+            self._why.set_visibility(False)
             ui.html('<ul class="key" aria-label="Key"></ul>', sanitize=False)
 
     def _build_clients(self) -> None:
@@ -300,6 +302,12 @@ class Layout:
         self._error.set_text(text)
         self._error.set_visibility(bool(text))
 
+    def why(self, text: str) -> None:
+        """Show why both sides do badly; ``""`` if they do not."""
+        if text != self._why.text:
+            self._why.set_text(text)
+            self._why.set_visibility(bool(text))
+
     def words(self) -> None:
         """Describe what runs on either side, and what to look for."""
         methods = {side: self.demo.setup.chosen(side).method for side in SIDES}
@@ -310,14 +318,15 @@ class Layout:
         )
         for side in SIDES:
             self._does[side].set_text(does[side])
-        self._paragraphs.set_content("".join(f"<p>{text}</p>" for text in look_for(*methods.values())))
+        told = look_for(methods["left"], methods["right"], self.demo.setup.clients)
+        self._paragraphs.set_content("".join(f"<p>{text}</p>" for text in told))
 
     def ready(self, content: dict[str, Any]) -> None:
         """Show what a new setup consists of, as the process tells it."""
         setup = self.demo.setup
         names = setup.client_names()
         for side in SIDES:
-            self._method[side].set_options({name: title(name) for name in sorted(content["methods"], key=title)})
+            self._method[side].set_options({name: title(name) for name in in_order(content["methods"])})
             self._show_knobs(side, content["knobs"][side])
         self._table.set_content(counts_table(names, setup.digits, content["counts"], content["models"]))
         options = {-1: "all clients", **dict(enumerate(names))}

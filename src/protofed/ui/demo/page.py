@@ -19,7 +19,7 @@ from protofed.ui import shell
 from protofed.ui.demo import digits
 from protofed.ui.demo.layout import Layout
 from protofed.ui.demo.setup import SIDES, Chosen, Setup, Side, usual
-from protofed.ui.demo.words import title
+from protofed.ui.demo.words import title, why_low
 from protofed.ui.demo.worker import Message, Worker
 
 MAX_DEMOS = 8
@@ -76,6 +76,7 @@ class Demo:
         self._closed = False
         self._newest: dict[str, Any] | None = None
         self._points: list[list[float]] = []
+        self._counts: list[list[int]] = []
         self._drawing = False
 
     # Life.
@@ -207,6 +208,7 @@ class Demo:
     def _ready(self, content: dict[str, Any]) -> None:
         self._newest, self._points = None, []
         self.layout.busy("")
+        self._counts = content["counts"]
         self.layout.ready(content)
         names = {side: title(self.setup.chosen(side).method) for side in SIDES}
         if names["left"] == names["right"]:
@@ -235,6 +237,8 @@ class Demo:
                 "separation": "–" if separation is None else f"{separation:.1f}",
                 "unseen": "–" if unseen is None else percent(unseen),
             }
+        accuracies = [content[side]["accuracy"] for side in SIDES]
+        self.layout.why(why_low(self.setup, self._counts, accuracies, content["round"]))
         self._points.append(point)
         self._newest = content
         if content["finished"] and self.running:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from protofed.ui.demo.setup import Setup
 
 TITLES = {
     "fedproto": "FedProto",
@@ -15,6 +18,20 @@ TITLES = {
     "local": "Local",
     "fedavg": "FedAvg",
     "beacon": "Beacon",
+    "feddistill": "FedDistill",
+    "fedfa": "FedFA",
+    "fedgen": "FedGen",
+    "fedgh": "FedGH",
+    "fedkd": "FedKD",
+    "fednh": "FedNH",
+    "fedpa": "FedPA",
+    "fedper": "FedPer",
+    "fedprox": "FedProx",
+    "fedrep": "FedRep",
+    "feduv": "FedUV",
+    "fesem": "FeSEM",
+    "fml": "FML",
+    "lg_fedavg": "LG-FedAvg",
 }
 DOES = {
     "fedproto": "averages class prototypes",
@@ -27,6 +44,20 @@ DOES = {
     "local": "lets every client learn alone",
     "fedavg": "averages all weights",
     "beacon": "shares a tiny network",
+    "feddistill": "averages outputs per digit",
+    "fedfa": "anchors features",
+    "fedgen": "trains a generator of features",
+    "fedgh": "trains one head on class means",
+    "fedkd": "sends a shared small model",
+    "fednh": "moves a head of prototypes",
+    "fedpa": "adds a generator to prototypes",
+    "fedper": "averages the lower layers",
+    "fedprox": "averages held-back weights",
+    "fedrep": "averages all but the heads",
+    "feduv": "averages weights, spreads features",
+    "fesem": "averages within groups",
+    "fml": "teaches by a shared model",
+    "lg_fedavg": "averages the heads",
 }
 WATCH = {
     "fedproto": "every circle is the average of the clients' markers of that digit, wherever that is.",
@@ -47,14 +78,22 @@ WATCH = {
     "and look at the dots of one client: it answers for digits of which it never saw an image.",
 }
 DOCUMENT = (
-    "<b>Watch the large circles.</b> On the left each is the average of the two clients' markers of that digit, "
-    "and circles may end up close together. On the right the server trains them: every pair has to keep a margin, "
-    "and pairs that are hard to tell apart a larger one.",
+    "<b>Watch the large circles.</b> On the left each is the average of the {clients} clients' markers of that "
+    "digit, and circles may end up close together. On the right the server trains them: every pair has to keep a "
+    "margin, and pairs that are hard to tell apart a larger one.",
     "<b>Then watch the dots follow.</b> Every client pulls its images towards the circle of their digit. Circles "
     "with room between them make fewer mistakes: that is the gap between the two lines.",
     "<b>Now move the margin</b>, while it runs. At 0 training is averaging, and both sides do the same. Around 0.8 "
     "the digits part. Far above 1 the circles flee faster than the images can follow, and learning breaks down.",
 )
+
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+EARLY = 40
+"""Rounds in which a low accuracy says nothing yet."""
+LOW = 0.6
+"""Accuracy, as a share of the way from guessing to none wrong, below which a side does badly."""
+FEW = 60
+"""Training images with which a client does badly even with all digits."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +120,52 @@ def title(method: str) -> str:
     return TITLES.get(method, method)
 
 
-def look_for(left: str, right: str) -> tuple[str, ...]:
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Return methods as menus list them: by what they are called."""
+    return sorted(methods, key=lambda method: title(method).casefold())
+
+
+def look_for(left: str, right: str, clients: int = 2) -> tuple[str, ...]:
     """Return paragraphs (HTML) that say what there is to see.
 
     Args:
         left: Method on the left.
         right: Method on the right.
+        clients: Number of clients.
     """
     if (left, right) == ("fedproto", "fedtgp"):
-        return DOCUMENT
+        return tuple(text.format(clients=NUMBERS[clients]) for text in DOCUMENT)
     told = []
     for where, method in (("Left", left), ("Right", right)):
-        text = WATCH.get(method, "watch where the circles settle among the dots of their digit.")
+        text = WATCH.get(method, "watch whether the clients' markers of one digit meet, and what is sent for it.")
         told.append(f"<b>{where}, {title(method)}:</b> {text}")
     if left == right:
         told.append("One method on both sides: change an option on one of them, and compare.")
     return tuple(told)
+
+
+def why_low(setup: Setup, counts: Sequence[Sequence[int]], accuracies: Sequence[float], round: int) -> str:
+    """Return a sentence that says why both sides do badly; ``""`` where one does not, or it is too early to tell.
+
+    Args:
+        setup: The setup.
+        counts: Training images of each client, per digit.
+        accuracies: Accuracy of either side, in ``[0, 1]``.
+        round: Rounds that are over.
+    """
+    K = len(setup.digits)
+    if round < EARLY or max(accuracies) >= 1 / K + LOW * (1 - 1 / K):
+        return ""
+    held = sum(sum(n > 0 for n in row) for row in counts) / len(counts)
+    least = min(sum(row) for row in counts)
+    reasons = []
+    if held < K:
+        with_alpha = f"with α = {setup.alpha:.2g} " if setup.skew == "dirichlet" else ""
+        reasons.append(f"{with_alpha}a client has images of {held:.2g} of the {K} digits on average")
+    if least < FEW:
+        images = "image" if least == 1 else "images"
+        reasons.append(f"among {NUMBERS[setup.clients]} clients the smallest has {least} training {images}")
+    if setup.d < K - 2:
+        reasons.append(f"{K} digits share {setup.d} dimensions")
+    tested = ", and each is tested on all digits" if held < K else ""
+    return f"Both sides stay low: {'; '.join(reasons)}{tested}." if reasons else ""

@@ -6,7 +6,6 @@ from functools import partial
 
 from nicegui import ui
 
-from protofed.runs import RunData
 from protofed.ui.runs import differences, lines, rows
 from protofed.ui.runs.library import Library
 from protofed.ui.runs.parts import Choice, Records, accuracy_plots, check, heading, options_table
@@ -64,7 +63,7 @@ class Comparing:
 
     def _draw(self) -> None:
         seen = self.library.runs
-        names = {key: _name(key, s.run) for key, s in seen.items() if s.run is not None}
+        names = rows.named(seen)
         for choice in self.choices:
             choice.offer(NONE | names)
         chosen = {key: seen[key] for key in dict.fromkeys(self.keys) if key in names}
@@ -74,6 +73,7 @@ class Comparing:
         runs = [s.run for s in chosen.values() if s.run is not None]
         for plot, over in ((self.over_rounds, "rounds"), (self.over_bytes, "bytes")):
             plot.draw(lines.accuracy(runs, over=over, each=True))
+            plot.say(lines.alike(len(runs)))
         options = differences.options([run.config for run in runs])
         differing = sum(option.differs for option in options)
         shown = options if self.all else [option for option in options if option.differs]
@@ -88,7 +88,3 @@ class Comparing:
 
 def _columns(listed: list[rows.Row]) -> list[dict[str, str]]:
     return [column for column in rows.run_columns(listed) if column["name"] != "seed"]
-
-
-def _name(key: str, run: RunData | None) -> str:
-    return f"{run.label} ({key})" if run is not None else key

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from protofed.analysis.figures.lines import recorded
-from protofed.analysis.style import MARKERS, PALETTE, RULE_COLOURS, LineStyle, method_styles, rule_title
+from protofed.analysis.style import DASHES, MARKERS, PALETTE, RULE_COLOURS, LineStyle, method_styles, rule_title
 from protofed.runs import RunData, by_label, rule_of, settled
 
 Point = list[float]
@@ -34,24 +34,14 @@ class Look:
     thin: bool = False
 
     @classmethod
-    def of(cls, style: LineStyle, *, thin: bool = False) -> Look:
-        """Return the look of a style of figures.
-
-        Args:
-            style: Of a method.
-            thin: Whether the line is thin.
-        """
-        return cls(PALETTE.index(style.colour), style.marker, style.dashes, thin)
+    def of(cls, style: LineStyle) -> Look:
+        """Return the look of a style of figures."""
+        return cls(PALETTE.index(style.colour), style.marker, style.dashes)
 
     @classmethod
-    def number(cls, i: int, dashes: tuple[float, ...] = ()) -> Look:
-        """Return the ``i``-th look, for lines that have none of their own.
-
-        Args:
-            i: Counted from 0.
-            dashes: Lengths of strokes and gaps; empty for a solid line.
-        """
-        return cls(i % len(PALETTE), MARKERS[i % len(MARKERS)], dashes)
+    def number(cls, i: int) -> Look:
+        """Return the ``i``-th look, for lines that have none of their own: after all colours come other strokes."""
+        return cls(i % len(PALETTE), MARKERS[i % len(MARKERS)], DASHES[i // len(PALETTE) % len(DASHES)])
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,26 @@ Lines = dict[str, Line]
 """Id → line; an id stays the same as long as the line is about the same thing."""
 
 
-def accuracy(runs: Sequence[RunData], *, rule: str = "", over: str = "rounds", each: bool = False) -> Lines:
+def looks(runs: Iterable[RunData]) -> dict[Path, Look]:
+    """Return how each run looks, by its directory: in its label's colour and strokes, with a mark of its own."""
+    found: dict[Path, Look] = {}
+    groups = by_label(runs)
+    styles = method_styles(groups)
+    for label, group in groups.items():
+        first = MARKERS.index(styles[label].marker)
+        for i, run in enumerate(group):
+            found[run.directory] = replace(Look.of(styles[label]), mark=MARKERS[(first + i) % len(MARKERS)])
+    return found
+
+
+def accuracy(
+    runs: Sequence[RunData],
+    *,
+    rule: str = "",
+    over: str = "rounds",
+    each: bool = False,
+    among: Sequence[RunData] = (),
+) -> Lines:
     """Return test accuracy in per cent against rounds, or against bytes sent so far by all parties.
 
     Runs of one label are averaged with their sample standard deviation. Those of them that have not finished, where
@@ -86,21 +95,31 @@ def accuracy(runs: Sequence[RunData], *, rule: str = "", over: str = "rounds", e
         rule: Inference rule; each method's main rule if ``""``.
         over: ``rounds`` or ``bytes``.
         each: Draw every run for itself.
+        among: Runs from which these are to be told apart, if there are more than these.
     """
-    styles = method_styles(run.label for run in runs)
+    found, means = looks(among or runs), method_styles(run.label for run in among or runs)
     lines: Lines = {}
     for label, group in by_label(r for r in runs if r.evaluations).items():
         chosen = rule or rule_of(group)
         scored = [run for run in group if chosen in run.rules]
         together = [] if each else settled(scored)
         if together:
-            lines[f"mean {label}"] = _line(label, Look.of(styles[label]), together, chosen, over)
+            lines[f"mean {label}"] = _line(label, Look.of(means[label]), together, chosen, over)
         for run in scored:
             if run not in together:
                 name = f"{label}, seed {run.seed}" if len(group) > 1 else label
-                look = Look.of(styles[label], thin=len(group) > 1)
+                look = replace(found[run.directory], thin=len(group) > 1)
                 lines[f"run {_text(run.directory)}"] = _line(name, look, [run], chosen, over)
     return _told_apart(lines)
+
+
+def alike(drawn: int) -> str:
+    """Return the remark that lines share colours, if there are more than colours.
+
+    Args:
+        drawn: Number of lines.
+    """
+    return "colours repeat: strokes and marks tell lines apart" if drawn > len(PALETTE) else ""
 
 
 def _told_apart(lines: Lines) -> Lines:

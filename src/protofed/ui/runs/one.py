@@ -265,8 +265,8 @@ class OneRun:
         self.refused.set_visibility(refused is not None)
         if refused is not None:
             self.refusals.fill([_refusal(i, [cell.text for cell in row]) for i, row in enumerate(refused.rows)])
-        others = {key: key for key, s in self.library.runs.items() if key != self.key and s.run is not None}
-        self.other.offer({"": "choose a run"} | others)
+        others = {key: s for key, s in self.library.runs.items() if key != self.key}
+        self.other.offer({"": "choose a run"} | rows.named(others))
 
     def _draw_measured(self) -> None:
         run = self.library.runs[self.key].run

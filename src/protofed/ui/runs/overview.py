@@ -64,8 +64,9 @@ class Overview:
         if self.picked:
             note = ", ".join(filter(None, (f"{len(chosen)} chosen in the table", note)))
         for plot, over in ((self.over_rounds, "rounds"), (self.over_bytes, "bytes")):
-            plot.draw(lines.accuracy(chosen, rule=self.rule.value, over=over, each=self.each))
-            plot.say(note)
+            drawn = lines.accuracy(chosen, rule=self.rule.value, over=over, each=self.each, among=readable)
+            plot.draw(drawn)
+            plot.say("; ".join(filter(None, (note, lines.alike(len(drawn))))))
 
     def _set_each(self, each: bool) -> None:
         self.each = each

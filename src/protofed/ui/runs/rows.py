@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from protofed.analysis.metrics import writer
 from protofed.analysis.report.metrics import BY_CLASS
-from protofed.analysis.style import method_styles, rule_title
+from protofed.analysis.style import rule_title
 from protofed.formats import duration, number, percent, size
 from protofed.runs import HEADLINES, RuleOutcome, RunData
 from protofed.ui.runs.following import Seen, State
-from protofed.ui.runs.lines import Look
+from protofed.ui.runs.lines import Look, looks
 
 Row = dict[str, Any]
 
@@ -94,6 +95,11 @@ def report_address(key: str) -> str:
     return "/report/" + quote(key)
 
 
+def named(seen: Mapping[str, Seen]) -> dict[str, str]:
+    """Return what menus call the readable runs, by key: the folder first, as in the table."""
+    return {key: f"{key} ({s.run.label})" for key, s in seen.items() if s.run is not None}
+
+
 def comparing(keys: Sequence[str]) -> str:
     """Return the path of the page that compares some runs.
 
@@ -132,8 +138,8 @@ def runs(seen: Mapping[str, Seen], rule: str = "") -> list[Row]:
         seen: Key → what is known of it.
         rule: Inference rule of the accuracies; each run's main rule if ``""``.
     """
-    styles = method_styles(s.run.label for s in seen.values() if s.run is not None)
-    return [_run(s, rule, styles) for s in seen.values()]
+    found = looks(s.run for s in seen.values() if s.run is not None)
+    return [_run(s, rule, found) for s in seen.values()]
 
 
 def run_columns(rows: Sequence[Row]) -> list[dict[str, str]]:
@@ -142,7 +148,7 @@ def run_columns(rows: Sequence[Row]) -> list[dict[str, str]]:
     return [column for column in RUN_COLUMNS if column["name"] in filled or column["name"] not in SELDOM]
 
 
-def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
+def _run(seen: Seen, rule: str, found: Mapping[Path, Look]) -> Row:
     run = seen.run
     order = STATE_ORDER.index(seen.state)
     row: Row = {
@@ -158,7 +164,7 @@ def _run(seen: Seen, rule: str, styles: Mapping[str, Any]) -> Row:
     if run is None:
         return row
     sent, seconds = run.outcome.communication.sent, run.outcome.seconds["total"]
-    row["look"] = vars(Look.of(styles[run.label]))
+    row["look"] = vars(found[run.directory])
     if not run.finished:
         row["part"] = round(part_done(run), 4)
     row["cells"] |= {

@@ -8,7 +8,7 @@ export default {
         <slot></slot>
       </div>
       <div class="scroll" tabindex="0" role="region" :aria-label="label">
-        <table>
+        <table :class="{ dense: columns.length > 6 }">
           <thead><tr>
             <th v-if="pickable" class="pick"><span class="unseen">Choose</span></th>
             <th v-for="column in columns" :key="column.name" scope="col" :class="column.kind" :aria-sort="sorted(column)">
@@ -21,14 +21,14 @@ export default {
               <template v-for="(column, i) in columns" :key="column.name">
                 <th v-if="i === 0" scope="row">
                   <span class="name"><span v-if="row.look" v-html="swatch(row.look)"></span>
-                    <span><a v-if="row.href" :href="row.href">{{ row.title }}</a><span v-else>{{ row.title }}</span><small v-if="row.note">{{ row.note }}</small>
+                    <span><a v-if="row.href" :href="row.href"><template v-for="part in parts(row.title)">{{ part }}<wbr></template></a><span v-else><template v-for="part in parts(row.title)">{{ part }}<wbr></template></span><small v-if="row.note"><template v-for="part in parts(row.note)">{{ part }}<wbr></template></small>
                       <span v-if="row.state" class="pill narrow" :class="row.state"><i aria-hidden="true"></i>{{ row.cells.state[1] }}</span>
                       <small v-if="row.reason" class="reason narrow">{{ row.reason }}</small></span></span>
                 </th>
                 <td v-else-if="column.kind === 'state'" class="state"><span class="pill" :class="row.state"><i aria-hidden="true"></i>{{ text(row, column) }}</span>
                   <progress v-if="row.part != null" :value="row.part" max="1" :aria-label="text(row, column)"></progress>
                   <small v-if="row.reason" class="reason">{{ row.reason }}</small></td>
-                <td v-else :class="column.kind">{{ text(row, column) }}</td>
+                <td v-else :class="column.kind"><template v-if="column.kind === 'number'">{{ text(row, column) }}</template><template v-else v-for="part in parts(text(row, column))">{{ part }}<wbr></template></td>
               </template>
             </tr>
           </tbody>
@@ -78,6 +78,10 @@ export default {
     },
     text(row, column) {
       return row.cells[column.name]?.[1] ?? "";
+    },
+    // Long names break after punctuation, not within a word.
+    parts(text) {
+      return String(text).match(/[^\/_=.,-]*[\/_=.,-]+|[^\/_=.,-]+/g) ?? [];
     },
     sort(column) {
       if (this.column !== column.name) [this.column, this.down] = [column.name, column.kind === "number"];
