@@ -115,6 +115,24 @@ def test_too_few_nodes_end_the_run_in_one_line(root, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_killed_server_cannot_have_a_sum_made_twice(root, tmp_path):
+    """The second sum, of other clients perhaps, would tell what the difference is."""
+    chosen, died = wanted("fedproto", root, participation__attempts=1, **SECURE), False
+
+    def die(node, message, reply):
+        nonlocal died
+        if message.metadata.message_type == "evaluate" and not died:
+            died = True
+            raise KeyboardInterrupt
+        return reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    with pytest.raises(KeyboardInterrupt):
+        over(grid, chosen, tmp_path / "net")
+    with pytest.raises(FederationError, match="round 1 has been added up, and is not offered twice"):
+        over(grid, chosen, tmp_path / "net", resume=True)
+
+
 def test_a_node_offers_its_upload_once():
     """After its shares of a round are out, another sum of the same round would tell two groups apart."""
     state, job = RecordDict(), Job("run", "ann", 1, "{}", "{}")

@@ -12,20 +12,21 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privacy.everywhere import everywhere
 from privacy.test_clients import Mixed, upload
+from privacy.test_secure_protocol import NAMES, Round
 from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Task
 from protofed.privacy import PrivacyOptions
 from protofed.privacy.accounting import ORDERS
 from protofed.privacy.clients import NoisySums
 from protofed.privacy.noise import COARSEST, FINEST, NO_NOISE, OwnNoise
-from protofed.privacy.secure_protocol import SecureAggregationError, SecureClient, SecureServer, conduct, here
+from protofed.privacy.secure_protocol import SecureAggregationError, SecureClient
 from protofed.seeding import derive
 from support import build, uploads
 
 UNIT = 2.0**24
 SECURE = {"secure__aggregation": True, "privacy__mode": "client", "privacy__noise": 0.5}
-CLIENTS = ("ann", "bob", "cid", "dan", "eve")
 
 
 def sums(clip: float) -> NoisySums:
@@ -104,37 +105,29 @@ def test_rounded_contributions_are_no_longer_than_the_clip(mine, centre, weight,
 # The sum.
 
 
-def protocol(silent: dict[str, str], threshold: int = 3, colluders: int = 1):
-    """Run the protocol with clients that fall silent in a stage; return the server, the sum, vectors and noises."""
-    length, rng = 6, np.random.default_rng(0)
-    vectors = {n: rng.integers(-1000, 1000, length).astype(np.int64).view(np.uint64) for n in CLIENTS}
-    noises = {n: OwnNoise(1e6, colluders, seed) for seed, n in enumerate(CLIENTS)}
-    ask = here({n: SecureClient(n, vectors[n], noises[n]) for n in CLIENTS})
-    server = SecureServer(CLIENTS, threshold, length)
-
-    def some(stage, requests):
-        for name, answer in ask(stage, requests):
-            yield name, "gone" if silent.get(name) == stage else answer
-
-    return server, lambda: conduct(server, some), vectors, noises
+def noisy(silent: dict[str, str]) -> tuple[Round, dict[str, OwnNoise]]:
+    """Return a round of five clients, three of them needed and one colluding, and the noise of each."""
+    round, noises = Round(5, 3, silent), {n: OwnNoise(1e6, 1, seed) for seed, n in enumerate(NAMES)}
+    round.clients = {n: SecureClient(n, vector, noises[n]) for n, vector in round.vectors.items()}
+    return round, noises
 
 
 @pytest.mark.parametrize("silent", [{}, {"bob": "keys", "eve": "masked"}, {"ann": "shares", "bob": "unmask"}])
 def test_a_sum_has_the_noise_of_all_who_are_in_it(silent):
-    server, run, vectors, noises = protocol(silent)
-    total = run()
-    there = [n for n in CLIENTS if silent.get(n, "unmask") == "unmask"]
-    assert server.arrived == there
-    expected = sum((vectors[n] + noises[n].draw(3, 6) for n in there), np.zeros(6, dtype=np.uint64))
+    round, noises = noisy(silent)
+    total = round.run()
+    there = [n for n in NAMES if silent.get(n, "unmask") == "unmask"]
+    assert round.server.arrived == there
+    expected = sum((round.vectors[n] + noises[n].draw(3, 6) for n in there), np.zeros(6, dtype=np.uint64))
     assert np.array_equal(total, expected)
-    # At least t − a = 2 honest clients are among them, whose noise has the variance σ².
+    # The noise of those that are sure not to collude has the variance σ² at least.
     assert (len(there) - 1) * noises["ann"].share(3) ** 2 >= 1e12 * (1 - 1e-9)
 
 
 def test_fewer_clients_than_the_noise_counts_on_end_the_round():
-    _, run, _, _ = protocol({"ann": "masked", "bob": "masked", "cid": "masked"})
+    round, _ = noisy(dict.fromkeys(("ann", "bob", "cid"), "masked"))
     with pytest.raises(SecureAggregationError, match="2 of the 3 clients needed sent vectors"):
-        run()
+        round.run()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
@@ -177,16 +170,13 @@ def test_without_noise_the_numbers_are_those_of_clipping_at_the_server():
 
 
 def test_executors_add_the_same_noise_and_runs_cost_what_the_record_says():
-    found = []
-    for executor in ("sequential", "fused"):
-        federation = build("fedproto", execution__executor=executor, participation__sampling="poisson", **SECURE)
-        records = list(federation.run())
-        federation.executor.close()
-        found.append((federation.server, [r.privacy for r in records]))
-    (one, costs), (other, same) = found
-    assert costs == same
-    for name, tensor in one.items():
-        torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
+    expected = None
+    for federation, records in everywhere("fedproto", participation__sampling="poisson", **SECURE):
+        costs, server = [r.privacy for r in records], federation.server
+        expected = expected or (costs, server)
+        assert costs == expected[0]
+        for name, tensor in expected[1].items():
+            torch.testing.assert_close(server[name], tensor, rtol=1e-3, atol=1e-4)
     for number, cost in enumerate(costs, start=1):
         # Clients know who takes part, so nothing is amplified; noise beyond that of t − a clients is not counted.
         accountant = RdpAccountant(ORDERS).compose(dp_accounting.GaussianDpEvent(cost.noise), number)
