@@ -14,6 +14,7 @@ from privacy.auditing import lower_bound
 from privacy.everywhere import everywhere
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.assemble import assemble
+from protofed.experiments.config import apply_overrides, load_recipe, resolve
 from protofed.methods.contract import Batch
 from protofed.models import build as build_model
 from protofed.models import group_norm
@@ -280,6 +281,17 @@ def test_what_cannot_be_protected_is_refused_before_training(method, overrides, 
     with pytest.raises(ConfigError, match=message) as error:
         build(method, **chosen)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("recipe", ["private", "private-samples"])
+def test_the_recipes_can_be_run_with_all_their_methods(recipe):
+    tree = load_recipe(recipe)
+    arm = tree["compare"]["axes"]["epsilon"]["∞"]
+    for method in tree["compare"]["methods"]:
+        chosen = {"method.name": method, "execution.executor": "sequential", **arm}
+        federation, _ = assemble(resolve(apply_overrides(tree, chosen)))
+        federation.executor.close()
+        assert (federation.hiding is None) == (method == "local")
 
 
 def test_batchnorm_is_refused_and_group_norm_takes_its_place():
