@@ -1,12 +1,14 @@
 """Audit several methods on one recipe and print the table of docs/privacy.md.
 
 python tools/audit_table.py fed-mnist7k rounds=2 --methods fedproto,fedavg --out runs/audits
+python tools/audit_table.py fed-mnist7k rounds=2 wire.codec=int8 --label "int8" --methods fedproto --out runs/audits
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ COLUMNS = {
     "participation_member": "who took part, AUC",
 }
 
+BOTH = ("participation_member",)
+"""What is the same for every observer."""
+
 
 def main() -> None:
     """Run and audit the methods; runs that exist are not repeated."""
@@ -33,20 +38,27 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--methods", default=",".join(every_method()))
+    parser.add_argument("--label", default="", help="what the overrides protect by, for the rows and their folders")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    for method in given.methods.split(","):
-        folder = given.out / method
+    methods = given.methods.split(",")
+    folders = {m: given.out / "-".join([m, *re.findall(r"\w+", given.label)]) for m in methods}
+    for method, folder in folders.items():
         if not (folder / "audit.json").is_file():
             overrides = {**parse_overrides(given.overrides), "method.name": method}
             protofed.run(given.recipe, overrides, out=folder, resume=True)
             write_audit(audit_run(folder), folder / "audit.html")
     print("| method |", " | ".join(COLUMNS.values()), "|")
     print("|---|", "---:|" * len(COLUMNS), sep="")
-    for method in given.methods.split(","):
-        tree = json.loads((given.out / method / "audit.json").read_text())
+    for method, folder in folders.items():
+        tree = json.loads((folder / "audit.json").read_text())
         found = {f["key"]: f for f in reversed(tree["findings"])}
-        print(f"| `{method}` |", " | ".join(_cell(found.get(key)) for key in COLUMNS), "|")
+        spent = tree["privacy"] or {"epsilon": None}
+        shown = [given.label, f"ε = {spent['epsilon']:.3g}"] if spent["epsilon"] else [given.label]
+        for seen, name in (("", ""), ("_outside", "seen from outside")):
+            cells = [_cell(found.get(key + seen) or (found.get(key) if key in BOTH else None)) for key in COLUMNS]
+            if not seen or "classes_outside" in found:
+                print("|", ", ".join(filter(None, [f"`{method}`", *shown, name])), "|", " | ".join(cells), "|")
 
 
 def _cell(finding: dict[str, Any] | None) -> str:

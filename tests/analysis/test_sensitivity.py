@@ -80,6 +80,14 @@ def test_categories(sweep, values):
     assert sorted(t.get_text() for t in ax.get_xticklabels()) == sorted(map(str, values))
 
 
+def test_no_limit_is_the_last_of_the_categories(sweep):
+    """``privacy.epsilon``: infinity has no place on a scale."""
+    axes = draw(sweep("method.budget", [8.0, float("inf"), 0.5], seeds=[0])).axes
+    for ax in axes:
+        assert [t.get_text() for t in ax.get_xticklabels()] == ["0.5", "8", "∞"]
+    assert list(axes[0].lines[0].get_xdata()) == [0, 1, 2]
+
+
 def test_nested_options_of_tinyproto(sweep):
     path = sweep("method.base_options.step", [0.1, 0.2], ["tinyproto"])
     assert (

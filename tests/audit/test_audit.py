@@ -17,10 +17,10 @@ import protofed
 import support
 from protofed import cli
 from protofed.audit import Finding, audit_run, measures, pictures
-from protofed.audit.attacks import INFORMED, MEMBER, SERVER
-from protofed.audit.auditing import attack
-from protofed.audit.report import summary, write_audit
-from protofed.audit.seen import observe, reopened, shadow
+from protofed.audit.attacks import INFORMED, MEMBER, OUTSIDER, SERVER
+from protofed.audit.auditing import attack, protections
+from protofed.audit.report import guarantee, summary, write_audit
+from protofed.audit.seen import observe, reopened, shadow, told
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments import load_run
 from protofed.experiments.assemble import assemble
@@ -140,6 +140,51 @@ def test_sums_hide_who_holds_what():
     assert plain[key].value == masked[key].value  # the broadcast is the same
 
 
+OUTSIDE = {"classes_outside", "counts_outside", "membership_outside", "membership_tpr_outside"}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_of_clients_hides_from_others_and_in_sums_from_the_server(secure):
+    """Where the server adds the noise, it finds what it finds without."""
+    found = findings_of("fedproto", privacy__mode="client", privacy__noise=3.0, secure__aggregation=secure)
+    assert found["classes", SERVER].learned is not secure
+    assert found["classes", SERVER].value == (found["classes", SERVER].baseline if secure else 1)
+    outside = [f for f in found.values() if f.observer == OUTSIDER]
+    assert {f.key for f in outside} == (set() if secure else OUTSIDE)
+    assert not any(f.learned for f in outside)
+
+
+@pytest.mark.parametrize("mode", ["client", "sample"])
+def test_attacks_what_is_sent_with_its_noise(mode):
+    quiet, noisy = (findings_of("fedavg", privacy__mode=mode, privacy__noise=z) for z in (0, 5.0))
+    assert quiet["participation_member", MEMBER].value > 0.75
+    assert noisy["participation_member", MEMBER].value == pytest.approx(0.5, abs=0.2)
+    assert noisy["membership", SERVER].value == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_shadow_federation_has_noise_of_its_own(secure):
+    """Noise that both federations share could be learned in one and subtracted in the other."""
+    chosen = {"privacy__mode": "client", "privacy__noise": 1.0, "secure__aggregation": secure, "rounds": 1}
+    data = crowd()
+    experiment = support.experiment("fedavg", **chosen)
+    federation, _ = assemble(experiment, data)
+    other, _ = shadow(experiment, data)
+    given = federation.exchange(federation.names, 1)
+
+    def noise(one, draw):
+        return (
+            told(one, given, 1, draw)[0].payload["head.weight"]
+            - told(one, given, 1, None)[0].payload["head.weight"]
+        )
+
+    other.state.tensors = federation.server
+    drawn = [noise(federation, 0), noise(other, 0), noise(federation, 1), noise(federation, 2)]
+    assert all(bool(d.abs().max() > 0.05) for d in drawn)
+    assert all(not torch.allclose(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
+    assert torch.equal(drawn[0], noise(federation, 0))
+
+
 def test_finds_what_weights_remember():
     """Labels without a rule can only be learned by heart."""
     random = torch.Generator().manual_seed(0)
@@ -255,7 +300,25 @@ def test_writes_a_page_and_leaves_the_run_alone(run):
     assert (tree["method"], tree["round"], tree["clients"]) == ("fedproto", 3, 4)
     page = (run.directory / "audit.html").read_text()
     assert "data:image/png;base64" in page
+    assert "No noise was added: ε = ∞" in page
+    assert tree["privacy"] is None
     assert "<script" not in page
+
+
+def test_says_at_what_epsilon(tmp_path):
+    chosen = {"privacy.mode": "client", "privacy.noise": 2.0, "secure.aggregation": True}
+    private = protofed.run("quickstart", {**support.SMALL_RUN, **FOUR, **chosen}, out=tmp_path / "run")
+    audit = audit_run(private.directory)
+    tree = audit.to_dict()
+    assert tree["privacy"] == private.summary["privacy"]
+    assert (tree["privacy"]["mode"], tree["privacy"]["delta"], tree["privacy"]["releases"]) == ("client", 1e-5, 2)
+    words = f"ε = {tree['privacy']['epsilon']:.3g} at δ = 1e-05 after the rounds of the run (privacy.mode=client)"
+    assert words in guarantee(audit)
+    page = write_audit(audit, tmp_path / "audit.html").read_text()
+    assert words in page
+    assert "add the noise themselves" in page
+    sample = support.experiment(privacy__mode="sample", privacy__noise=1)
+    assert "which the server cannot take away" in protections(sample)[0]
 
 
 def test_says_that_nothing_was_sent(tmp_path):

@@ -275,10 +275,13 @@ def test_an_expired_certificate_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_secure_aggregation_over_a_deployment(tmp_path):
-    """Each stage is answered by a new process of the node; numbers as on one machine."""
+@pytest.mark.parametrize("noise", [None, 0.5])
+def test_secure_aggregation_over_a_deployment(noise, tmp_path):
+    """Each stage is answered by a new process of the node; numbers as on one machine, but for secret noise."""
     data = folders(tmp_path / "data", 4)
     more = '[robust]\nrule = "none"\n[secure]\naggregation = true\n'
+    if noise:
+        more += f'[privacy]\nmode = "client"\nnoise = {noise}\n'
     chosen = recipe(data, "fedproto", 2, more)
     with Deployment(tmp_path, clients_of(data)) as d:
         d.up()
@@ -286,7 +289,8 @@ def test_secure_aggregation_over_a_deployment(tmp_path):
         d.finish()
     expected, found = rounds_of(here(chosen, tmp_path / "local")), rounds_of(tmp_path / "remote")
     for a, b in zip(expected, found, strict=True):
-        assert (a["accuracy"], a["parameters"]) == (b["accuracy"], b["parameters"])
+        assert noise or (a["accuracy"], a["parameters"]) == (b["accuracy"], b["parameters"])
+        assert a.get("privacy") == b.get("privacy")
         assert b["missing"] == b["refused"] == []
     known, other = (load_file(tmp_path / side / "server.safetensors") for side in ("local", "remote"))
-    assert all(torch.equal(known[name], other[name]) for name in known)
+    assert all(torch.equal(known[name], other[name]) for name in known) is (noise is None)

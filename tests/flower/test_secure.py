@@ -12,8 +12,11 @@ from protofed.errors import FederationError, PayloadError
 from protofed.files import read_tensors
 from protofed.flower import held
 from protofed.flower.messages import Job
+from protofed.privacy.noise import NO_NOISE
+from protofed.privacy.secure import Offer
 
 SECURE = {"secure__aggregation": True, "rounds": 2}
+OFFER = Offer(np.zeros(2, dtype=np.uint64), NO_NOISE).to_bytes()
 
 
 def records(message: Message):
@@ -34,6 +37,21 @@ def test_nodes_give_the_numbers_of_a_simulation(method, root, tmp_path):
         assert there["missing"] == there["refused"] == []
         for way in ("up", "down"):  # sealed boxes differ in nothing but their content
             assert here["bytes"][way] == pytest.approx(there["bytes"][way], rel=0.3)
+
+
+def test_clients_clip_themselves_and_their_noise_is_secret(root, tmp_path):
+    """Without noise, the numbers of a simulation; with noise, its cost, and other numbers each time."""
+    found = {}
+    for noise in (0, 0.4):
+        chosen = wanted("fedproto", root, privacy__mode="client", privacy__noise=noise, privacy__clip=2.0, **SECURE)
+        local = locally(chosen, tmp_path / f"local {noise}")
+        run = over(FakeGrid(nodes_of(root, tmp_path / f"state {noise}")), chosen, tmp_path / f"net {noise}")
+        assert [r["privacy"] for r in run.rounds] == [r["privacy"] for r in local.rounds]
+        assert all(r["missing"] == r["refused"] == [] for r in run.rounds)
+        found[noise] = [read_tensors(one.directory / "server.safetensors") for one in (local, run)]
+    assert all(torch.equal(found[0][0][n], found[0][1][n]) for n in found[0][0])
+    assert not all(torch.equal(found[0.4][0][n], found[0.4][1][n]) for n in found[0.4][0])
+    assert (tmp_path / "net 0.4" / "releases").stat().st_size == 2
 
 
 def test_no_reply_holds_an_upload(root, tmp_path):
@@ -97,10 +115,28 @@ def test_too_few_nodes_end_the_run_in_one_line(root, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_killed_server_cannot_have_a_sum_made_twice(root, tmp_path):
+    """The second sum, of other clients perhaps, would tell what the difference is."""
+    chosen, died = wanted("fedproto", root, participation__attempts=1, **SECURE), False
+
+    def die(node, message, reply):
+        nonlocal died
+        if message.metadata.message_type == "evaluate" and not died:
+            died = True
+            raise KeyboardInterrupt
+        return reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    with pytest.raises(KeyboardInterrupt):
+        over(grid, chosen, tmp_path / "net")
+    with pytest.raises(FederationError, match="round 1 has been added up, and is not offered twice"):
+        over(grid, chosen, tmp_path / "net", resume=True)
+
+
 def test_a_node_offers_its_upload_once():
     """After its shares of a round are out, another sum of the same round would tell two groups apart."""
     state, job = RecordDict(), Job("run", "ann", 1, "{}", "{}")
-    assert held.keep(state, job, bytes(16)) == b""
+    assert held.keep(state, job, OFFER) == b""
     held.check(state, job)
     record = dict(state["protofed.secure.ann"]) | {"stage": 4}
     state["protofed.secure.ann"] = ConfigRecord(record)
@@ -114,7 +150,7 @@ def test_odd_requests_are_refused_in_one_line():
     for request in ({}, {"client": "bob"}, {"client": 3, "stage": "keys"}):
         with pytest.raises(PayloadError, match="no upload of"):
             held.answer(state, request)
-    held.keep(state, job, bytes(16))
+    held.keep(state, job, OFFER)
     with pytest.raises(PayloadError, match="stage: must be keys"):
         held.answer(state, {"client": "ann", "stage": "all"})
     with pytest.raises(PayloadError, match="out of order"):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.auditing import lower_bound
+from privacy.everywhere import OPTIONS, everywhere
 from protofed.errors import ConfigError
 from protofed.experiments.running import run_experiment
 from protofed.federation import load_checkpoint, save_checkpoint
@@ -29,10 +30,6 @@ from support import build, experiment, uploads
 
 PRIVATE = {"privacy__mode": "client", "privacy__noise": 0.5, "privacy__clip": 2.0}
 K, D = 4, 3
-
-
-def options(method: str) -> dict:
-    return {"method__mu": 0.2} if method == "tinyproto" else {}
 
 
 def told(records) -> list[dict]:
@@ -171,26 +168,13 @@ def test_one_client_moves_the_sum_by_at_most_the_clip(others, mine, weight, clip
 
 @pytest.mark.parametrize("method", ["fedproto", "protonorm", "beacon", "fedavg", "tinyproto"])
 def test_every_executor_adds_the_same_noise_once(method):
-    found = {}
-    for executor in ("sequential", "fused", "workers")[
-        : 3 if method == "fedproto" else 2
-    ]:  # processes start slowly
-        federation = build(
-            method,
-            execution__executor=executor,
-            execution__workers=2,
-            execution__threads=1,
-            **PRIVATE,
-            **options(method),
-        )
-        with closing(federation.executor):
-            records = told(federation.run())
-            found[executor] = [r["privacy"] for r in records], dict(federation.server)
-    expected, server = found["sequential"]
-    for costs, state in found.values():
-        assert costs == expected
-        for name, tensor in server.items():
-            torch.testing.assert_close(state[name], tensor, rtol=1e-3, atol=1e-4)
+    expected = None
+    for federation, records in everywhere(method, **PRIVATE):
+        found = [r["privacy"] for r in told(records)], federation.server
+        expected = expected or found
+        assert found[0] == expected[0]
+        for name, tensor in expected[1].items():
+            torch.testing.assert_close(found[1][name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_a_resumed_run_adds_the_noise_that_it_would_have(tmp_path):
@@ -202,6 +186,16 @@ def test_a_resumed_run_adds_the_noise_that_it_would_have(tmp_path):
     resumed = build("protonorm", rounds=3, **PRIVATE)
     assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)
     assert told(first) + told(resumed.run()) == expected
+
+
+def test_a_release_that_is_discarded_has_been_made(tmp_path):
+    """A restarted server compares the file of releases with the rounds that it has recorded."""
+    federation = build("fedavg", **PRIVATE)
+    federation.hiding.keep(tmp_path / "releases", 0)
+    federation._unsound = lambda state, round: "w: too large"
+    records = list(federation.run())
+    assert [r.robust.kept for r in records] == ["w: too large"] * 2
+    assert records[-1].privacy.releases == (tmp_path / "releases").stat().st_size == 2
 
 
 def test_noise_is_normal():
@@ -326,7 +320,7 @@ def test_every_method_is_clipped_or_says_why_not(method):
         with pytest.raises(ConfigError, match=f"privacy.mode=client cannot clip the uploads of {method}: "):
             build(method, **PRIVATE)
         return
-    federation = build(method, **PRIVATE, **options(method))
+    federation = build(method, **PRIVATE, **OPTIONS.get(method, {}))
     for record in federation.run():
         assert (record.privacy is not None) == (federation.method.upload_schema is not None)
         assert not record.robust.kept

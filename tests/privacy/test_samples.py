@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from functools import reduce
 
 import dp_accounting
@@ -12,8 +11,10 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 
 from privacy.auditing import lower_bound
+from privacy.everywhere import everywhere
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.assemble import assemble
+from protofed.experiments.config import apply_overrides, load_recipe, resolve
 from protofed.methods.contract import Batch
 from protofed.models import build as build_model
 from protofed.models import group_norm
@@ -25,7 +26,6 @@ from protofed.training.private import Noise, Private, clipped_sum, private_count
 from support import build, client, experiment, federated, uploads
 
 PRIVATE = {"privacy__mode": "sample", "privacy__noise": 0.7, "privacy__clip": 0.5, "privacy__means": 0.1}
-OPTIONS = {"tinyproto": {"method__mu": 0.2}}
 
 
 def gradients(model, update, batch, received, state) -> list[dict[str, torch.Tensor]]:
@@ -175,30 +175,15 @@ def test_batches_are_drawn_by_coins():
 
 @pytest.mark.parametrize("method", ["fedproto", "protonorm", "beacon", "fedavg", "tinyproto", "fml"])
 def test_every_executor_adds_the_same_noise_once(method):
-    found = {}
-    for executor in ("sequential", "fused", "workers")[
-        : 3 if method == "fedproto" else 2
-    ]:  # processes start slowly
-        federation = build(
-            method,
-            execution__executor=executor,
-            execution__workers=2,
-            execution__threads=1,
-            **PRIVATE,
-            **OPTIONS.get(method, {}),
-        )
-        with closing(federation.executor):
-            records = list(federation.run())
-            assert all(not record.losses for record in records), "losses are of the samples that are protected"
-            found[executor] = {
-                f"{n}.{k}": t
-                for n in federation.names
-                for k, t in flatten(federation.executor.clients.snapshot(n)).items()
-            } | dict(federation.server)
-    expected = found["sequential"]
-    for tensors in found.values():
+    expected = None
+    for federation, records in everywhere(method, **PRIVATE):
+        assert all(not record.losses for record in records), "losses are of the samples that are protected"
+        clients = federation.executor.clients
+        found = {f"{n}.{k}": t for n in federation.names for k, t in flatten(clients.snapshot(n)).items()}
+        found |= federation.server
+        expected = expected or found
         for name, tensor in expected.items():
-            torch.testing.assert_close(tensors[name], tensor, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays():
@@ -296,6 +281,17 @@ def test_what_cannot_be_protected_is_refused_before_training(method, overrides, 
     with pytest.raises(ConfigError, match=message) as error:
         build(method, **chosen)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("recipe", ["private", "private-samples"])
+def test_the_recipes_can_be_run_with_all_their_methods(recipe):
+    tree = load_recipe(recipe)
+    arm = tree["compare"]["axes"]["epsilon"]["∞"]
+    for method in tree["compare"]["methods"]:
+        chosen = {"method.name": method, "execution.executor": "sequential", **arm}
+        federation, _ = assemble(resolve(apply_overrides(tree, chosen)))
+        federation.executor.close()
+        assert (federation.hiding is None) == (method == "local")
 
 
 def test_batchnorm_is_refused_and_group_norm_takes_its_place():

@@ -149,10 +149,6 @@ def test_overflow_is_refused_at_the_client():
     ("options", "match"),
     [
         ({"robust__rule": "clip"}, "robust.rule=clip compares single uploads"),
-        (
-            {"privacy__mode": "client", "privacy__noise": 1.0},
-            "privacy.mode=client has the server clip single uploads",
-        ),
         ({"method__name": "fedtgp"}, "fedtgp needs single uploads"),
         ({"method__name": "fedkd", "method__compress": "none"}, "fedkd vary"),
         ({"participation__fraction": 0.5}, "a round needs 3 of them, not 2"),

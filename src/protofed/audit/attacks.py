@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed.audit.findings import Finding
 from protofed.audit.measures import Line, Logistic, auc, auc_error, caught
-from protofed.audit.seen import Seen, Sender
+from protofed.audit.seen import Seen, Sender, told
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.models import SplitModel
 from protofed.samples import Samples
@@ -26,6 +26,7 @@ from protofed.training.batches import batches
 SERVER = "The server"
 INFORMED = "A server that knows the sender's model"
 MEMBER = "Any client, from the next broadcast"
+OUTSIDER = "Whoever is given the server's state"
 HALVES = 12
 """Halves of the clients whose aggregates are compared."""
 
@@ -360,11 +361,16 @@ def participation(seen: Seen, shadow: Seen, seed: int, halves: int = HALVES) -> 
         return result
     random = generator(seed, "audit", "halves")
     chosen = [torch.randperm(len(able), generator=random) < len(able) // 2 for _ in range(halves)]
-    sent = torch.stack([_broadcast(seen, [u for u, c in zip(able, half, strict=True) if c]) for half in chosen])
+    halved = [[u for u, c in zip(able, half, strict=True) if c] for half in chosen]
+    broadcasts = [_broadcast(seen, half, draw) for draw, half in enumerate(halved, start=1)]
     # What a broadcast would be if one client alone took part, on either side of the comparison.
-    alone = torch.stack([_broadcast(shadow, [known[u.client]]) for u in able])
-    if sent.shape[1] != alone.shape[1]:
+    broadcasts += [_broadcast(shadow, [known[u.client]], None) for u in able]
+    width = max(map(len, broadcasts))
+    if {len(b) for b in broadcasts} - {0, width}:
         return result
+    # Before the first class is known, nothing is sent.
+    every = torch.stack([b if len(b) else torch.zeros(width, dtype=torch.float64) for b in broadcasts])
+    sent, alone = every[:halves], every[halves:]
     excess, mark = sent - sent.mean(0), alone - alone.mean(0)
     scores = torch.nn.functional.normalize(excess, dim=1) @ torch.nn.functional.normalize(mark, dim=1).mT
     took = torch.stack(chosen)
@@ -374,11 +380,12 @@ def participation(seen: Seen, shadow: Seen, seed: int, halves: int = HALVES) -> 
     return [*result, Finding(attack, MEMBER, "AUC", value, 0.5, error, note, f"{key}_member")]
 
 
-def _broadcast(seen: Seen, uploads: Sequence[Upload]) -> Tensor:
-    """Return the broadcast that follows from some uploads, as one vector."""
+def _broadcast(seen: Seen, uploads: Sequence[Upload], draw: int | None) -> Tensor:
+    """Return the broadcast that follows from some uploads, as one vector, with noise of a number or without."""
     method: Method = seen.method
     server = {n: t.clone() for n, t in seen.server.items()}
-    state = method.aggregate(server, iter(uploads), seen.round).state
+    given = told(seen.federation, uploads, seen.round, draw)
+    state = method.aggregate(server, iter(given), seen.round).state
     payload = method.broadcast(state, seen.round + 1) or {}
     schema = method.broadcast_schema
     assert schema is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from protofed.audit import attacks
@@ -25,6 +26,7 @@ def audit_run(directory: Path, trust_code: bool = False) -> Audit:
     """
     run = load_run(Path(directory))
     experiment, seen, shadow = compared(run, trust_code)
+    spent = next((r.privacy for r in reversed(run.rounds) if r.privacy), None)
     findings, pictures = attack(seen, shadow, tuple(run.class_names), experiment.seed)
     return Audit(
         run.method,
@@ -32,6 +34,7 @@ def audit_run(directory: Path, trust_code: bool = False) -> Audit:
         len(seen.senders),
         sent(seen),
         protections(experiment),
+        spent,
         tuple(findings),
         tuple(pictures),
     )
@@ -58,6 +61,10 @@ def attack(
         *made,
         *attacks.participation(seen, shadow, seed),
     ]
+    if seen.outside is not None and shadow.outside is not None:
+        found = [attacks.classes(seen.outside, shadow.outside), *attacks.counts(seen.outside, shadow.outside)]
+        found += [f for f in attacks.membership(seen.outside, shadow.outside) if f.observer == attacks.SERVER]
+        findings += [replace(f, observer=attacks.OUTSIDER, key=f"{f.key}_outside") for f in found]
     return findings, pictures
 
 
@@ -80,4 +87,13 @@ def protections(experiment: Experiment) -> tuple[str, ...]:
         sentences.append("Prototypes are multiplied by numbers of samples that are not sent (method.scaling).")
     if experiment.secure.aggregation:
         sentences.append("The server sees the sum of all uploads only (secure.aggregation).")
+    if experiment.privacy.mode == "client":
+        sentences.append(
+            "Clients shorten their contributions and add the noise themselves: the server sees neither without "
+            "(privacy.mode with secure.aggregation)."
+            if experiment.secure.aggregation
+            else "The server adds the noise, and sees single uploads before (privacy.mode)."
+        )
+    if experiment.privacy.mode == "sample":
+        sentences.append("Clients train with noise, which the server cannot take away (privacy.mode).")
     return tuple(sentences)

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from protofed.runs import Spent
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -88,6 +90,7 @@ class Audit:
         clients: Number of clients whose uploads were attacked.
         sent: Names of the fields of an upload, in words.
         protections: What stood between the clients and the observers, as sentences.
+        spent: What differential privacy has cost over the run, without the attacked round; None without noise.
         findings: Results of the attacks.
         pictures: Reconstructions.
     """
@@ -97,6 +100,7 @@ class Audit:
     clients: int
     sent: str
     protections: tuple[str, ...]
+    spent: Spent | None
     findings: tuple[Finding, ...]
     pictures: tuple[Reconstruction, ...] = field(default=())
 
@@ -109,6 +113,7 @@ class Audit:
             "clients": self.clients,
             "sent": self.sent,
             "protections": list(self.protections),
+            "privacy": self.spent.to_dict() if self.spent else None,
             "findings": [f.to_dict() for f in self.findings],
             "pictures": [p.to_dict() for p in self.pictures],
         }

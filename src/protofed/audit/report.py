@@ -33,7 +33,16 @@ def write_audit(audit: Audit, out: Path) -> Path:
     pictures = [
         (p, [picture(t) for t in (p.found, p.nearest, p.guess)]) for p in audit.pictures if p.found.dim() == 3
     ]
-    write_text(out, template.render(audit=audit, findings=table(audit), summary=summary(audit), pictures=pictures))
+    write_text(
+        out,
+        template.render(
+            audit=audit,
+            findings=table(audit),
+            summary=summary(audit),
+            guarantee=guarantee(audit),
+            pictures=pictures,
+        ),
+    )
     return out
 
 
@@ -56,6 +65,18 @@ def _number(finding: Finding, value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.2f}" if finding.measure.startswith(("AUC", "SSIM")) else f"{100 * value:.1f}%"
+
+
+def guarantee(audit: Audit) -> str:
+    """Return the ε of the run, what it hides and from whom, as sentences."""
+    spent = audit.spent
+    if spent is None or not spent.noise:
+        return "No noise was added: ε = ∞, so that no bound limits what other attacks learn (privacy.mode)."
+    hidden = {"client": "whether a client's data were there", "sample": "whether a single sample was there"}
+    return (
+        f"Noise hides {hidden[spent.mode]}: ε = {spent.epsilon:.3g} at δ = {spent.delta:g} after the rounds of the "
+        f"run (privacy.mode={spent.mode}); the attacked round is one more."
+    )
 
 
 def summary(audit: Audit) -> list[str]:

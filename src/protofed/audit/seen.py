@@ -6,6 +6,8 @@ communicates shows what the server is sent, through the same codec and the same 
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -21,12 +23,12 @@ from protofed.methods.contract import Method, Tensors, Upload
 from protofed.methods.fedkd import FedKD
 from protofed.methods.tinyproto import TinyProto
 from protofed.models import SplitModel
-from protofed.privacy.secure import SecureSum
+from protofed.privacy import ClientPrivacy
+from protofed.privacy.noise import NO_NOISE, from_seed
 from protofed.robust.vectors import parts_of
 from protofed.runs import RunData
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import derive, generator
-from protofed.training import Sequential
 from protofed.wire.schema import Payload
 
 SILENCE = 1000
@@ -87,6 +89,9 @@ class Seen:
         server: The server's state before the round.
         senders: The clients that sent something.
         num_classes: ``K``.
+        federation: The federation.
+        outside: The same round as those see it who are given the server's state, if noise keeps single uploads from
+            them and not from the server; None if they see the same.
     """
 
     method: Method
@@ -94,6 +99,8 @@ class Seen:
     server: Tensors
     senders: tuple[Sender, ...]
     num_classes: int
+    federation: Federation
+    outside: Seen | None = None
 
 
 def reopened(run: RunData, trust_code: bool = False) -> tuple[Experiment, Federation, FederatedData]:
@@ -138,13 +145,46 @@ def observe(federation: Federation, federated: FederatedData) -> Seen:
     names = [n for n in federation.trainable if n not in federation.newcomers]
     data = {c.name: c for c in federated.clients}
     if not round:
-        return Seen(method, 0, federation.server, (), federated.num_classes)
+        return Seen(method, 0, federation.server, (), federated.num_classes, federation)
     uploads = federation.exchange(names, round)
-    secure = federation.secure
-    # With secure aggregation, all that is seen of a client is the sum, of which each is as likely to be any part.
-    mean = secure.mean([u.payload for u in uploads]) if isinstance(secure, SecureSum) else None
-    senders = tuple(_sender(federation, data[u.client], u, mean or u.payload, round) for u in uploads)
-    return Seen(method, round, federation.server, senders, federated.num_classes)
+    # All that is seen of a client in a sum is the sum, of which each is as likely to be any part.
+    whole = told(federation, uploads, round)
+
+    def seen(hidden: bool) -> Seen:
+        shown = (whole * len(uploads))[: len(uploads)] if hidden else uploads
+        pairs = zip(uploads, shown, strict=False)
+        senders = tuple(_sender(federation, data[u.client], u, s.payload, round) for u, s in pairs)
+        return Seen(method, round, federation.server, senders, federated.num_classes, federation)
+
+    if federation.secure is not None:
+        return seen(True)
+    return replace(seen(False), outside=seen(True) if isinstance(federation.hiding, ClientPrivacy) else None)
+
+
+def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: int | None = 0) -> list[Upload]:
+    """Return what a method is given in place of some uploads: the same, or what has their sum.
+
+    Args:
+        federation: The federation.
+        uploads: At least one upload.
+        round: Number of the round, from 1.
+        draw: Number of the noise, 0 for that of the round; None for no noise.
+    """
+    hiding, secure, opening = federation.hiding, federation.secure, federation.opening(round) or {}
+    seed = derive(federation.seed, "audit", draw) if draw else federation.seed
+    if secure is not None:
+        secure = copy.copy(secure)
+        secure.seed = seed
+        if secure.noisy is not None and draw is None:
+            secure.noisy = copy.copy(secure.noisy)
+            secure.noisy.noise = NO_NOISE
+        return federation.revealed(secure, secure.shown(uploads, opening, round), opening, round)
+    if isinstance(hiding, ClientPrivacy):
+        hiding = copy.copy(hiding)
+        hiding.source = from_seed(seed, "privacy")
+        hiding.noise = 0.0 if draw is None else hiding.noise
+        return list(hiding.merge(uploads, opening, round, hiding.spent(round)))
+    return list(uploads)
 
 
 def _sends(method: Method, round: int) -> bool:
@@ -218,11 +258,8 @@ def shadow(experiment: Experiment, federated: FederatedData) -> tuple[Federation
         evaluation=replace(experiment.evaluation, every=experiment.rounds, on="own", patience=0),
         execution=replace(experiment.execution, executor="sequential"),
     )
-    federation, _ = assemble(experiment, dealt)
     # The recipe's initial weights are known to everybody; the clients' random numbers are not.
-    executor, federation.seed = federation.executor, derive(experiment.seed, "audit")
-    assert isinstance(executor, Sequential)
-    executor.trainer = replace(executor.trainer, seed=federation.seed)
+    federation, _ = assemble(experiment, dealt, draws=derive(experiment.seed, "audit"))
     try:
         for _ in federation.run():
             pass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from protofed.errors import CheckpointError, ConfigError
-from protofed.experiments.builder import Builder
+from protofed.experiments.builder import Builder, secure_stage
 from protofed.experiments.config import Experiment
 from protofed.experiments.ending import client_model, read_server
 from protofed.experiments.executors import build_executor
@@ -17,7 +17,6 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.federation import Federation, ServerState
 from protofed.files import read_tensors
-from protofed.privacy.secure import SecureSum
 from protofed.robust import Attackers
 from protofed.runs import Border, RunData, load_run
 from protofed.samples import FederatedData
@@ -33,6 +32,7 @@ def assemble(
     bfloat16: Collection[str] | None = None,
     hardware: Hardware | None = None,
     pretrained: bool = True,
+    draws: int | None = None,
 ) -> tuple[Federation, FederatedData]:
     """Build the method, the clients and the engine; the caller closes ``federation.executor``.
 
@@ -43,6 +43,7 @@ def assemble(
             ``execution.precision=bf16``.
         hardware: The hardware to compute on; determined from the experiment by default.
         pretrained: Whether to read files of initial weights; not necessary where trained ones replace them.
+        draws: Seed of all that is drawn after the initial weights; that of the experiment by default.
 
     Returns:
         The federation before its first round, and the clients' data.
@@ -54,7 +55,7 @@ def assemble(
     federated = hardware.place(federated or load_data(experiment))
     if experiment.execution.threads:
         torch.set_num_threads(experiment.execution.threads)
-    builder = Builder(experiment, federated, hardware, pretrained=pretrained)
+    builder = Builder(experiment, federated, hardware, pretrained=pretrained, draws=draws)
     executor = build_executor(experiment, hardware, builder, bfloat16)
     try:
         builder.fill(executor.clients)
@@ -134,7 +135,7 @@ def build_federation(
         trainer.codec,
         executor,
         experiment.rounds,
-        experiment.seed,
+        trainer.seed,
         experiment.participation,
         experiment.evaluation,
         experiment.robust,
@@ -143,19 +144,3 @@ def build_federation(
         state or ServerState(),
         secure_stage(experiment, trainer, ask),
     )
-
-
-def secure_stage(experiment: Experiment, trainer: LocalTrainer, ask: Ask | None = None) -> SecureSum | None:
-    """Return the stage of secure aggregation; None if the experiment has none.
-
-    Args:
-        experiment: The experiment.
-        trainer: The trainer, with the method and the codec.
-        ask: Asks clients that hold their own uploads; None for those of this process.
-
-    Raises:
-        ConfigError: If the method needs more than sums.
-    """
-    if not experiment.secure.aggregation:
-        return None
-    return SecureSum(experiment.secure, trainer.method, trainer.codec, ask)

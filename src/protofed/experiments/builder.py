@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,12 +18,17 @@ from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Task
 from protofed.privacy import protected
+from protofed.privacy.clients import NoisySums
+from protofed.privacy.secure import SecureSum
 from protofed.samples import FederatedData
 from protofed.seeding import derive, generator, seeded
 from protofed.snapshots import Snapshot
 from protofed.training import LocalTrainer, Member, Roster, Store
 from protofed.training.private import COUNTS, private_counts
 from protofed.wire import get_codec
+
+if TYPE_CHECKING:
+    from protofed.privacy.secure_protocol import Ask
 
 
 class Builder:
@@ -57,6 +62,7 @@ class Builder:
         absent: Collection[str] = (),
         pretrained: bool = True,
         secret: bool = False,
+        draws: int | None = None,
     ) -> None:
         self.pretrained = pretrained
         self.experiment = experiment
@@ -72,7 +78,7 @@ class Builder:
         self.trainer = LocalTrainer(
             self.method,
             get_codec(experiment.wire.codec, experiment.wire.compression),
-            experiment.seed,
+            experiment.seed if draws is None else draws,
             data.augmentation(experiment.transforms),
             experiment.evaluation.on,
             experiment.evaluation.on_every,
@@ -123,7 +129,7 @@ class Builder:
         if private is None:
             return self.method.client_state(counts)
         private = replace(private, secret=self.trainer.secret)
-        counts = private_counts(counts, private, generator(self.experiment.seed, COUNTS, member.name))
+        counts = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
         return {**self.method.client_state(counts), COUNTS: counts}
 
     def _task(self) -> Task:
@@ -211,3 +217,25 @@ def build_model(
             )
         model.scale = models.Preparation(models.Normalisation(*given), centred=centred)
     return model.to(DTYPES[experiment.execution.precision])
+
+
+def secure_stage(experiment: Experiment, trainer: LocalTrainer, ask: Ask | None = None) -> SecureSum | None:
+    """Return the stage of secure aggregation; None if the experiment has none.
+
+    Args:
+        experiment: The experiment.
+        trainer: The trainer, with the method and the codec.
+        ask: Asks clients that hold their own uploads; None for those of this process.
+
+    Raises:
+        ConfigError: If the method needs more than sums.
+    """
+    if not experiment.secure.aggregation:
+        return None
+    method, noisy = trainer.method, None
+    if experiment.privacy.mode == "client" and method.upload_schema is not None:
+        # Clients of a round know each other's names, so no round is cheaper because some were drawn.
+        rates = [float(sends) for sends in experiment.participation.sending(method, experiment.rounds)]
+        noisy = NoisySums(experiment.privacy, method, rates, experiment.secure.fraction_bits)
+    seed = None if trainer.secret else trainer.seed
+    return SecureSum(experiment.secure, method, trainer.codec, ask, noisy, seed)

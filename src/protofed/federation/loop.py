@@ -16,7 +16,7 @@ from protofed.methods.contract import Method, Tensors, Upload
 from protofed.options import Options, option
 from protofed.privacy import ClientPrivacy, PrivacyOptions, SamplePrivacy
 from protofed.privacy.noise import from_seed, from_system
-from protofed.privacy.secure import SecureSum
+from protofed.privacy.secure import SecureSum, Summed
 from protofed.robust import Attackers, Findings, Guard, RobustOptions
 from protofed.runs import RULE_ORDER, Accuracy, Attack, RoundRecord, main_rule
 from protofed.seeding import generator, uniform_from_system
@@ -59,6 +59,16 @@ class ParticipationOptions(Options):
         least=0,
     )
     newcomer_rounds: int = option(1, "rounds, the last ones, in which only newcomers train", least=1)
+
+    def sending(self, method: Method, rounds: int) -> list[bool]:
+        """Return whether clients send something, for each round.
+
+        Args:
+            method: The method.
+            rounds: Number of rounds.
+        """
+        last = rounds - self.newcomer_rounds if self.newcomers else rounds
+        return [method.communicates(round) and round <= last for round in range(1, rounds + 1)]
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,7 @@ class Federation:
         self.guard.check(participants)
         self.hiding = self._privacy()
         if self.secure is not None:
-            self._check_secure(self.secure, participants)
+            self.secure.check(participants, self.robust.rule)
         if not self.state.round:
             self.state.tensors = self.method.server_state()
 
@@ -186,15 +196,6 @@ class Federation:
             return SamplePrivacy(self.privacy, self.method, members)
         return self._client_privacy()
 
-    def _check_secure(self, secure: SecureSum, participants: int) -> None:
-        """Raise ConfigError if rounds cannot be summed up without seeing single uploads."""
-        if isinstance(self.hiding, ClientPrivacy):
-            raise ConfigError(
-                "privacy.mode=client has the server clip single uploads, which secure.aggregation hides: set "
-                "secure.aggregation=false, or privacy.mode=sample, which protects before anything is sent"
-            )
-        secure.check(participants, self.robust.rule)
-
     def _client_privacy(self) -> ClientPrivacy:
         """Return the stage of ``privacy.mode=client``.
 
@@ -214,15 +215,16 @@ class Federation:
             )
         able = [n for n in self.trainable if n not in self.newcomers]
         rates, expected = [], []
-        for round in range(1, self.rounds + 1):
-            sends = self.method.communicates(round) and not self.joined(round)
+        for round, sends in enumerate(o.sending(self.method, self.rounds), start=1):
             drawn = o.sampling == "poisson" and not self.method.everyone(round)
-            rates.append((o.fraction if drawn else 1.0) if sends else 0.0)
+            # With secure aggregation, the clients of a round are told who else takes part.
+            rates.append((o.fraction if drawn and self.secure is None else 1.0) if sends else 0.0)
             all_of_them = self.method.everyone(round)
             number = len(able) * o.fraction if drawn else len(able) if all_of_them else self._number_of(able)
             expected.append(number)
         source = from_system if self.secret else from_seed(self.seed, "privacy")
-        return ClientPrivacy(self.privacy, self.method, rates, expected, source)
+        shared = self.secure is not None
+        return ClientPrivacy(self.privacy, self.method, rates, expected, source, shared)
 
     @property
     def exhausted(self) -> bool:
@@ -379,11 +381,11 @@ class Federation:
         state, diagnostics, usable = self._aggregate(names, messages, round, record)
         if usable < min(self.participation.min_clients, len(names)) and self.executor.remote:
             return False
+        if isinstance(self.hiding, ClientPrivacy) and self.method.communicates(round):
+            self.hiding.publish()
         if reason := self._unsound(state, round):
             record.robust.kept = reason
         else:
-            if isinstance(self.hiding, ClientPrivacy) and self.method.communicates(round):
-                self.hiding.publish()
             self.state.tensors, record.diagnostics = state, diagnostics
         return True
 
@@ -451,15 +453,15 @@ class Federation:
                 pass
             state, usable = self.server, len(trained)
         elif self.secure is not None:
-            state, diagnostics, usable = self._summed(self.secure, results, trained, round, record)
+            state, diagnostics, usable = self._summed(self.secure, results, messages, trained, round, record)
         else:
             counter, findings = itertools.count(), Findings()
             counted = (upload for upload, _ in zip(uploads, counter, strict=False))
             if isinstance(self.hiding, ClientPrivacy):
                 assert record.privacy is not None
-                screened = self.hiding.merge(counted, self._opening(round), round, record.privacy)
+                screened = self.hiding.merge(counted, self.opening(round), round, record.privacy)
             else:
-                screened = self.guard.screen(counted, self._opening(round), findings)
+                screened = self.guard.screen(counted, self.opening(round), findings)
             state, diagnostics = self.method.aggregate(self.server, screened, round)
             uploads_left = sum(1 for _ in screened)
             assert not uploads_left, f"{self.method.name} left uploads unread"
@@ -474,6 +476,7 @@ class Federation:
         self,
         secure: SecureSum,
         results: Iterator[Trained | Missing],
+        broadcasts: Messages,
         trained: list[Trained],
         round: int,
         record: RoundRecord,
@@ -482,14 +485,30 @@ class Federation:
         arrived = self._arrived(results, trained, record)
         messages = {result.client: result.message for result in arrived if result.message is not None}
         try:
-            uploads, clients = secure.sum(messages, record)
+            summed = secure.sum(messages, broadcasts, record)
+            uploads = self.revealed(secure, summed, secure.opening(next(iter(broadcasts.values()), None)), round)
         except (FederationError, PayloadError) as error:
             record.robust.kept = str(error)
             return self.server, {}, 0
         state, diagnostics = self.method.aggregate(self.server, iter(uploads), round)
-        return state, diagnostics, clients
+        return state, diagnostics, summed.clients
 
-    def _opening(self, round: int) -> Tensors | None:
+    def revealed(self, secure: SecureSum, summed: Summed, opening: Tensors, round: int) -> list[Upload]:
+        """Return the uploads that a method makes of a sum what it would make of the clients' own.
+
+        Args:
+            secure: The stage that has made the sum.
+            summed: The sum.
+            opening: Payload of the broadcast that opened the round.
+            round: Number of the round, from 1.
+        """
+        if secure.noisy is None:
+            return secure.uploads(summed)
+        assert isinstance(self.hiding, ClientPrivacy)
+        deviation = secure.noisy.deviation(summed.threshold, summed.clients)
+        return [self.hiding.standing_for_all(secure.noisy.decode(summed.total), deviation, opening, round)]
+
+    def opening(self, round: int) -> Tensors | None:
         """Return the broadcast that opened ``round``; None if it differed between clients."""
         if self.method.broadcast_schema is None or self.method.personal_broadcast:
             return None

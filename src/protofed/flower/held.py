@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from protofed import claims
 from protofed.errors import PayloadError
 from protofed.flower.messages import Job, Values
+from protofed.privacy.secure import Offer
 
 if TYPE_CHECKING:
     from protofed.privacy.secure_protocol import Stage
@@ -35,19 +36,21 @@ def check(state: RecordDict, job: Job) -> None:
         raise PayloadError(f"the upload of round {job.round} has been added up, and is not offered twice")
 
 
-def keep(state: RecordDict, job: Job, vector: bytes) -> bytes:
-    """Keep a client's vector for the stages of the round.
+def keep(state: RecordDict, job: Job, offer: bytes) -> bytes:
+    """Keep what a client would add to a sum for the stages of the round.
 
     Args:
         state: The context's records.
         job: The visit.
-        vector: The vector, 8 bytes per number.
+        offer: :meth:`~protofed.privacy.secure.Offer.to_bytes`.
 
     Returns:
         What the server is sent instead: no bytes.
     """
-    begun: dict[str, Any] = {"name": job.client, "vector": vector, "stage": 0, "visit": _visit(job)}
-    state[_place(job.client)] = ConfigRecord(begun)
+    from protofed.privacy.secure_protocol import SecureClient
+
+    begun = SecureClient(job.client, *Offer.of(offer)).state
+    state[_place(job.client)] = ConfigRecord({**begun, "visit": _visit(job)})
     return b""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from protofed import claims
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.architectures import Architecture, is_code, recipe_names
-from protofed.experiments.builder import Builder
+from protofed.experiments.builder import Builder, secure_stage
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.description import sizes_of
@@ -26,7 +26,6 @@ from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import ClientFolder, locked
 from protofed.flower.summary import read_summary
 from protofed.flower.visits import Carried, Kept, Place
-from protofed.privacy.secure import SecureSum
 from protofed.snapshots import Snapshot
 from protofed.training import Evaluated, LocalTrainer, Memory, Roster, Sequential, Trained
 
@@ -75,7 +74,7 @@ class Node:
     def train(self, job: Job) -> tuple[Trained, VisitOutcome]:
         """Train one client; answer a repeated request with the existing result.
 
-        With secure aggregation, the message in the result is the vector that must not leave the node unmasked.
+        With secure aggregation, the message in the result is the offer that must not leave the node unmasked.
 
         Raises:
             ProtofedError: If the broadcast, the data or the state do not fit; CheckpointError if the node does not
@@ -94,11 +93,13 @@ class Node:
         return self._experiment(job.config).secure.aggregation
 
     def _masked(self, job: Job, trainer: LocalTrainer, result: Trained) -> Trained:
-        """Return a result with the vector that secure aggregation adds in place of the upload, if uploads stay."""
+        """Return a result with what secure aggregation adds up in place of the upload, if uploads stay."""
         if result.message is None or not self.keeps_uploads(job):
             return result
-        stage = SecureSum(self._experiment(job.config).secure, trainer.method, trainer.codec)
-        return replace(result, message=stage.vector(result.message).astype("<u8").tobytes())
+        stage = secure_stage(self._experiment(job.config), trainer)
+        assert stage is not None
+        offer = stage.offer(job.client, result.message, job.message, job.round)
+        return replace(result, message=offer.to_bytes())
 
     def evaluate(self, job: Job) -> tuple[Evaluated, VisitOutcome]:
         """Evaluate one client, which keeps a delivered broadcast.

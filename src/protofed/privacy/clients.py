@@ -4,6 +4,8 @@ Every upload becomes a vector of limited length. The server adds the vectors of 
 and gives the method a single upload in place of all: the mean or the sum that it would have made of them. Whatever
 follows from it, the next broadcast included, is then as private as the noisy sum is (the Gaussian mechanism;
 McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018).
+
+Under secure aggregation, clients limit the length of their own vectors, and each adds a share of the noise.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.errors import ConfigError, writing
+from protofed.errors import ConfigError, PayloadError, writing
 from protofed.methods.contract import Method, Upload
 from protofed.privacy.accounting import Release, epsilon, find_noise
-from protofed.privacy.noise import Source
+from protofed.privacy.noise import OwnNoise, Source
 from protofed.privacy.options import PrivacyOptions
+from protofed.privacy.secure_sums import BITS, Vector
 from protofed.robust.vectors import Part, bounded, parts_of
 from protofed.runs import Spent
 from protofed.wire.schema import Payload, Schema
@@ -45,7 +49,7 @@ class Layout:
     """
 
     def __init__(self, schema: Schema, clip: float) -> None:
-        self.schema = schema
+        self.schema, self.clip = schema, clip
         self.parts = parts_of(schema)
         self.reported = {p.labels for p in self.parts if p.layout == "rows" and not p.field.sums}
         # The numbers of a client that has all K classes are as long as the longest change.
@@ -53,6 +57,7 @@ class Layout:
         self.shapes = {part.name: self._shape(part) for part in self.parts}
         self.sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.sizes += [schema.num_classes] * len(self.reported)
+        self.length = sum(self.sizes)
 
     def _shape(self, part: Part) -> list[int]:
         """Return the shape of a part's piece of the vector."""
@@ -80,6 +85,17 @@ class Layout:
             pieces.append(held.index_fill(0, payload[name], self.unit))
         counts = [int(payload[name]) for name, field in self.schema.fields.items() if field.kind == "count"]
         return torch.cat(pieces) * (0.0 not in counts)
+
+    def clipped(self, payload: Payload, centre: Payload) -> tuple[Tensor, bool]:
+        """Return an upload as a vector of limited length, and whether it had to be shortened.
+
+        Args:
+            payload: The upload.
+            centre: As in :meth:`vector`.
+        """
+        vector = self.vector(payload, centre)
+        length = float(vector.norm())
+        return (vector * min(1.0, self.clip / length) if length else vector), length > self.clip
 
     def upload(self, total: Tensor, noise: float, centre: Payload, expected: float) -> Payload:
         """Return the upload that stands for all.
@@ -132,6 +148,7 @@ class ClientPrivacy:
             anything else does, and 0 if clients send nothing.
         expected: For every round, the number of clients that are to take part.
         source: Source of the noise.
+        shared: Whether clients make the noise, and the sum of their shares is all that the server sees.
 
     Attributes:
         noise: Noise multiplier ``z``.
@@ -149,20 +166,18 @@ class ClientPrivacy:
         rates: Sequence[float],
         expected: Sequence[float],
         source: Source,
+        shared: bool = False,
     ) -> None:
         self.options = options
         self.rates = rates
         self.expected = expected
         self.source = source
+        self.shared = shared
         self.repeated = 0
         self.ledger: Path | None = None
-        schema = method.upload_schema
-        assert schema is not None
-        if reason := method.unclippable() or _unsuited(schema):
-            raise ConfigError(f"privacy.mode=client cannot clip the uploads of {method.name}: {reason}")
         self.dtype = method.task.dtype
-        self.layout = Layout(schema, options.clip)
-        self.noise = self._noise()
+        self.layout = layout_of(method, options)
+        self.noise = noise_of(options, rates)
         first = next((round for round, rate in enumerate(rates, start=1) if rate), len(rates))
         if (least := self.epsilon(first)) > options.budget:
             raise ConfigError(
@@ -170,19 +185,10 @@ class ClientPrivacy:
                 f": {least:.3g} at privacy.delta={options.delta:g}"
             )
 
-    def _noise(self) -> float:
-        if self.options.noise is not None:
-            return self.options.noise
-        return find_noise(
-            lambda noise: self._releases(len(self.rates), noise), self.options.budget, self.options.delta
-        )
-
-    def _releases(self, rounds: int, noise: float) -> list[Release]:
-        return [*(Release(noise, rate) for rate in self.rates[:rounds]), Release(noise, 1.0, self.repeated)]
-
     def epsilon(self, rounds: int) -> float:
         """Return the ε that the first ``rounds`` rounds cost together."""
-        return epsilon(self._releases(rounds, self.noise), self.options.delta)
+        again = Release(self.noise, 1.0, self.repeated)
+        return epsilon([*_releases(self.rates[:rounds], self.noise), again], self.options.delta)
 
     def affords(self, round: int) -> bool:
         """Return whether the budget suffices for all rounds up to ``round``."""
@@ -201,18 +207,30 @@ class ClientPrivacy:
             round: Number of the round, from 1.
             spent: Record of the round, in which clipped uploads are counted.
         """
-        clip, total = self.options.clip, torch.zeros(sum(self.layout.sizes), dtype=torch.float64)
+        total = torch.zeros(self.layout.length, dtype=torch.float64)
         for upload in uploads:
-            vector = self.layout.vector(upload.payload, centre or {})
-            length = float(vector.norm())
-            spent.clipped += length > clip
-            total += vector * min(1.0, clip / length) if length else vector
-        deviation = self.noise * clip
+            vector, shortened = self.layout.clipped(upload.payload, centre or {})
+            spent.clipped += shortened
+            total += vector
+        deviation = self.noise * self.options.clip
         if deviation:
             total += deviation * self.source(round, len(total))
-        payload = self.layout.upload(total, deviation, centre or {}, self.expected[round - 1])
+        yield self.standing_for_all(total, deviation, centre, round)
+
+    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload | None, round: int) -> Upload:
+        """Return the upload that stands for all.
+
+        Args:
+            total: Noisy sum of vectors.
+            deviation: Standard deviation of the noise of each number.
+            centre: As in :meth:`merge`.
+            round: Number of the round, from 1.
+        """
+        payload = self.layout.upload(
+            total, deviation, centre or {}, self.expected[min(round, len(self.expected)) - 1]
+        )
         real = {n for n, field in self.layout.schema.fields.items() if field.kind == "real"}
-        yield Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
+        return Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
 
     def keep(self, ledger: Path, round: int) -> None:
         """Count releases in a file, which says how many there were before a server was restarted.
@@ -254,13 +272,117 @@ class ClientPrivacy:
         o = self.options
         drawn = [rate for rate in self.rates if rate]
         amplified = "without amplification: participation.sampling is not poisson, or everyone takes part"
+        if self.shared:
+            amplified = "without amplification: clients of a round know each other"
         if any(rate < 1 for rate in drawn):
             amplified = f"amplified by secret Poisson participation with probability {min(drawn):g}"
         return (
             f"Differential privacy of clients: changes of norm at most {o.clip:g}, noise of {self.noise:.4g} times "
-            f"that on their sum, ε = {self.epsilon(len(self.rates)):.3g} at δ = {o.delta:g} after all rounds, "
+            f"that on their sum{', of which each client adds a share' if self.shared else ''}, "
+            f"ε = {self.epsilon(len(self.rates)):.3g} at δ = {o.delta:g} after all rounds, "
             f"{amplified}."
         )
+
+
+def noise_of(options: PrivacyOptions, rates: Sequence[float]) -> float:
+    """Return the noise multiplier: the one that is given, or the one that the budget needs for all rounds.
+
+    Args:
+        options: Noise and budget.
+        rates: As for :class:`ClientPrivacy`.
+    """
+    if options.noise is not None:
+        return options.noise
+    return find_noise(lambda noise: _releases(rates, noise), options.budget, options.delta)
+
+
+def _releases(rates: Sequence[float], noise: float) -> list[Release]:
+    return [Release(noise, rate) for rate in rates]
+
+
+def layout_of(method: Method, options: PrivacyOptions) -> Layout:
+    """Return the vectors of a method's uploads.
+
+    Args:
+        method: The method.
+        options: Has the norm.
+
+    Raises:
+        ConfigError: If its uploads cannot be clipped.
+    """
+    schema = method.upload_schema
+    assert schema is not None
+    if reason := method.unclippable() or _unsuited(schema):
+        raise ConfigError(f"privacy.mode=client cannot clip the uploads of {method.name}: {reason}")
+    return Layout(schema, options.clip)
+
+
+class NoisySums:
+    """Clipped contributions as vectors of whole numbers, to which clients add shares of the noise.
+
+    Numbers are rounded towards zero, which lengthens no vector: one client changes a sum by at most ``C``.
+
+    Args:
+        options: Norm, noise and budget.
+        method: The method.
+        rates: As for :class:`ClientPrivacy`.
+        fraction_bits: Binary digits after the point.
+
+    Attributes:
+        length: Number of whole numbers in a vector.
+        reals: The same: all of them stand for real numbers.
+
+    Raises:
+        ConfigError: If the method's uploads cannot be clipped, or a sum might overflow.
+    """
+
+    def __init__(self, options: PrivacyOptions, method: Method, rates: Sequence[float], fraction_bits: int) -> None:
+        self.layout = layout_of(method, options)
+        self.length = self.reals = self.layout.length
+        self.unit = 2.0**fraction_bits
+        if options.clip * self.unit * max(1, method.task.clients) > 2.0 ** (BITS - 1):
+            raise ConfigError(
+                f"privacy.clip={options.clip:g} might overflow the sum of {method.task.clients} clients: lower "
+                "secure.fraction_bits"
+            )
+        self.noise = OwnNoise(noise_of(options, rates) * options.clip * self.unit, options.colluders)
+
+    def encode(self, payload: Payload, centre: Payload) -> Vector:
+        """Return a client's clipped contribution, without noise.
+
+        Args:
+            payload: The upload.
+            centre: Payload of the broadcast that opened the round; may be empty.
+        """
+        vector, _ = self.layout.clipped(payload, centre)
+        return (vector * self.unit).trunc().to(torch.int64).numpy().view(np.uint64)
+
+    def decode(self, total: Vector) -> Tensor:
+        """Return the noisy sum of contributions in float64."""
+        return torch.from_numpy(total.view(np.int64).copy()).double() / self.unit
+
+    def deviation(self, threshold: int, clients: int) -> float:
+        """Return the standard deviation of the noise in a sum.
+
+        Args:
+            threshold: Number of vectors without which the sum could not have been read.
+            clients: Number of vectors in it.
+        """
+        return self.noise.share(threshold) * math.sqrt(clients) / self.unit
+
+    def check(self, threshold: int) -> None:
+        """Check before training that clients can make the noise.
+
+        Args:
+            threshold: As in :meth:`deviation`.
+
+        Raises:
+            ConfigError: If they cannot.
+        """
+        try:
+            self.noise.share(threshold)
+        except PayloadError as error:
+            raise ConfigError(f"privacy.mode=client with secure.aggregation: {error}") from None
 
 
 def _unsuited(schema: Schema) -> str:

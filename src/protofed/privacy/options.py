@@ -38,6 +38,12 @@ class PrivacyOptions(Options):
     features: float = option(
         1.0, "sample: largest Euclidean norm of a sample's features (or outputs) in class means", above=0
     )
+    colluders: int = option(
+        1,
+        "client, with secure.aggregation: clients of a round that might add no noise, or tell theirs; the noise of "
+        "the others suffices",
+        least=0,
+    )
     delta: float = option(1e-5, "δ, which should be far below 1/clients or, for samples, 1/n_i", above=0, below=1)
 
     def __post_init__(self) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Method, Upload
+from protofed.privacy.clients import NoisySums
+from protofed.privacy.noise import NO_NOISE, OwnNoise
 from protofed.privacy.secure_options import SecureOptions
 from protofed.privacy.secure_sums import SumLayout, Vector
 from protofed.runs import RoundRecord
+from protofed.seeding import derive
 from protofed.wire import Codec, cast
 from protofed.wire.schema import Payload
 
@@ -22,6 +25,42 @@ FEWEST = 3
 """Clients in a round; of the sum of two, each knows the other's part."""
 
 
+class Offer(NamedTuple):
+    """What a client would add to a sum: nothing that may leave it unmasked.
+
+    Attributes:
+        vector: Its vector.
+        noise: The noise that it has yet to add.
+    """
+
+    vector: Vector
+    noise: OwnNoise
+
+    def to_bytes(self) -> bytes:
+        """Return the offer as bytes: 8 per number, and the noise."""
+        return self.vector.astype("<u8").tobytes() + self.noise.to_bytes()
+
+    @classmethod
+    def of(cls, content: bytes) -> Offer:
+        """Return the offer that :meth:`to_bytes` wrote."""
+        end = len(content) - len(NO_NOISE.to_bytes())
+        return cls(np.frombuffer(content[:end], dtype="<u8").astype(np.uint64), OwnNoise.of(content[end:]))
+
+
+class Summed(NamedTuple):
+    """What the server learns of a round.
+
+    Attributes:
+        total: Sum of vectors.
+        clients: Number of vectors in it.
+        threshold: Number of vectors without which it could not have been read.
+    """
+
+    total: Vector
+    clients: int
+    threshold: int
+
+
 class SecureSum:
     """Secure aggregation of the uploads of every round.
 
@@ -30,14 +69,27 @@ class SecureSum:
         method: The method.
         codec: Encoding of uploads.
         ask: Asks clients that hold their own uploads; None for those of this process, which are made here.
+        noisy: Sums of clipped contributions with noise, in place of sums of uploads; None without.
+        seed: Seed of the clients' noise; None for the operating system's random numbers.
 
     Raises:
         ConfigError: If the method needs more than sums.
     """
 
-    def __init__(self, options: SecureOptions, method: Method, codec: Codec, ask: Ask | None = None) -> None:
+    def __init__(
+        self,
+        options: SecureOptions,
+        method: Method,
+        codec: Codec,
+        ask: Ask | None = None,
+        noisy: NoisySums | None = None,
+        seed: int | None = None,
+    ) -> None:
         self.options, self.method, self.codec, self.ask = options, method, codec, ask
+        self.noisy, self.seed = noisy, seed
         self.layout = SumLayout(method, options.fraction_bits)
+        self.length = self.layout.length if noisy is None else noisy.length
+        self.reals = self.layout.reals if noisy is None else noisy.reals
 
     def check(self, participants: int, robust_rule: str) -> None:
         """Check that a round can be aggregated, before any training.
@@ -67,34 +119,80 @@ class SecureSum:
             raise ConfigError(
                 f"secure.aggregation hides clients among others: a round needs {least} of them, not {participants}"
             )
+        if self.noisy is not None:
+            self.noisy.check(least)
 
-    def vector(self, message: bytes) -> Vector:
-        """Return a client's vector; this is computed where the client is.
+    def opening(self, broadcast: bytes | None) -> Payload:
+        """Return the payload of the broadcast that opened a round, as clients read it; {} if it is personal.
 
         Args:
+            broadcast: The encoded broadcast, if there was one.
+        """
+        schema = self.method.broadcast_schema
+        if broadcast is None or schema is None or self.method.personal_broadcast:
+            return {}
+        return cast(self.codec.decode(broadcast, schema), self.method.task.dtype)
+
+    def offer(self, client: str, message: bytes, broadcast: bytes | None, round: int) -> Offer:
+        """Return what a client adds to the sum of a round; this is computed where the client is.
+
+        Args:
+            client: The client.
             message: Its encoded upload.
+            broadcast: The encoded broadcast that it received.
+            round: Number of the round, from 1.
 
         Raises:
             PayloadError: If the upload violates its schema, or the sum might overflow.
         """
         schema = self.method.upload_schema
         assert schema is not None
-        return self.layout.encode(cast(self.codec.decode(message, schema), self.method.task.dtype))
+        payload = cast(self.codec.decode(message, schema), self.method.task.dtype)
+        return self._offer(Upload(client, payload), self.opening(broadcast), round)
 
-    def mean(self, payloads: Sequence[Payload]) -> Payload:
-        """Return what the sum of uploads tells of each of them: the upload that all have if they are alike.
+    def _offer(self, upload: Upload, opening: Payload, round: int) -> Offer:
+        if self.noisy is None:
+            return Offer(self.layout.encode(upload.payload), NO_NOISE)
+        seed = -1 if self.seed is None else derive(self.seed, "privacy", upload.client, round)
+        return Offer(self.noisy.encode(upload.payload, opening), self.noisy.noise._replace(seed=seed))
+
+    def shown(self, uploads: Sequence[Upload], opening: Payload, round: int) -> Summed:
+        """Return what the server learns of some uploads, without the protocol that keeps the rest from it.
 
         Args:
-            payloads: At least one upload.
+            uploads: At least one upload.
+            opening: Payload of the broadcast that opened the round.
+            round: Number of the round, from 1.
         """
-        vectors = [self.layout.encode(payload) for payload in payloads]
-        return self.layout.decode(np.sum(vectors, axis=0, dtype=np.uint64), len(vectors))[0]
+        threshold = max(FEWEST, self.options.least(len(uploads)))
+        total = np.zeros(self.length, dtype=np.uint64)
+        for upload in uploads:
+            vector, noise = self._offer(upload, opening, round)
+            total = total + vector + noise.draw(threshold, self.length)
+        return Summed(total, len(uploads), threshold)
 
-    def sum(self, messages: Mapping[str, bytes], record: RoundRecord) -> tuple[list[Upload], int]:
-        """Return uploads that are all alike and have the sum of the clients' own, and the number of these clients.
+    def uploads(self, summed: Summed) -> list[Upload]:
+        """Return uploads that are all alike and have the sum of the clients' own.
+
+        Args:
+            summed: What the server learns.
+
+        Raises:
+            PayloadError: If it cannot be the sum of uploads.
+        """
+        payloads = self.layout.decode(summed.total, summed.clients)
+        # Where clients hold different classes, the last have none left to report.
+        told = [p for p in payloads if any(tensor.numel() for tensor in p.values())]
+        return [Upload("all clients", payload) for payload in told]
+
+    def sum(
+        self, messages: Mapping[str, bytes], broadcasts: Mapping[str, bytes | None], record: RoundRecord
+    ) -> Summed:
+        """Return what the server learns of a round.
 
         Args:
             messages: Encoded upload of each client; empty bytes where it stays with the client.
+            broadcasts: Encoded broadcast that each client received.
             record: Record of the round, to which traffic and losses are added.
 
         Raises:
@@ -105,20 +203,17 @@ class SecureSum:
         clients: dict[str, SecureClient] = {}
         for name, message in messages.items() if self.ask is None else ():
             try:
-                clients[name] = SecureClient(name, self.vector(message))
+                clients[name] = SecureClient(name, *self.offer(name, message, broadcasts[name], record.round))
             except PayloadError as error:
                 record.refuse(name, error)
         names = list(messages if self.ask else clients)
-        server = SecureServer(names, max(FEWEST, self.options.least(len(messages))), self.layout.length)
+        server = SecureServer(names, max(FEWEST, self.options.least(len(messages))), self.length)
         try:
             total = conduct(server, self._counted(self.ask or here(clients), record))
         finally:
             for name, reason in server.lost.items():
                 record.lose(name, f"secure aggregation: {reason}", "aggregation")
-        payloads = self.layout.decode(total, len(server.arrived))
-        # Where clients hold different classes, the last have none left to report.
-        told = [p for p in payloads if any(tensor.numel() for tensor in p.values())]
-        return [Upload("all clients", payload) for payload in told], len(server.arrived)
+        return Summed(total, len(server.arrived), server.threshold)
 
     def _counted(self, ask: Ask, record: RoundRecord) -> Ask:
         """Return ``ask``, with the bytes of requests and answers added to the round's traffic."""
@@ -129,7 +224,7 @@ class SecureSum:
                 record.add_traffic("down", size_of(request), 0)
             for name, answer in ask(stage, requests):
                 if not isinstance(answer, str):
-                    record.add_traffic("up", size_of(answer), self.layout.reals if stage == "masked" else 0)
+                    record.add_traffic("up", size_of(answer), self.reals if stage == "masked" else 0)
                 yield name, answer
 
         return counted

@@ -6,8 +6,8 @@ follows the protocol and is curious. In four stages
 1. ``keys``: clients send two public keys;
 2. ``shares``: each client divides its mask seed ``b`` and the private key of its pairwise masks among all, so that
    any ``threshold`` of them can restore either, and sends each its shares in a sealed box;
-3. ``masked``: each sends its vector plus a mask from ``b`` and, for every other client, one that cancels with
-   that client's;
+3. ``masked``: each sends its vector, with its share of noise if there is to be any, plus a mask from ``b`` and, for
+   every other client, one that cancels with that client's;
 4. ``unmask``: for every client, the others reveal shares of ``b`` if its vector arrived, or of the key if it did
    not, and never of both.
 
@@ -33,6 +33,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_k
 
 from protofed import claims
 from protofed.errors import FederationError, PayloadError
+from protofed.privacy.noise import NO_NOISE, OwnNoise
 from protofed.privacy.secure_sums import Vector
 
 Stage = Literal["keys", "shares", "masked", "unmask"]
@@ -177,13 +178,15 @@ class SecureClient:
     Args:
         name: The client.
         vector: Its vector.
+        noise: The noise that it adds.
 
     Attributes:
         state: Everything that it knows, as plain values, with which :meth:`of` continues in another process.
     """
 
-    def __init__(self, name: str, vector: Vector) -> None:
-        self.state: Values = {"name": name, "vector": vector.astype("<u8").tobytes(), "stage": 0}
+    def __init__(self, name: str, vector: Vector, noise: OwnNoise = NO_NOISE) -> None:
+        content = vector.astype("<u8").tobytes()
+        self.state: Values = {"name": name, "vector": content, "noise": noise.to_bytes(), "stage": 0}
 
     @classmethod
     def of(cls, state: Values) -> SecureClient:
@@ -223,6 +226,7 @@ class SecureClient:
             raise PayloadError(f"session: must have {SESSION} bytes")
         if 8 * take(request, "length", int) != len(self.state["vector"]):
             raise PayloadError("length: the server expects another vector than this client's")
+        self._noise().share(threshold)  # refuses a threshold that leaves no noise
         self.state |= {"session": session, "threshold": threshold}
         for which in ("pairwise", "sealing"):
             private, public = generate_key_pairs()
@@ -287,14 +291,18 @@ class SecureClient:
             secrets_.append(of_key)
         length = len(s["vector"]) // 8
         total = np.frombuffer(s["vector"], dtype="<u8").astype(np.uint64)
+        total = total + self._noise().draw(s["threshold"], length)
         total = total + mask(derived(s["seed"], "own mask", s["session"]), length)
         place, private = _order(s["names"]), _private(s["pairwise_private"])
         for sender in senders:
             shared = _pairwise(private, keys[sender][0], s["session"], length)
             total = total + shared if place[self.name] < place[sender] else total - shared
         s |= {"senders": senders, "seed_shares": seeds, "key_shares": secrets_}
-        s |= {"vector": b"", "seed": b"", "pairwise_private": b""}  # no longer needed
+        s |= {"vector": b"", "noise": b"", "seed": b"", "pairwise_private": b""}  # no longer needed
         return {"masked": total.astype("<u8").tobytes()}
+
+    def _noise(self) -> OwnNoise:
+        return OwnNoise.of(self.state["noise"])
 
     def _opened(self, sender: str, box: bytes, key: bytes) -> tuple[bytes, bytes]:
         """Return the two shares in a box."""

@@ -22,7 +22,8 @@ class Spent:
         clip: Largest norm of a contribution.
         rate: Largest probability with which a contribution was drawn; 1 without amplification.
         releases: Number of noisy sums: of contributions of clients, or of gradients of samples.
-        clipped: Contributions of the round that were shortened; for reading, not private.
+        clipped: Contributions of the round that were shortened; for reading, not private. With secure aggregation
+            nobody learns it, and it is 0.
         means: Number of further noisy sums of all samples: of class means, and once of numbers of samples.
         means_noise: Noise multiplier of those.
     """

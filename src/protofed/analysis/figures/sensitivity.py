@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -123,6 +124,12 @@ def _bytes_per_round(run: RunData) -> float:
     return run.sent()[run.last_round] / len(run.rounds)
 
 
+def _name(value: Any) -> str:
+    if _is_number(value):
+        return f"{value:.6g}".replace("inf", "∞")
+    return str(value)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -131,8 +138,10 @@ class _Axis:
     """The horizontal axis: numbers, on a linear or logarithmic scale, or one place for each category."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.numeric = all(_is_number(v) for v in values)
-        self.values: list[Any] = sorted(set(values)) if self.numeric else list(dict.fromkeys(map(str, values)))
+        ordered = sorted(values) if all(_is_number(v) for v in values) else values
+        # A value that is not finite has no place on a scale.
+        self.numeric = all(_is_number(v) and math.isfinite(v) for v in values)
+        self.values: list[Any] = list(dict.fromkeys(ordered if self.numeric else map(_name, ordered)))
         positive = [v for v in self.values if v > 0] if self.numeric else []
         self.log = len(positive) > 1 and self.values[0] >= 0 and positive[-1] > SPAN * positive[0]
         self.smallest = positive[0] if positive else 1.0
@@ -162,7 +171,7 @@ class _Axis:
         return shown
 
     def _place(self, value: Any) -> float:
-        return float(value) if self.numeric else float(self.values.index(str(value)))
+        return float(value) if self.numeric else float(self.values.index(_name(value)))
 
     def write(self, ax: Axes, option: str) -> None:
         """Label the axis, with a tick at every value where there is room."""
