@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,9 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.config import Experiment, ModelOptions
 from protofed.options import build_options
 from protofed.samples import FederatedData
+
+_SHOWN = 12
+"""Values of a list among its options with which an architecture is called."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,22 @@ class Architecture:
     d: int
 
     def __str__(self) -> str:
-        options = ", ".join(f"{k}={v}" for k, v in self.options.items())
+        return self._written(_SHOWN)
+
+    def _written(self, most: int | None = None) -> str:
+        """Return name and options, of long lists only the first values."""
+        shown = {k: _first(v, most) if isinstance(v, (list, tuple)) else v for k, v in self.options.items()}
+        options = ", ".join(f"{k}={v}" for k, v in shown.items())
         return f"{self.name}({options})" if options else self.name
 
     @property
     def kind(self) -> str:
         """The kind of model: architectures of one kind have the same modules and shapes."""
-        return f"{self}, d={self.d}"
+        return f"{self._written()}, d={self.d}"
+
+
+def _first(values: Sequence[object], most: int | None) -> object:
+    return values if most is None or len(values) <= most else f"({', '.join(map(str, values[:most]))}, …)"
 
 
 @dataclass(frozen=True)
