@@ -177,7 +177,7 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
         elif chosen:
             check_trusted(experiment, client.name, chosen)
             own = Architecture(*models.assign(chosen, 1)[0], 0)
-            architecture = _with_embeddings(experiment, own, federated.table)
+            architecture = with_embeddings(experiment, own, federated.table)
         architectures.append(replace(architecture, d=client.settings.get("d", experiment.model.d)))
     _check_same(experiment, federated, architectures)
     return architectures
@@ -236,7 +236,7 @@ def _embedding(experiment: Experiment, group: list[Architecture], table: Table |
     Raises:
         ConfigError: If there are no categories, or no architecture that has embeddings of them.
     """
-    found = [_with_embeddings(experiment, architecture, table) for architecture in group]
+    found = [with_embeddings(experiment, architecture, table) for architecture in group]
     if experiment.model.categories == "embedding" and found == group:
         if table is None or not table.blocks:
             raise ConfigError("model.categories=embedding: the data have no columns of categories")
@@ -244,7 +244,14 @@ def _embedding(experiment: Experiment, group: list[Architecture], table: Table |
     return found
 
 
-def _with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+def with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+    """Return a client's architecture with embeddings of categories, if it can have them and they are asked for.
+
+    Args:
+        experiment: The experiment.
+        architecture: The architecture.
+        table: Preparation of the samples, if they are a table.
+    """
     if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":
         return architecture
     places = tuple(number for block in table.blocks for number in block)
