@@ -36,6 +36,19 @@ def test_hospital_tables_are_standardised_over_all_sites():
     assert torch.allclose(trained.std(0, correction=0), torch.ones(30).double(), atol=1e-6)
 
 
+def test_columns_of_a_named_data_set_are_dropped_by_name():
+    options = {"source": "breast_cancer", "clients": 2}
+    full = load(DataOptions(**options), "iid", None, 0)
+    names = [c.name for c in full.table.columns]
+    data = load(DataOptions(**options, drop=(names[0], names[7])), "iid", None, 0)
+    assert [c.name for c in data.table.columns] == [n for n in names if n not in (names[0], names[7])]
+    kept = [i for i in range(len(names)) if i not in (0, 7)]
+    assert torch.equal(data.clients[1].train.x, full.clients[1].train.x[:, kept])
+    for drop, told in ((("sex",), "unknown dropped column 'sex'"), (tuple(names), "leaves no column")):
+        with pytest.raises(DataError, match=told):
+            load(DataOptions(**options, drop=drop), "iid", None, 0)
+
+
 def test_motion_is_a_series_per_person():
     data = load_data(resolve(load_recipe("sensors")))
     assert len(data.clients) == 12

@@ -17,6 +17,7 @@ import protofed
 from protofed import cli
 from protofed.errors import CheckpointError, ConfigError, DataError, ModelError
 from protofed.experiments import load_run, resolve
+from protofed.experiments.architectures import Architecture
 from protofed.experiments.exporting import TOLERANCE
 from protofed.experiments.loading import load_data
 
@@ -220,6 +221,12 @@ def test_embeddings_take_columns_by_name_and_unknown_categories(wards, monkeypat
     code, _, told = command(monkeypatch, capsys, "predict", root / "run", "Köln", root / "new.csv")
     assert code == 0
     assert told == f"warning: {root / 'new.csv'}: columns that the run did not have are not used: 'height'\n"
+
+
+def test_an_architecture_with_many_categories_has_a_short_name():
+    long, longer = (Architecture("mlp", {"hidden": (5,), "categories": tuple(range(n))}, 4) for n in (2000, 2002))
+    assert str(long) == "mlp(hidden=(5,), categories=(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, …))"
+    assert long.kind != longer.kind, "models of one kind have the same shapes"
 
 
 def test_embeddings_without_effect_are_refused(wards, tmp_path):

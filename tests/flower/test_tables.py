@@ -161,6 +161,13 @@ def test_clients_with_other_columns_are_left_out():
     }
 
 
+def test_a_client_that_chooses_the_same_model_has_the_same_embeddings():
+    sex = SiteColumn("sex", "category", ("f", "m"))
+    plain, own = site("a", GOOD, sex), replace(site("b", GOOD, sex), settings={"model": "mlp"})
+    chosen = experiment("fedavg", model__name="mlp", model__options={}, model__categories="embedding")
+    assert admit(chosen, [plain, own]).left_out == {}
+
+
 def relabel(sites: Path, name: str, label: int) -> None:
     for split in ("train", "test"):
         path = sites / "clients" / name / f"{split}.csv"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +17,8 @@ from protofed.data.partition import Request, Share, partitions
 from protofed.data.pool import Listing, Pool, datasets
 from protofed.data.preparing import prepare, raw_parts
 from protofed.data.splits import hold_out, limited, subset
-from protofed.data.tables import fit, moments, own
-from protofed.errors import ConfigError
+from protofed.data.tables import RawColumn, fit, moments, own
+from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
 
@@ -99,8 +101,22 @@ def _listing(data: DataOptions, seed: int) -> tuple[Listing, Tensor, tuple[str, 
     options: Any = resolve_options(entry.Options, data.options, "data.options")
     opened = entry.open(data, options, seed)
     listing = opened.listing(data.source) if isinstance(opened, Pool) else opened
+    if listing.columns is not None and data.source != "path":  # files are read without them
+        listing = _without(listing, listing.columns, data.drop)
     (y,), class_names = checks.encode([listing], data.classes)
     return listing, y, class_names
+
+
+def _without(listing: Listing, columns: tuple[RawColumn, ...], drop: Sequence[str]) -> Listing:
+    names = [column.name for column in columns]
+    for name in drop:
+        if name not in names:
+            raise DataError(f"{listing.where}: {unknown_name('dropped column', name, names)}")
+    kept = [number for number, name in enumerate(names) if name not in drop]
+    if not kept:
+        raise DataError(f"{listing.where}: data.drop leaves no column")
+    read = listing.read
+    return replace(listing, columns=tuple(columns[n] for n in kept), read=lambda rows: read(rows)[:, kept])
 
 
 def _subset(data: DataOptions, listing: Listing, y: Tensor, seed: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,9 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.config import Experiment, ModelOptions
 from protofed.options import build_options
 from protofed.samples import FederatedData
+
+_SHOWN = 12
+"""Values of a list among its options with which an architecture is called."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,22 @@ class Architecture:
     d: int
 
     def __str__(self) -> str:
-        options = ", ".join(f"{k}={v}" for k, v in self.options.items())
+        return self._written(_SHOWN)
+
+    def _written(self, most: int | None = None) -> str:
+        """Return name and options, of long lists only the first values."""
+        shown = {k: _first(v, most) if isinstance(v, (list, tuple)) else v for k, v in self.options.items()}
+        options = ", ".join(f"{k}={v}" for k, v in shown.items())
         return f"{self.name}({options})" if options else self.name
 
     @property
     def kind(self) -> str:
         """The kind of model: architectures of one kind have the same modules and shapes."""
-        return f"{self}, d={self.d}"
+        return f"{self._written()}, d={self.d}"
+
+
+def _first(values: Sequence[object], most: int | None) -> object:
+    return values if most is None or len(values) <= most else f"({', '.join(map(str, values[:most]))}, …)"
 
 
 @dataclass(frozen=True)
@@ -165,7 +177,7 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
         elif chosen:
             check_trusted(experiment, client.name, chosen)
             own = Architecture(*models.assign(chosen, 1)[0], 0)
-            architecture = _with_embeddings(experiment, own, federated.table)
+            architecture = with_embeddings(experiment, own, federated.table)
         architectures.append(replace(architecture, d=client.settings.get("d", experiment.model.d)))
     _check_same(experiment, federated, architectures)
     return architectures
@@ -224,7 +236,7 @@ def _embedding(experiment: Experiment, group: list[Architecture], table: Table |
     Raises:
         ConfigError: If there are no categories, or no architecture that has embeddings of them.
     """
-    found = [_with_embeddings(experiment, architecture, table) for architecture in group]
+    found = [with_embeddings(experiment, architecture, table) for architecture in group]
     if experiment.model.categories == "embedding" and found == group:
         if table is None or not table.blocks:
             raise ConfigError("model.categories=embedding: the data have no columns of categories")
@@ -232,7 +244,14 @@ def _embedding(experiment: Experiment, group: list[Architecture], table: Table |
     return found
 
 
-def _with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+def with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+    """Return a client's architecture with embeddings of categories, if it can have them and they are asked for.
+
+    Args:
+        experiment: The experiment.
+        architecture: The architecture.
+        table: Preparation of the samples, if they are a table.
+    """
     if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":
         return architecture
     places = tuple(number for block in table.blocks for number in block)

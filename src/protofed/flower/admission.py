@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from protofed import claims, limits, methods, models
-from protofed.data.tables import category
+from protofed.data.tables import Table, category
 from protofed.errors import ConfigError
 from protofed.experiments.architectures import (
     Architecture,
@@ -21,6 +21,7 @@ from protofed.experiments.architectures import (
     is_code,
     one_architecture,
     recipe_names,
+    with_embeddings,
 )
 from protofed.experiments.config import Experiment
 from protofed.flower.messages import Description
@@ -278,9 +279,10 @@ def _models(
     # If the recipe's own models do not suit the method, that is an error of the recipe, not of a client.
     plain = [replace(d, settings={}) for d in descriptions if "model" not in d.settings]
     assigned: Sequence[Architecture] = ()
+    table = None
     if plain:
         federated = described_federation(plain, classes, experiment.data)
-        assigned = FederationSummary.of(experiment, federated).architectures
+        assigned, table = FederationSummary.of(experiment, federated).architectures, federated.table
     unfit: dict[str, str] = {}
     if kind.same_feature_dim or same:
         why = "shares weights" if same else "exchanges features"
@@ -293,14 +295,14 @@ def _models(
         unfit |= dict.fromkeys(private, f"has its own model, but the method {why}")
         rest = [d for d in descriptions if d.name not in unfit]
         usual = str(assigned[0]) if assigned else None
-        unfit |= _differing(rest, lambda d: _chosen_architecture(d) or usual, usual, why)
+        unfit |= _differing(rest, lambda d: _chosen_architecture(experiment, d, table) or usual, usual, why)
     return unfit
 
 
-def _chosen_architecture(description: Description) -> str:
+def _chosen_architecture(experiment: Experiment, description: Description, table: Table | None) -> str:
     """Return the architecture that a client chooses for itself, or "" if it chooses none."""
     name = description.settings.get("model")
-    return str(Architecture(*models.assign(name, 1)[0], 0)) if name else ""
+    return str(with_embeddings(experiment, Architecture(*models.assign(name, 1)[0], 0), table)) if name else ""
 
 
 def _differing(
