@@ -355,6 +355,14 @@ def test_a_path_that_holds_nothing_useful(tmp_path):
     refused(tmp_path / "a.txt", "a.txt", "expected a federation folder")
 
 
+@pytest.mark.parametrize("file", ["train.csv", "train.parquet", "train.npz"])
+def test_clients_outside_their_folder_are_not_pooled_or_taken_for_images(tmp_path, file):
+    for client in ("Köln", "north clinic"):
+        (tmp_path / client).mkdir()
+        (tmp_path / client / file).write_bytes(b"x")
+    refused(tmp_path, f"Köln/{file}", f"move the clients to {tmp_path / 'clients'}")
+
+
 def test_a_federation_is_not_a_pool(federation):
     with pytest.raises(ConfigError, match="cannot be loaded as one pool"):
         load_pool(DataOptions(source="path", path=str(federation)), 0)

@@ -27,6 +27,10 @@ class PathOptions(Options):
     id_column: str = option("", "column with natural ids in a parquet or CSV file, for partition=natural")
 
 
+CLIENT_FILES = ("train.csv", "train.parquet", "train.npz")
+"""Files of a client in a federation folder."""
+
+
 def data_path(data: DataOptions) -> Path:
     """Return ``data.path``.
 
@@ -60,6 +64,7 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
         DataError: If there is nothing to read, or a file cannot be read.
     """
     path = data_path(data)
+    _check_clients(path)
     budget = data.budget()
     files = _tables(path) if path.is_dir() else [path]
     if path.suffix == ".npz" and path.is_file():
@@ -76,6 +81,17 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
         f"{path}: expected a federation folder (clients/), class folders with images, parquet or CSV files, or an "
         ".npz file"
     )
+
+
+def _check_clients(path: Path) -> None:
+    """Raise DataError if a folder holds clients outside a folder ``clients``: they would be one data set."""
+    folders = [p for p in visible(path) if p.is_dir()] if path.is_dir() else []
+    found = [p / name for p in folders for name in CLIENT_FILES if (p / name).is_file()]
+    if len(found) > 1:
+        raise DataError(
+            f"{found[0]}: a client's file outside a folder clients: move the clients to {path / 'clients'} "
+            f"({path / 'clients' / found[0].parent.name / found[0].name})"
+        )
 
 
 def _tables(folder: Path) -> list[Path]:
