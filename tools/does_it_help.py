@@ -172,9 +172,22 @@ def table(arms: Sequence[Arm]) -> str:
     return "\n".join(lines)
 
 
+OVERVIEW = ("fedproto", "fedavg-tiny", "beacon")
+
+
 def overview(comparisons: Sequence[tuple[str, Sequence[Arm]]]) -> str:
-    """Return one line per comparison as a Markdown table: FedProto and beacon against its best control."""
-    lines = ["| setting | seeds | best control | its own | FedProto | beacon | beacon, unseen |", "|" + "---|" * 7]
+    """Return one line per comparison as a Markdown table: what exchanges against the best control."""
+    names = (
+        "setting",
+        "seeds",
+        "best control",
+        "its own",
+        "FedProto",
+        "`fedavg-tiny`",
+        "`beacon`",
+        "`beacon`, unseen",
+    )
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     for name, arms in comparisons:
         found = {arm.label: arm for arm in arms}
         control = best_control(arms)
@@ -182,7 +195,7 @@ def overview(comparisons: Sequence[tuple[str, Sequence[Arm]]]) -> str:
             continue
         cells = [name, str(len(control.runs)), f"`{control.label}`"]
         cells.append(spread(control.values(control.best_rule(final), final)))
-        cells += [against(found[label], control) if label in found else "–" for label in ("fedproto", "beacon")]
+        cells += [against(found[label], control) if label in found else "–" for label in OVERVIEW]
         rule = found["beacon"].best_rule(union) if "beacon" in found else ""
         cells.append(spread(found["beacon"].values(rule, unseen)) or "–" if rule else "–")
         lines.append("| " + " | ".join(cells) + " |")
