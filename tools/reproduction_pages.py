@@ -7,18 +7,16 @@ there. What lies between two marks of a page is replaced; a test runs this with 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from protofed.experiments.batch import key
-from protofed.reproduction.cells import SCALES
 from protofed.reproduction.judging import judged
-from protofed.reproduction.layout import Scope, Sheet, formula_runs
+from protofed.reproduction.layout import Scope, Sheet, committed_scopes, formula_runs
 from protofed.reproduction.output import as_markdown, facts_of
 from protofed.reproduction.papers import Claim, Paper, papers
-from protofed.reproduction.results import FOLDER, Result, committed
+from protofed.reproduction.results import Result, committed
 from protofed.reproduction.verdicts import NOT_RUN, UNTESTABLE, Judgement
 
 PAGES = Path(__file__).parent.parent / "docs" / "reproduction"
@@ -29,21 +27,10 @@ def find(key: str) -> Result | None:
     return RESULTS.get(key)
 
 
-def scopes() -> list[Scope]:
-    """Return what was run, the largest scale first."""
-    kept = json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8"))
-    found = []
-    for scale in sorted(kept, key=list(SCALES).index):
-        rounds = kept[scale]["rounds"]
-        seeds = tuple(sorted({result.seed for result in RESULTS.values() if result.scale == scale}))
-        found.append(Scope(scale, seeds or (0,), {"rounds": rounds} if rounds else {}))
-    return found
-
-
 def verdict(paper: Paper, claim: Claim) -> str:
     """Return the verdict at the largest scale at which anything of a claim was run."""
     own = Judgement(NOT_RUN)
-    for scope in scopes():
+    for scope in committed_scopes().values():
         if scope.scale == "smoke":
             continue
         own = judged(paper, claim, scope, find)
@@ -67,7 +54,7 @@ def claims(paper: Paper) -> Iterator[str]:
 
 
 def results(paper: Paper) -> Iterator[str]:
-    for scope in scopes():
+    for scope in committed_scopes().values():
         if scope.scale == "smoke":
             yield from smoke(paper, scope)
             continue

@@ -14,7 +14,7 @@ from protofed.experiments.batch import key
 from protofed.reproduction import cli, papers, running
 from protofed.reproduction.cells import figure_cells
 from protofed.reproduction.judging import judged
-from protofed.reproduction.layout import Scope, Sheet
+from protofed.reproduction.layout import Scope, Sheet, committed_scopes
 from protofed.reproduction.results import FOLDER, Result, committed, read_results, write_results
 from protofed.reproduction.running import Library, Request, parts_of, reproduce
 
@@ -227,11 +227,10 @@ def test_verdicts_on_committed_results_are_those_that_were_committed():
     kept = json.loads((FOLDER / "verdicts.json").read_text())
     results = committed().values()
     assert {result.scale for result in results} <= set(kept)
+    scopes = committed_scopes()
+    assert set(scopes) == set(kept)
     for scale, verdicts in kept.items():
-        seeds = tuple(sorted({result.seed for result in results if result.scale == scale}))
-        rounds = verdicts["rounds"]
-        scope = Scope(scale, seeds or (0,), {"rounds": rounds} if rounds else {})
-        assert cli.verdicts(scope, Path("nowhere")) == verdicts["claims"], scale
+        assert cli.verdicts(scopes[scale], Path("nowhere")) == verdicts["claims"], scale
 
 
 def test_the_list_tells_the_state_of_every_part(made):

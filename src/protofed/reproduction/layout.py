@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,9 @@ from typing import Any, NamedTuple
 
 from protofed.experiments.batch import key
 from protofed.experiments.config import Experiment, load_recipe, resolve
-from protofed.reproduction.cells import CONTROLS, DATASETS, experiment_of, is_control
+from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, experiment_of, is_control
 from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
-from protofed.reproduction.results import Result
+from protofed.reproduction.results import FOLDER, Result, committed
 from protofed.reproduction.verdicts import (
     AGREES,
     FAILED,
@@ -199,6 +200,17 @@ class Scope:
     scale: str = "full"
     seeds: tuple[int, ...] = (0, 1, 2)
     overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def committed_scopes() -> dict[str, Scope]:
+    """Return what the results that come with the library were run with, by scale, the largest first."""
+    kept = json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8"))
+    found = {}
+    for scale in sorted(kept, key=SCALES.index):
+        rounds = kept[scale]["rounds"]
+        seeds = tuple(sorted({result.seed for result in committed().values() if result.scale == scale}))
+        found[scale] = Scope(scale, seeds or (0,), {"rounds": rounds} if rounds else {})
+    return found
 
 
 @dataclass(frozen=True)

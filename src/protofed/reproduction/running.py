@@ -208,6 +208,8 @@ def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
 
 def _check_only(request: Request, sheets: Sequence[Sheet]) -> None:
     """Refuse settings to keep that no table has."""
+    if not request.only:
+        return
     known: dict[str, set[str]] = {}
     for sheet in sheets:
         for name, values in sheet.settings().items():
