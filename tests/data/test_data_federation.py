@@ -241,6 +241,19 @@ def test_grey_images_of_one_client_become_colour_with_a_note(federation):
     assert "south" not in note
 
 
+def test_grey_images_in_a_file_with_colour_ones_are_named_in_a_note(federation):
+    images = [png(), png(mode="RGB"), *[png()] * 9]
+    write_parquet(north(federation, "train.parquet"), [0] * 11, images)
+    write_parquet(north(federation, "test.parquet"), [0], [png(mode="RGB")])
+    for split in ("train", "test"):
+        write_parquet(federation / "clients" / "south" / f"{split}.parquet", [0], [png(mode="RGB")])
+    (note,) = fed(federation).notes
+    named, _, more = note.partition(" and ")
+    rows = [0, 2, 3, 4, 5, 6, 7, 8]
+    assert [int(name.rpartition("row ")[2]) for name in named.split(", ")[1:]] == rows
+    assert more == "2 more."
+
+
 def test_sizes_differ_between_clients(federation):
     write_parquet(north(federation, "test.parquet"), [0], [png(size=(5, 4))])
     refused(federation, "north/test.parquet", r"\(1, 4, 5\).*: set data.options.resize")

@@ -254,7 +254,7 @@ def test_a_table_is_plain_data(sites):
     columns = {"pulse": [60, 61], "sex": ["f", None], "age": [None, 32.5], "other": [0, 0]}
     assert torch.equal(table.apply(table.encode(columns))[0], data.clients[0].train.x[0])
     for wrong, expected in (
-        ({"age": [1], "sex": ["f"]}, "unknown column 'pulse'"),
+        ({"age": [1], "sex": ["f"]}, "lacks the column 'pulse'; it has age, sex"),
         ({"age": ["old"], "sex": ["f"], "pulse": [1]}, "column 'age', row 0: 'old' is not a number"),
         ({"age": [1], "sex": ["q"], "pulse": [1]}, "column 'sex', row 0: unknown category 'q'"),
         ({"age": [math.inf], "sex": ["f"], "pulse": [1]}, "not a finite number"),

@@ -155,7 +155,7 @@ def test_tables_are_prepared_as_in_the_run_and_matched_by_name(tmp_path):
     frame["label"] = "benign"
     for given in (raw.numpy(), frame, frame[frame.columns[::-1]]):
         assert done.predict(client.name, given).probabilities == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(DataError, match=f"the table: unknown column {names[3]!r}"):
+    with pytest.raises(DataError, match=f"the table: lacks the column {names[3]!r}"):
         done.predict(client.name, frame.drop(columns=names[3]))
     frame.loc[2, names[1]] = float("nan")
     with pytest.raises(DataError, match=f"row 2: column {names[1]!r} has no finite value"):

@@ -153,7 +153,7 @@ def from_arrow(
     ids = _values(table[chosen.id], where, chosen.id, budget) if chosen.id else None
     if chosen.encoded:
         read = _EncodedImages(table[chosen.features[0]], columns, f"{where}: row ", budget)
-        return Listing(labels, read, where, chosen.classes, ids)
+        return Listing(labels, read, where, chosen.classes, ids, converted=read.converted)
     if chosen.listed:
         x = _numeric(table, chosen.features[0], where, budget)
         return Listing(labels, lambda rows: x[rows], where, chosen.classes, ids)
@@ -175,9 +175,11 @@ class _EncodedImages:
         self._columns = columns
         self._prefix = prefix
         self._budget = budget
+        self.converted: list[str] = []
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return decode(self._bytes, rows, self._name, self._budget, self._columns.channels, self._columns.resize)
+        channels, resize = self._columns.channels, self._columns.resize
+        return decode(self._bytes, rows, self._name, self._budget, channels, resize, self.converted)
 
     def _name(self, row: int) -> str:
         return f"{self._prefix}{row}"

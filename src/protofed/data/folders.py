@@ -116,7 +116,8 @@ def _listing(files: list[Path], where: str, budget: Budget, resize: int) -> List
             raise DataError(f"{files[row]}: cannot be read ({reason(error)})") from None
 
     def read(rows: Tensor) -> Tensor:
-        return decode(payload, rows, lambda row: str(files[row]), budget, resize=resize)
+        return decode(payload, rows, lambda row: str(files[row]), budget, resize=resize, converted=converted)
 
+    converted: list[str] = []
     labels = as_labels(np.array([f.parent.name for f in files], dtype=object), where, budget)
-    return Listing(labels, read, where)
+    return Listing(labels, read, where, converted=converted)

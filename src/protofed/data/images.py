@@ -38,6 +38,7 @@ def decode(
     budget: Budget,
     channels: int = 0,
     resize: int = 0,
+    converted: list[str] | None = None,
 ) -> Tensor:
     """Decode images.
 
@@ -48,6 +49,8 @@ def decode(
         budget: Memory budget charged for the result.
         channels: 1 for grey, 3 for RGB, 0 for grey if all images are grey and RGB otherwise.
         resize: Side in pixels to which images are scaled and centre-cropped; 0 keeps the stored size.
+        converted: Receives the descriptions of grey images that are converted to colour because others are in
+            colour, in the order of ``rows``; none with fixed ``channels``.
 
     Returns:
         uint8 ``(n, C, H, W)``.
@@ -60,10 +63,13 @@ def decode(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _decode(payload, numbers, where, budget, channels, resize)
+            tensor, grey = _decode(payload, numbers, where, budget, channels, resize)
         except _ColourFoundError:
             budget.left = left
-            return _decode(payload, numbers, where, budget, 3, resize)
+            tensor, grey = _decode(payload, numbers, where, budget, 3, resize)
+    if converted is not None and not channels:
+        converted += [where(row) for row in grey]
+    return tensor
 
 
 def _decode(
@@ -73,16 +79,19 @@ def _decode(
     budget: Budget,
     channels: int,
     resize: int,
-) -> Tensor:
-    first = _one(payload(rows[0]), where(rows[0]), channels, resize)
+) -> tuple[Tensor, list[int]]:
+    """Return the images, and the rows of those that were converted from grey to colour."""
+    first, _ = _one(payload(rows[0]), where(rows[0]), channels, resize)
     fixed = channels or (1 if first.ndim == 2 else 3)
     budget.take(len(rows) * first.nbytes, where(rows[0]))
     out = np.empty((len(rows), *first.shape), dtype=np.uint8)
+    coloured = np.zeros(len(rows), dtype=bool)
 
     def fill(start: int) -> None:
         for position in range(start, min(start + _CHUNK, len(rows))):
             row = rows[position]
-            image = _one(payload(row), where(row), fixed, resize, strict=not channels and fixed == 1)
+            strict = not channels and fixed == 1
+            image, coloured[position] = _one(payload(row), where(row), fixed, resize, strict)
             if image.shape != first.shape:
                 raise DataError(
                     f"{where(row)}: image of {_size(image)} pixels, but others have {_size(first)}: "
@@ -99,11 +108,15 @@ def _decode(
             for _ in pool.map(fill, starts):
                 pass
     tensor = torch.from_numpy(out)
-    return tensor.unsqueeze(1) if first.ndim == 2 else tensor.permute(0, 3, 1, 2).contiguous()
+    shaped = tensor.unsqueeze(1) if first.ndim == 2 else tensor.permute(0, 3, 1, 2).contiguous()
+    return shaped, [rows[position] for position in np.flatnonzero(coloured)]
 
 
-def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = False) -> np.ndarray:
-    """Return one image, ``(H, W)`` or ``(H, W, 3)``; with ``strict``, do not convert colour to grey."""
+def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = False) -> tuple[np.ndarray, bool]:
+    """Return one image, ``(H, W)`` or ``(H, W, 3)``, and whether it was converted from grey to colour.
+
+    With ``strict``, colour is not converted to grey.
+    """
     from PIL import Image, ImageOps
 
     try:
@@ -123,7 +136,7 @@ def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = Fa
             picture = image.convert(target) if image.mode != target else image
             if resize:
                 picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
-            return np.asarray(picture)
+            return np.asarray(picture), mode in _GREY and target == "RGB"
     except (DataError, _ColourFoundError):
         raise
     except Image.DecompressionBombError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,7 @@ class Listing:
         ids: ``(n,)`` natural ids, integers or strings, or None.
         columns: Columns of a table, whose features are raw values (see :mod:`protofed.data.tables`); None if these
             samples are no table.
+        converted: Grey images among those read so far that were converted to colour because others are in colour.
     """
 
     labels: np.ndarray
@@ -65,6 +66,7 @@ class Listing:
     class_names: tuple[str, ...] | None = None
     ids: np.ndarray | None = None
     columns: tuple[RawColumn, ...] | None = None
+    converted: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -68,7 +68,7 @@ def raw_parts(
             f"data.categories, data.drop and data.missing are for tables, and {listings[0].where} is none"
         )
     named, grey = checks.same_mode(named)
-    notes = colour_note(grey)
+    notes = colour_note([*(name for item in listings for name in item.converted), *grey])
     shaped = checks.same_shape(named)
     if data.standardised(table=False) == "none":
         return shaped, None, notes
@@ -81,7 +81,7 @@ def raw_parts(
 
 def colour_note(grey: Sequence[str]) -> tuple[str, ...]:
     """Return a note on files or clients whose grey images were converted to colour, if there are any."""
-    few = ", ".join(grey[:_SHOWN]) + ", …" * (len(grey) > _SHOWN)
+    few = ", ".join(grey[:_SHOWN]) + f" and {len(grey) - _SHOWN:,} more" * (len(grey) > _SHOWN)
     return (f"Grey images were converted to colour, as the others are: {few}.",) if grey else ()
 
 

@@ -156,7 +156,7 @@ class Table:
         """
         for column in self.columns:
             if column.name not in columns:
-                raise DataError(f"{where}: {unknown_name('column', column.name, map(str, columns))}")
+                raise DataError(f"{where}: lacks the column {column.name!r}; it has {', '.join(map(str, columns))}")
         found = [_encoded(c, list(columns[c.name]), where, unknown) for c in self.columns]
         return torch.from_numpy(np.column_stack(found))
 
