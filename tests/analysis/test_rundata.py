@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protofed.analysis import load_run, load_runs, main_rule, prototypes
 from protofed.errors import CheckpointError
@@ -197,3 +199,27 @@ def test_options_of_another_partition_go_without_saying():
     milder = {"method": {"name": "a"}, "partition": {"name": "dirichlet", "alpha": 0.5, "min_size": 10}}
     assert tell_apart(["a", "a"], [skewed, flat]) == ["a, partition.name=dirichlet", "a, partition.name=iid"]
     assert tell_apart(["a", "a"], [skewed, milder]) == ["a, partition.alpha=0.1", "a, partition.alpha=0.5"]
+
+
+def test_in_a_folder_of_all_sorts_labels_name_what_is_unusual_and_stay_distinct():
+    usual = {"rounds": 10, "data": {"source": "digits", "samples": 0}, "training": {"lr": 0.1, "batch_size": 8}}
+    changed = [usual, usual, usual | {"rounds": 20}, usual | {"data": {"source": "path", "samples": 5}}]
+    changed.append(usual | {"training": {"lr": 0.5, "batch_size": 8}})
+    assert tell_apart(["a"] * 5, changed) == [
+        "a",
+        "a",
+        "a, rounds=20",
+        "a, data.samples=5, data.source=path",
+        "a, training.lr=0.5",
+    ]
+
+
+values = st.sampled_from([0, 1, 2, None, "x", (1, 2)])
+
+
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys("pqrstu", values)), min_size=1, max_size=6))
+def test_labels_are_equal_exactly_where_configurations_are(configurations):
+    labels = tell_apart(["a"] * len(configurations), configurations)
+    for one, label in zip(configurations, labels, strict=True):
+        for other, another in zip(configurations, labels, strict=True):
+            assert (label == another) == (one == other)

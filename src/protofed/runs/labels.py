@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 NOT_THE_METHODS = ("seed", "execution", "checkpoint", "compare")
 NO_EFFECT = {"data.data_dir", "data.max_gb", "evaluation.metrics"}
 """Options in which runs may differ and still be repetitions of each other."""
+_NAMED = 3
+"""Most differing options of which a label names every value; of more, only what is unusual."""
 
 
 def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return ``labels`` extended by the options in which runs of equal label differ, other than their seed.
+
+    If runs differ in more than three options, as in a folder of all sorts of runs, the value that most of them have
+    goes without saying.
 
     Args:
         labels: One per run.
@@ -27,25 +33,34 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
         {name: value for name, value in flat(c, NOT_THE_METHODS).items() if name not in NO_EFFECT}
         for c in configurations
     ]
+    # Recipes differ in many options: their names say enough, and runs of one recipe are compared with each other.
+    keys = [(label, str(o.get("recipe"))) for label, o in zip(labels, options, strict=True)]
+    recipes = Counter(label for label, _ in {*keys})
+    told = {key: _unusual([o for k, o in zip(keys, options, strict=True) if k == key]) for key in {*keys}}
     return [
-        _extended(label, o, [p for n, p in zip(labels, options, strict=True) if n == label])
-        for label, o in zip(labels, options, strict=True)
+        ", ".join(
+            [key[0], *([key[1]] if recipes[key[0]] > 1 else [])]
+            + [f"{n}={own.get(n)}" for n, usual in told[key].items() if repr(own.get(n)) != usual]
+        )
+        for key, own in zip(keys, options, strict=True)
     ]
 
 
-def _extended(label: str, own: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
-    # Recipes differ in many options: their names say enough, and runs of one recipe are compared with each other.
-    recipes = len({str(o.get("recipe")) for o in group}) > 1
-    group = [o for o in group if o.get("recipe") == own.get("recipe")]
+def _unusual(group: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return the options that tell a group of runs apart → representation of the value that goes without saying.
+
+    Args:
+        group: Options of runs of one label and recipe, by dotted name.
+    """
     first = group[0]
     differing = sorted({n for o in group for n in {**first, **o} if o.get(n) != first.get(n)})
     # What is an option of one partition and not of another goes without saying once the partitions are named.
     named = {n.removesuffix("name") for n in differing if n.endswith(".name")}
     implied = {n for n in differing if n.rpartition(".")[0] + "." in named and any(n not in o for o in group)}
     differing = [n for n in differing if n not in implied]
-    return ", ".join(
-        [label, *([str(own.get("recipe"))] if recipes else []), *(f"{n}={own.get(n)}" for n in differing)]
-    )
+    if len(differing) <= _NAMED:
+        return dict.fromkeys(differing)
+    return {n: Counter(repr(o.get(n)) for o in group).most_common(1)[0][0] for n in differing}
 
 
 def flat(tree: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
