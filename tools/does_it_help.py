@@ -1,15 +1,17 @@
 """Tables and pictures of docs/does-it-help.md: ``python tools/does_it_help.py COMPARISON… [--picture FILE]``.
 
-Each comparison is a directory of ``protofed compare``, or several with a comma between them, for arms or seeds that
-were run separately. Every arm is scored by the rule that suits the question best
-in the mean over seeds, the same favour for all: so a gain cannot come from the choice of a rule.
+Each comparison is a directory of ``protofed compare`` or a CSV file that ``--save`` wrote of one, or several with a
+comma between them, for arms or seeds that were run separately. Every arm is scored by the rule that suits the
+question best in the mean over seeds, the same favour for all: so a gain cannot come from the choice of a rule.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from protofed.analysis.paired import Interval, difference
@@ -34,19 +36,65 @@ HEADINGS = (
     "s a round",
 )
 
-Figure = Callable[[RuleOutcome], float | None]
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracy of one run by one rule, in fractions; None where it was not measured."""
+
+    final: float | None
+    validated: float | None
+    best: float | None
+    union: float | None
+    unseen: float | None
+    newcomers: float | None
+
+    @classmethod
+    def of(cls, outcome: RuleOutcome) -> Scores:
+        """Return the scores of a rule's outcome."""
+        beyond = (outcome.union, outcome.unseen, outcome.newcomers)
+        return cls(outcome.final, outcome.best_validated, outcome.best, *(b.final if b else None for b in beyond))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the tables say of one run.
+
+    Attributes:
+        rules: Scores by rule.
+        bytes: Bytes of all messages in a round, in both directions, as a mean over all rounds.
+        seconds: Training and aggregation of the median round: on a busy machine single ones take much longer.
+        run: The run itself, if its directory is there.
+    """
+
+    rules: Mapping[str, Scores]
+    bytes: float
+    seconds: float
+    run: RunData | None = None
+
+    @classmethod
+    def of(cls, run: RunData) -> Measured:
+        """Return what the tables say of a finished run."""
+        return cls(
+            {rule: Scores.of(run.outcome.accuracy[rule]) for rule in run.rules},
+            run.outcome.communication.sent / run.last_round,
+            statistics.median(r.seconds["training"] + r.seconds["aggregation"] for r in run.rounds),
+            run,
+        )
+
+
+Figure = Callable[[Scores], float | None]
 
 
 class Arm:
     """The finished runs of one arm, by seed."""
 
-    def __init__(self, label: str, runs: Sequence[RunData]) -> None:
+    def __init__(self, label: str, runs: Mapping[int, Measured]) -> None:
         self.label = label
-        self.runs = {run.seed: run for run in sorted(runs, key=lambda run: run.seed) if run.finished}
+        self.runs = {seed: runs[seed] for seed in sorted(runs)}
 
     def values(self, rule: str, figure: Figure, seeds: Sequence[int] = ()) -> list[float]:
         """Return a figure in percent by ``rule``, one value per seed that has it."""
-        found = [figure(self.runs[seed].outcome.accuracy[rule]) for seed in seeds or self.runs]
+        found = [figure(self.runs[seed].rules[rule]) for seed in seeds or self.runs]
         return [100 * value for value in found if value is not None]
 
     def best_rule(self, figure: Figure) -> str:
@@ -57,41 +105,37 @@ class Arm:
 
     @property
     def bytes(self) -> float:
-        """Bytes of all messages in a round, in both directions, as a mean over all rounds."""
-        return statistics.fmean(run.outcome.communication.sent / run.last_round for run in self.runs.values())
+        """Mean over seeds, per round."""
+        return statistics.fmean(run.bytes for run in self.runs.values())
 
     @property
     def seconds(self) -> float:
-        """Training and aggregation of the median round: on a busy machine single ones take much longer."""
-
-        def median(run: RunData) -> float:
-            return statistics.median(r.seconds["training"] + r.seconds["aggregation"] for r in run.rounds)
-
-        return statistics.fmean(map(median, self.runs.values()))
+        """Mean over seeds, per round."""
+        return statistics.fmean(run.seconds for run in self.runs.values())
 
 
-def final(outcome: RuleOutcome) -> float | None:
-    return outcome.final
+def final(scores: Scores) -> float | None:
+    return scores.final
 
 
-def validated(outcome: RuleOutcome) -> float | None:
-    return outcome.best_validated
+def validated(scores: Scores) -> float | None:
+    return scores.validated
 
 
-def best(outcome: RuleOutcome) -> float | None:
-    return outcome.best
+def best(scores: Scores) -> float | None:
+    return scores.best
 
 
-def union(outcome: RuleOutcome) -> float | None:
-    return outcome.union.final if outcome.union else None
+def union(scores: Scores) -> float | None:
+    return scores.union
 
 
-def unseen(outcome: RuleOutcome) -> float | None:
-    return outcome.unseen.final if outcome.unseen else None
+def unseen(scores: Scores) -> float | None:
+    return scores.unseen
 
 
-def newcomers(outcome: RuleOutcome) -> float | None:
-    return outcome.newcomers.final if outcome.newcomers else None
+def newcomers(scores: Scores) -> float | None:
+    return scores.newcomers
 
 
 def spread(values: Sequence[float]) -> str:
@@ -107,16 +151,51 @@ def shown(interval: Interval) -> str:
     return f"**{text}**" if interval.sign > 0 else text
 
 
-def arms_of(directories: Sequence[Path]) -> list[Arm]:
+def arms_of(places: Sequence[Path]) -> list[Arm]:
     """Return the arms of all runs there, by the names of their directories, ordered as in the recipe scarce."""
-    found: dict[str, list[RunData]] = {}
-    for directory in directories:
-        for path in sorted(directory.glob("*-seed*/summary.json")):
-            found.setdefault(path.parent.name.rpartition("-seed")[0], []).extend(load_runs([path.parent]))
+    found: dict[str, dict[int, Measured]] = {}
+    for place in places:
+        for label, seed, run in read(place) if place.suffix == ".csv" else finished(place):
+            found.setdefault(label, {})[seed] = run
     order: list[str] = load_recipe("scarce")["compare"]["methods"]
     labels = sorted(found, key=lambda label: (order.index(label) if label in order else len(order), label))
-    arms = [Arm(label, found[label]) for label in labels]
-    return [arm for arm in arms if arm.runs]
+    return [Arm(label, found[label]) for label in labels]
+
+
+def finished(directory: Path) -> Iterator[tuple[str, int, Measured]]:
+    """Yield arm, seed and figures of every finished run of a comparison."""
+    for path in sorted(directory.glob("*-seed*/summary.json")):
+        for run in load_runs([path.parent]):
+            if run.finished:
+                yield path.parent.name.rpartition("-seed")[0], run.seed, Measured.of(run)
+
+
+COLUMNS = ("arm", "seed", "bytes", "seconds", "rule", *(field.name for field in fields(Scores)))
+
+
+def save(arms: Sequence[Arm], path: Path) -> None:
+    """Write one line per run and rule: accuracies in fractions, bytes and seconds a round."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        out.writeheader()
+        for arm in arms:
+            for seed, run in arm.runs.items():
+                common = {"arm": arm.label, "seed": seed, "bytes": run.bytes, "seconds": round(run.seconds, 3)}
+                out.writerows({**common, "rule": rule, **asdict(scores)} for rule, scores in run.rules.items())
+
+
+def read(path: Path) -> Iterator[tuple[str, int, Measured]]:
+    """Yield arm, seed and figures of every run of a file that :func:`save` wrote."""
+    runs: dict[tuple[str, int], tuple[dict[str, Scores], float, float]] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            rules, _, _ = runs.setdefault(
+                (row["arm"], int(row["seed"])), ({}, float(row["bytes"]), float(row["seconds"]))
+            )
+            values = (row[field.name] for field in fields(Scores))
+            rules[row["rule"]] = Scores(*(float(value) if value else None for value in values))
+    for (label, seed), figures in runs.items():
+        yield label, seed, Measured(*figures)
 
 
 def best_control(arms: Sequence[Arm], figure: Figure = final) -> Arm | None:
@@ -266,9 +345,9 @@ def _course(arm: Arm) -> tuple[list[int], list[float], list[float]]:
     """Return the evaluated rounds, the bytes sent so far, and the accuracy in percent, as means over seeds."""
     rule = arm.best_rule(final)
     found: dict[int, list[tuple[float, float]]] = {}
-    for run in arm.runs.values():
+    for measured in arm.runs.values():
         sent = 0.0
-        for r in run.rounds:
+        for r in measured.run.rounds if measured.run else ():
             sent += sum(r.bytes.values())
             if r.accuracy is not None:
                 found.setdefault(r.round, []).append((sent, 100 * r.accuracy.weighted[rule]))
@@ -293,18 +372,23 @@ def main() -> None:
     parser.add_argument("comparisons", nargs="+")
     parser.add_argument("--picture", type=Path, help="draw the first comparison here, against bytes a round")
     parser.add_argument("--course", type=Path, help="draw it here round by round, against seconds and bytes")
+    parser.add_argument(
+        "--save", type=Path, help="write the figures of the first comparison's runs to this CSV file"
+    )
     parser.add_argument("--overview", action="store_true", help="print one line for each comparison instead")
     given = parser.parse_args()
     if given.overview:
-        places = [(name.split(",")[0], [Path(part) for part in name.split(",")]) for name in given.comparisons]
-        print(overview([(Path(name).name, arms_of(paths)) for name, paths in places]))
+        named = [[Path(part) for part in name.split(",")] for name in given.comparisons]
+        print(overview([(paths[0].stem, arms_of(paths)) for paths in named]))
         return
     for number, comparison in enumerate(given.comparisons):
-        directories = [Path(name) for name in comparison.split(",")]
-        arms = arms_of(directories)
-        print(f"\n{directories[0].name}\n\n{table(arms)}")
+        places = [Path(name) for name in comparison.split(",")]
+        arms = arms_of(places)
+        print(f"\n{places[0].stem}\n\n{table(arms)}")
         if any(arm.best_rule(newcomers) for arm in arms):
             print(f"\n{table_of_newcomers(arms)}")
+        if number == 0 and given.save:
+            save(arms, given.save)
         if number == 0 and given.picture:
             picture(arms, given.picture)
         if number == 0 and given.course:

@@ -1,0 +1,42 @@
+"""The study of docs/does-it-help.md: its tool, and its tables against the committed figures of every run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from conftest import REPOSITORY
+
+STUDY = sorted((REPOSITORY / "docs/study").glob("*.csv"))
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("does_it_help", REPOSITORY / "tools/does_it_help.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
+def test_the_page_shows_the_committed_figures(tool, path):
+    assert tool.table(tool.arms_of([path])) in (REPOSITORY / "docs/does-it-help.md").read_text()
+
+
+def test_saved_figures_are_read_back(tool, tmp_path):
+    head = tool.Scores(0.5, None, 0.625, 0.25, 0.0, None)
+    other = tool.Scores(0.75, 0.7, 0.8, None, None, 1 / 3)
+    runs = {seed: tool.Measured({"head": head, "local": other}, 1234.5, 2.0) for seed in (3, 1)}
+    arms = [tool.Arm("local", runs), tool.Arm("fedproto", {1: tool.Measured({"head": other}, 0.0, 0.001)})]
+    tool.save(arms, tmp_path / "study.csv")
+    again = tool.arms_of([tmp_path / "study.csv"])
+    assert [(arm.label, arm.runs) for arm in again] == [(arm.label, arm.runs) for arm in arms]
+    assert list(again[0].runs) == [1, 3]
+    assert tool.best_control(again).label == "local"
+    assert (
+        tool.table(again).splitlines()[2].startswith("| local | 2 | 75.0 ± 0.0 | 70.0 ± 0.0 | 80.0 ± 0.0 | local |")
+    )
