@@ -67,8 +67,11 @@ class ParticipationOptions(Options):
             method: The method.
             rounds: Number of rounds.
         """
-        last = rounds - self.newcomer_rounds if self.newcomers else rounds
-        return [method.communicates(round) and round <= last for round in range(1, rounds + 1)]
+        return [method.communicates(round) and not self.joined(round, rounds) for round in range(1, rounds + 1)]
+
+    def joined(self, round: int, rounds: int) -> bool:
+        """Return whether newcomers have joined in ``round`` of ``rounds``: from then on only they train."""
+        return bool(self.newcomers) and round > rounds - self.newcomer_rounds
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ class Federation:
 
     def joined(self, round: int) -> bool:
         """Return whether newcomers have joined in ``round``: from then on only they train, and nobody sends."""
-        return bool(self.newcomers) and round > self.rounds - self.participation.newcomer_rounds
+        return self.participation.joined(round, self.rounds)
 
     def _check_optimizers(self) -> None:
         """Raise ConfigError if the method overrides a setting that some client's optimiser lacks."""
