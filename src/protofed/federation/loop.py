@@ -70,7 +70,12 @@ class ParticipationOptions(Options):
         return [method.communicates(round) and not self.joined(round, rounds) for round in range(1, rounds + 1)]
 
     def joined(self, round: int, rounds: int) -> bool:
-        """Return whether newcomers have joined in ``round`` of ``rounds``: from then on only they train."""
+        """Return whether newcomers have joined: from then on only they train, and nobody sends.
+
+        Args:
+            round: Number of the round, from 1.
+            rounds: Number of all rounds.
+        """
         return bool(self.newcomers) and round > rounds - self.newcomer_rounds
 
 
@@ -259,7 +264,7 @@ class Federation:
         return frozenset(found)
 
     def joined(self, round: int) -> bool:
-        """Return whether newcomers have joined in ``round``: from then on only they train, and nobody sends."""
+        """Return whether newcomers have joined in ``round``."""
         return self.participation.joined(round, self.rounds)
 
     def _check_optimizers(self) -> None:
