@@ -33,5 +33,6 @@ def test_scripts_find_what_they_import(path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
     spec = importlib.util.spec_from_file_location(f"tools_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclasses look their module up
     spec.loader.exec_module(module)
     assert vars(module)
