@@ -12,6 +12,7 @@ import csv
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 
 from protofed.analysis.paired import Interval, difference
@@ -114,28 +115,12 @@ class Arm:
         return statistics.fmean(run.seconds for run in self.runs.values())
 
 
-def final(scores: Scores) -> float | None:
-    return scores.final
-
-
-def validated(scores: Scores) -> float | None:
-    return scores.validated
-
-
-def best(scores: Scores) -> float | None:
-    return scores.best
-
-
-def union(scores: Scores) -> float | None:
-    return scores.union
-
-
-def unseen(scores: Scores) -> float | None:
-    return scores.unseen
-
-
-def newcomers(scores: Scores) -> float | None:
-    return scores.newcomers
+final: Figure = attrgetter("final")
+validated: Figure = attrgetter("validated")
+best: Figure = attrgetter("best")
+union: Figure = attrgetter("union")
+unseen: Figure = attrgetter("unseen")
+newcomers: Figure = attrgetter("newcomers")
 
 
 def spread(values: Sequence[float]) -> str:

@@ -83,6 +83,7 @@ def _decode(
     """Return the images, and the rows of those that were converted from grey to colour."""
     first, _ = _one(payload(rows[0]), where(rows[0]), channels, resize)
     fixed = channels or (1 if first.ndim == 2 else 3)
+    strict = not channels and fixed == 1
     budget.take(len(rows) * first.nbytes, where(rows[0]))
     out = np.empty((len(rows), *first.shape), dtype=np.uint8)
     coloured = np.zeros(len(rows), dtype=bool)
@@ -90,7 +91,6 @@ def _decode(
     def fill(start: int) -> None:
         for position in range(start, min(start + _CHUNK, len(rows))):
             row = rows[position]
-            strict = not channels and fixed == 1
             image, coloured[position] = _one(payload(row), where(row), fixed, resize, strict)
             if image.shape != first.shape:
                 raise DataError(
