@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,16 @@ SMALL_RUN = {
     "execution.executor": "sequential",
 }
 """Options of quickstart for a run of about a second."""
+
+
+def script(path: Path) -> ModuleType:
+    """Return a script of ``tools`` as a module, without running its ``main``."""
+    spec = importlib.util.spec_from_file_location(f"tools_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
 
 K = 4
 FEATURES = 6

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import pytest
 
 from conftest import REPOSITORY
+from support import script
 
 STUDY = sorted((REPOSITORY / "docs/study").glob("*.csv"))
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("does_it_help", REPOSITORY / "tools/does_it_help.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return script(REPOSITORY / "tools/does_it_help.py")
 
 
 @pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)

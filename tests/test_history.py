@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 
 from conftest import REPOSITORY
+from support import script
 
-
-def load():
-    spec = importlib.util.spec_from_file_location("history", REPOSITORY / "tools/history.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+HISTORY = REPOSITORY / "tools/history.py"
 
 
 def results(factor: float, **more) -> dict:
@@ -43,7 +38,7 @@ def test_a_page_of_two_releases(tmp_path, monkeypatch):
     (tmp_path / "0.10.0.json").write_text(json.dumps(results(1.25, busy=[busy])))
     (tmp_path / "0.9.0.json").write_text(json.dumps(results(1.5)))
     monkeypatch.setattr(sys, "argv", ["history.py", str(tmp_path)])
-    load().main()
+    script(HISTORY).main()
     page = (tmp_path / "README.md").read_text().splitlines()
     assert "| ratio | 0.9.0 | 0.10.0 |" in page
     assert "| overhead, c: sequential / bare loop | 1.50 | 1.25 |" in page

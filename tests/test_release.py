@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import tomllib
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import protofed
+from support import script
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(not (ROOT / "CITATION.cff").is_file(), reason="runs in a checkout")
@@ -31,8 +31,4 @@ def test_version_changelog_and_citation_agree():
 def test_scripts_find_what_they_import(path, monkeypatch):
     pytest.importorskip("playwright" if "screenshots" in path.stem else "protofed")
     monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
-    spec = importlib.util.spec_from_file_location(f"tools_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    assert vars(module)
+    assert vars(script(path))
