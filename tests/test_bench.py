@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from conftest import REPOSITORY
 from protofed.benchmark import busy
 from protofed.benchmark.bare import BareLoop
 from protofed.benchmark.ours import Rounds
@@ -22,7 +23,7 @@ from protofed.benchmark.until import Course
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.training.batches import normalise
-from support import experiment
+from support import experiment, script
 from test_cli import inside
 
 DIGITS = {
@@ -254,8 +255,11 @@ def test_until(htfllib, tmp_path, monkeypatch, capsys):
     drawn = Path("course.svg").read_text()
     assert "fedproto-cnn2, protofed" in drawn
     assert "fedproto-cnn2, HtFLlib" in drawn
+    assert "mathdefault" not in drawn
     assert "Until 50 % of all test samples" in output
-    (figures,) = json.loads(Path("found.json").read_text())["until"]
+    found = json.loads(Path("found.json").read_text())
+    assert found["options"] == ["data.path=."]
+    (figures,) = found["until"]
     ours, peers = figures["runs"]["protofed"], figures["runs"]["HtFLlib"]
     assert [run["seed"] for run in ours] == [3, 4]
     for run in peers:  # 0.3, 0.6, 0.9 after rounds 1, 2, 3; their mean is 0.6
@@ -277,6 +281,13 @@ def test_until(htfllib, tmp_path, monkeypatch, capsys):
     assert error.endswith("htfllib: 0 accuracies in 5 rounds: another version of HtFLlib?\n")
 
 
+def test_the_page_shows_the_committed_courses():
+    tool = script(REPOSITORY / "tools/until.py")
+    assert len(tool.FILES) == 5
+    shown = tool.table(tool.FILES, [float(target) for target in tool.TARGETS.split(",")])
+    assert shown in (REPOSITORY / "docs/performance.md").read_text()
+
+
 def test_a_lucky_round_is_not_enough():
     course = Course([0.2, 0.95, 0.5, 0.93, 0.94, 0.95], [1, 2, 3, 4, 5, 6], [], 7)
     assert course.reached(0.93) == 6
@@ -285,6 +296,7 @@ def test_a_lucky_round_is_not_enough():
         "accuracy": [0.2, 0.95, 0.5, 0.93, 0.94, 0.95],
         "seconds": [1, 2, 3, 4, 5, 6],
         "bytes": [],
+        "steps": 7,
         "rounds_until": None,
         "seconds_until": None,
         "steps_until": None,

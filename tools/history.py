@@ -15,6 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from protofed.analysis.figures.base import log_axis
 from protofed.benchmark.overhead import BARE, REDUCED
 
 ROOT = Path(__file__).parents[1] / "benchmarks/history"
@@ -90,7 +91,8 @@ def _draw(path: Path, found: dict[str, dict[str, float]], names: list[str]) -> N
     axis.axvline(1, color="#777777", linewidth=0.8)
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.invert_yaxis()
-    axis.set_xscale("log")
+    shown = [value for values in found.values() for value in values.values()]
+    log_axis(axis, "x", (0.9 * min(shown), 1.1 * max(shown)))
     axis.grid(axis="x", alpha=0.3)
     axis.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})

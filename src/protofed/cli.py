@@ -467,7 +467,7 @@ def bench(
     )
     if figure is not None and name != "until":
         raise ConfigError(f"--figure: only until has a picture, not {name}")
-    results = benchmark.Report(json)
+    results = benchmark.Report(json, items)
     console.print(results.machine_line(), highlight=False, soft_wrap=True)
     # A display that refreshes often would slow down the measurement.
     with nullcontext() if quiet else console.status("starting", refresh_per_second=1) as status:

@@ -60,6 +60,14 @@ def test_mean_and_deviation_over_seeds(sweep):
     assert legend(fig) == ["protonorm", "best round on test data"]
 
 
+@pytest.mark.parametrize("first", [0, 0.5])
+def test_many_values_on_a_logarithmic_scale_have_plain_ticks(sweep, first):
+    fig = draw(sweep("method.s", [first, 1, 2, 5, 10, 20, 50, 100, 200, 500], seeds=(0,)))
+    ticks = [tick.get_text() for tick in fig.axes[0].get_xticklabels()]
+    assert {"1", "10", "100"} <= set(ticks)
+    assert not any("$" in tick for tick in ticks)
+
+
 @pytest.mark.parametrize(
     ("values", "scale", "label"),
     [

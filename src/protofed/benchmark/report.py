@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class Report:
 
     Args:
         path: File to rewrite whenever results are added, or None.
+        options: Options of every experiment as given, each as ``name=value``, for the file.
 
     Attributes:
         machine: Facts of the machine at the start of the measurement.
@@ -30,10 +32,11 @@ class Report:
         ConfigError: If ``path`` is a folder, or its folder does not exist.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, options: Sequence[str] = ()) -> None:
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ConfigError(f"--json {path}: {'a folder' if path.is_dir() else 'no such folder'}: name a file")
         self.path = path
+        self.options = list(options)
         self.machine = machine()
         self.results: dict[str, list[dict[str, Any]]] = {}
 
@@ -46,7 +49,8 @@ class Report:
         """
         self.results[name] = result.figures
         if self.path is not None:
-            write_json(self.path, {"protofed": protofed.__version__, "machine": self.machine, **self.results})
+            facts = {"protofed": protofed.__version__, "machine": self.machine, "options": self.options}
+            write_json(self.path, {**facts, **self.results})
 
     def machine_line(self) -> str:
         """Return a one-line description of the machine, with a warning if it is busy."""

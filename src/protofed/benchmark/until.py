@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from protofed.analysis.figures.base import legend_below, panels, percent_axis, themed
+from protofed.analysis.figures.base import legend_below, log_axis, panels, percent_axis, themed
 from protofed.analysis.style import method_styles
 from protofed.benchmark.cases import case_experiment
 from protofed.benchmark.htfllib import AS_PEER, PEER, Peer, steps_per_round
@@ -71,6 +71,7 @@ class Course:
             "accuracy": list(self.accuracy),
             "seconds": list(self.seconds),
             "bytes": list(self.bytes),
+            "steps": self.steps,
             "rounds_until": round,
             "seconds_until": None if at is None else self.seconds[at],
             "steps_until": None if round is None else round * self.steps,
@@ -169,6 +170,7 @@ def draw_courses(figures: Sequence[dict[str, Any]]) -> Figure:
     fig, axes = panels(2)
     styles = method_styles([_method(row["case"]) for row in figures])
     shown: list[float] = []
+    spans: tuple[list[float], list[float]] = ([], [])
     for row in figures:
         for library, runs in row["runs"].items():
             colour = styles[_method(row["case"])].colour
@@ -177,13 +179,16 @@ def draw_courses(figures: Sequence[dict[str, Any]]) -> Figure:
             for run in runs:
                 accuracy = [100 * value for value in run["accuracy"]]
                 shown += accuracy
-                axes[0].plot(run["seconds"], accuracy, label=label, **line)
-                if any(run["bytes"]):
-                    axes[1].plot([sent / 1e6 for sent in run["bytes"]], accuracy, label=label, **line)
-    for ax, what in zip(axes, ("Seconds", "MB sent, up and down"), strict=True):
+                sent = [number / 1e6 for number in run["bytes"]] if any(run["bytes"]) else []
+                for ax, places, span in zip(axes, (run["seconds"], sent), spans, strict=True):
+                    if places:
+                        ax.plot(places, accuracy, label=label, **line)
+                        span += places
+    for ax, what, span in zip(axes, ("Seconds", "MB sent, up and down"), spans, strict=True):
+        if span:
+            log_axis(ax, "x", (0.9 * min(span), 1.1 * max(span)))
         for target in {row["target"] for row in figures}:
             ax.axhline(100 * target, color="0.5", linewidth=0.8)
-        ax.set_xscale("log")
         ax.set_xlabel(what)
         percent_axis(ax, shown, "Accuracy on all test samples (%)")
     legend_below(fig, axes)
@@ -215,7 +220,7 @@ def _table(figures: Sequence[dict[str, Any]], request: Request) -> Table:
                 _median(runs, "seconds_until", "{:.1f}".format),
                 _median(runs, "rounds_until", "{:.0f}".format),
                 _median(runs, "steps_until", "{:,.0f}".format),
-                _median(runs, "bytes_until", size) if library == OURS else "–",
+                _median(runs, "bytes_until", lambda sent: size(int(sent))) if library == OURS else "–",
                 f"{100 * best:.1f} %",
             )
             table.add_row(library, *cells)
@@ -223,8 +228,13 @@ def _table(figures: Sequence[dict[str, Any]], request: Request) -> Table:
     return table
 
 
-def _median(runs: Sequence[dict[str, Any]], name: str, write: Any) -> str:
-    """Return the median over seeds, in which a run that did not reach the target counts as longer than all."""
-    values = sorted(float("inf") if run[name] is None else run[name] for run in runs)
-    median = values[len(values) // 2]
-    return "not reached" if median == float("inf") else str(write(median))
+def median(values: Sequence[float | None]) -> float | None:
+    """Return the median over seeds, in which None, a target that was not reached, counts as longer than all."""
+    longest = float("inf")
+    found = sorted(longest if value is None else value for value in values)[len(values) // 2]
+    return None if found == longest else found
+
+
+def _median(runs: Sequence[dict[str, Any]], name: str, write: Callable[[float], str]) -> str:
+    value = median([run[name] for run in runs])
+    return "not reached" if value is None else write(value)

@@ -27,8 +27,8 @@ from protofed.training.batches import batches
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
 
-AT_ONCE = 2**26
-"""Numbers of single samples' gradients that are held at a time."""
+AT_ONCE = 2**22
+"""Numbers of single samples' gradients that are held at a time: 16 MiB stay in a processor's cache."""
 SURE = 2.0
 """A class counts as present if its noisy number of samples exceeds so many standard deviations of the noise."""
 COUNTS = "private counts"
@@ -167,13 +167,14 @@ def clipped_sum(
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0][:160]
             raise ConfigError(f"privacy.mode=sample: no gradients of single samples: {reason}") from None
-        square = sum(g.flatten(1).square().sum(1) for g in gradients.values())
-        assert isinstance(square, Tensor)
-        factors = (clip / square.sqrt().clamp(min=torch.finfo(square.dtype).tiny)).clamp(max=1)
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(dim=0)
+        factors = (clip / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
         # A gradient that is not finite has no direction; it counts as none.
-        factors = factors.where(square.isfinite(), 0.0)
+        finite = norms.isfinite()
+        factors = factors.where(finite, 0.0)
         for name, gradient in gradients.items():
-            sums[name] += torch.einsum("b,b...->...", factors, gradient.nan_to_num(0.0, 0.0, 0.0))
+            known = gradient if finite.all() else gradient.nan_to_num(0.0, 0.0, 0.0)
+            sums[name] += (factors @ known.flatten(1)).view_as(sums[name])
         for name, term in terms.items():
             means[name] = means.get(name, 0.0) + term.detach().sum() / len(batch.y)
     return {name.removeprefix("model."): total for name, total in sums.items()}, means

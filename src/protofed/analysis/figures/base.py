@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from protofed.analysis.style import LineStyle, method_styles, theme
 from protofed.errors import DataError
+from protofed.formats import size
 from protofed.registry import Registry
 from protofed.runs import RunData, by_label, rule_of, settled
 
@@ -150,6 +152,39 @@ def counting_axis(ax: Axes, what: str = "Round") -> None:
 
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     ax.set_xlabel(what)
+
+
+def log_axis(
+    ax: Axes,
+    direction: Literal["x", "y"],
+    span: tuple[float, float],
+    write: Callable[[float], str] = "{:,.6g}".format,
+) -> None:
+    """Give an axis a logarithmic scale with ticks in plain figures, more of them where it covers less.
+
+    matplotlib writes powers of ten as mathematics, which the theme does not parse: names of runs may contain ``$``.
+
+    Args:
+        ax: The panel.
+        direction: The axis.
+        span: Smallest and largest value of the axis, both above 0.
+        write: How a tick is written.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = span
+    ratio = high / low
+    steps = (1.0,) if ratio > 300 else (1.0, 3.0) if ratio > 30 else (1.0, 2.0, 5.0)
+    ax.set(**{f"{direction}scale": "log", f"{direction}lim": span})
+    axis = ax.xaxis if direction == "x" else ax.yaxis
+    axis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def write_bytes(number: float) -> str:
+    """Return a number of bytes as a tick is written: ``10 kB``, without zeros after the point."""
+    return re.sub(r"\.0+ ", " ", size(number))
 
 
 def name_ticks(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import (
@@ -13,15 +12,16 @@ from protofed.analysis.figures.base import (
     figure,
     inner_labels_off,
     legend_below,
+    log_axis,
     panels,
     percent_axis,
     series,
+    write_bytes,
     write_title,
 )
 from protofed.analysis.figures.lines import Curve, band, recorded, scalars
 from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, rule_title
 from protofed.errors import DataError
-from protofed.formats import size
 from protofed.runs import RunData, by_label, settled
 
 if TYPE_CHECKING:
@@ -174,13 +174,6 @@ def _title(ax: Axes, label: str, count: int) -> None:
 
 
 def _bytes_axis(ax: Axes, low: float, high: float) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    ax.set_xscale("log")
-    spread = high / low
-    ax.set_xlim(low / spread**0.04 / 1.1, high * spread**0.04 * 1.1)
-    steps = (1.0,) if spread > 300 else (1.0, 3.0) if spread > 30 else (1.0, 2.0, 5.0)
-    ax.xaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", size(value))))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    room = 1.1 * (high / low) ** 0.04
+    log_axis(ax, "x", (low / room, high * room), write_bytes)
     ax.set_xlabel("Sent by all parties since the start, up and down (log scale)")

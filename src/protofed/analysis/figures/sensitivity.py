@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protofed.analysis.figures.base import figure, legend_below, name_ticks, panels, percent_axis
+from protofed.analysis.figures.base import (
+    figure,
+    legend_below,
+    log_axis,
+    name_ticks,
+    panels,
+    percent_axis,
+    write_bytes,
+)
 from protofed.analysis.style import GREY, method_styles, rule_title
 from protofed.errors import DataError, unknown_name
-from protofed.formats import size
 from protofed.runs import NOT_THE_METHODS, RunData, flat, rule_of, settled, tell_apart
 
 if TYPE_CHECKING:
@@ -175,7 +181,7 @@ class _Axis:
 
     def write(self, ax: Axes, option: str) -> None:
         """Label the axis, with a tick at every value where there is room."""
-        from matplotlib.ticker import NullLocator
+        from matplotlib.ticker import FuncFormatter, NullLocator
 
         ax.set_xlabel(f"{option} (log scale)" if self.log else option)
         if not self.numeric:
@@ -185,9 +191,12 @@ class _Axis:
         low, high = self.values[0], self.values[-1]
         if self.log:
             room = (high / self.smallest) ** 0.06
-            # Zero has no logarithm: below the smallest other value the scale is linear.
-            ax.set_xscale("symlog", linthresh=self.smallest, linscale=0.5) if low == 0 else ax.set_xscale("log")
-            ax.set_xlim(-0.25 * self.smallest if low == 0 else low / room, high * room)
+            if low > 0:
+                log_axis(ax, "x", (low / room, high * room))
+            else:  # Zero has no logarithm: below the smallest other value the scale is linear.
+                ax.set_xscale("symlog", linthresh=self.smallest, linscale=0.5)
+                ax.set_xlim(-0.25 * self.smallest, high * room)
+                ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
         else:
             room = 0.06 * (high - low) or 1.0
             ax.set_xlim(low - room, high + room)
@@ -201,9 +210,8 @@ def _bytes_axis(ax: Axes, shown: Sequence[float]) -> None:
 
     low, high = min(shown), max(shown)
     if low > 0 and high > SPAN * low:
-        ax.set_yscale("log")
-        ax.set_ylim(low / 1.5, 1.5 * high)  # lines that stand aside do not count for the automatic limits
+        log_axis(ax, "y", (low / 1.5, 1.5 * high), write_bytes)
     else:
-        ax.set_ylim(0, 1.08 * high)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", size(value))))
+        ax.set_ylim(0, 1.08 * high)  # lines that stand aside do not count for the automatic limits
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write_bytes(value)))
     ax.set_ylabel("Sent per round, up and down")

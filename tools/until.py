@@ -1,0 +1,83 @@
+"""Table of docs/performance.md, seconds and bytes until an accuracy: ``python tools/until.py [--figure STEM]``.
+
+Reads files of ``protofed bench until --json`` (all of ``benchmarks/until`` if none is named) and finds where each
+course reached the accuracies asked for, which may be lower than the one that it was run for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from protofed.analysis.figures import save_figure
+from protofed.benchmark.htfllib import PEER
+from protofed.benchmark.until import OURS, Course, draw_courses, median
+
+FILES = sorted((Path(__file__).parents[1] / "benchmarks/until").glob("*.json"), key=lambda path: path.stem)
+TARGETS = "0.65,0.85,0.9,0.93"
+TIMES = ("rounds", "steps")
+HEADINGS = ("case", "accuracy", f"{OURS}: seconds", *TIMES, "MB", f"{PEER}: seconds", *TIMES, "times as long")
+NEVER = "–"
+
+
+def table(paths: Sequence[Path], targets: Sequence[float]) -> str:
+    """Return the Markdown table of the benchmarks in files.
+
+    It has a line for every case and target, up to that of the benchmark, that either library reached.
+    """
+    lines = [HEADINGS]
+    for path in paths:
+        found = json.loads(path.read_text("utf-8"))
+        for row in found["until"]:
+            name = " ".join([row["case"], *(f"`{option}`" for option in found["options"])])
+            asked = [target for target in targets if 0.75 * row["target"] < target <= row["target"]]
+            lines += [(name, f"{100 * target:g} %", *cells) for target in asked for cells in _cells(row, target)]
+    head, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|---" * len(HEADINGS) + "|", *rest])
+
+
+def _cells(row: dict[str, Any], target: float) -> Iterator[tuple[str, ...]]:
+    ours, peers = (_medians(row["runs"][library], target) for library in (OURS, PEER))
+    if (ours["seconds"], peers["seconds"]) == (None, None):
+        return
+    ratio = "not reached"
+    if ours["seconds"] is not None and peers["seconds"] is not None:
+        ratio = f"**{peers['seconds'] / ours['seconds']:.1f}**"
+    sent = None if ours["bytes"] is None else ours["bytes"] / 1e6
+    yield (*_times(ours), _written(sent, "{:,.1f}"), *_times(peers), ratio)
+
+
+def _medians(runs: Sequence[dict[str, Any]], target: float) -> dict[str, float | None]:
+    """Return the medians over seeds of what it took until the target."""
+    courses = [Course(run["accuracy"], run["seconds"], run["bytes"], run["steps"]).figures(target) for run in runs]
+    names = ("seconds", "rounds", "steps", "bytes")
+    return {name: median([course[f"{name}_until"] for course in courses]) for name in names}
+
+
+def _times(medians: dict[str, float | None]) -> list[str]:
+    forms = {"seconds": "{:.1f}", "rounds": "{:.0f}", "steps": "{:,.0f}"}
+    return [_written(medians[name], form) for name, form in forms.items()]
+
+
+def _written(value: float | None, form: str) -> str:
+    return NEVER if value is None else form.format(value)
+
+
+def main() -> None:
+    """Print the table, and draw the courses of all files if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, default=FILES)
+    parser.add_argument("--targets", default=TARGETS, help="accuracies, fractions")
+    parser.add_argument("--figure", type=Path, help="path without suffix")
+    arguments = parser.parse_args()
+    print(table(arguments.files, [float(target) for target in arguments.targets.split(",")]))
+    if arguments.figure is not None:
+        rows = [row for path in arguments.files for row in json.loads(path.read_text("utf-8"))["until"]]
+        save_figure(draw_courses(rows), arguments.figure)
+
+
+if __name__ == "__main__":
+    main()
