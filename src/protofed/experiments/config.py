@@ -530,7 +530,7 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
     options = build_options(CompareOptions, _table(tree, "compare"), "compare")
     if options.methods == ("all",):
         options = replace(options, methods=tuple(every_method()))
-    known: set[str] = set()
+    known = {"name"}
     varied = {option for overrides in options.combinations().values() for option in overrides}
     for name in options.methods:
         fixed = flat(_table(tree, "variants").get(name) or variants().get(name) or {})
@@ -539,7 +539,7 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
         known |= set(option_fields(methods.get(variant(tree, name)[1] or name).Options))
     given = [*_table(tree, "method"), *(o.removeprefix("method.") for o in varied if o.startswith("method."))]
     for name in given:
-        if options.methods and name.partition(".")[0] not in known | {"name"}:
+        if options.methods and name.partition(".")[0] not in known:
             raise ConfigError(unknown_name("option of method", name, known))
     return options
 

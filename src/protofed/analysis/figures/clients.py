@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_MARKS = 1000
+"""Marks of a kind that are drawn as shapes; more become an image, or they would make the file heavy."""
+
 
 @figure("split")
 def split(runs: list[RunData]) -> Figure:
@@ -138,6 +141,7 @@ def _one_run(ax: Axes, run: RunData, main: str) -> list[float]:
             color=colour,
             label=rule_title(rule),
             zorder=2 + (rule == main),
+            rasterized=len(order) > MOST_MARKS,
             **look,
         )
         shown += percents

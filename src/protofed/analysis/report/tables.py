@@ -267,6 +267,10 @@ def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> T
     return table
 
 
+NAMED = 20
+"""Clients to which the same was done in the same rounds and that have rows of their own; more share one."""
+
+
 def robust(runs: Sequence[RunData]) -> Table | None:
     """Return what the robust rule did to which client's uploads; None if it did nothing.
 
@@ -280,8 +284,13 @@ def robust(runs: Sequence[RunData]) -> Table | None:
     if not interventions:
         return None
     table = Table(["Client", "What was done", "Rounds", "First", "Last"], text_columns=2)
+    alike: dict[tuple[str, ...], list[str]] = {}
     for (client, what), when in sorted(interventions.items(), key=lambda item: (item[0][1], -len(item[1]))):
-        table.add(client, what, str(len(when)), str(min(when)), str(max(when)))
+        alike.setdefault((what, str(len(when)), str(min(when)), str(max(when))), []).append(client)
+    for cells, clients in alike.items():
+        many = len(clients) > NAMED
+        for client in [f"{clients[0]}, {clients[1]} and {len(clients) - 2:,} others"] if many else clients:
+            table.add(client, *cells)
     return table
 
 
