@@ -80,6 +80,14 @@ def test_models_of_an_attack_find_a_rule():
     assert torch.allclose(measures.Line(x, 2 * x[:, 2] + 1)(x), 2 * x[:, 2] + 1, atol=0.02)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_steps():
+    """Let reconstructions end early: only one test asks how good they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "STEPS", 5)
+        yield
+
+
 # Attacks on methods that leak everything, and nothing.
 
 
@@ -212,7 +220,8 @@ def test_estimates_counts(method, error):
     assert found.value < error
 
 
-def test_reconstructs_through_a_model_that_can_be_inverted():
+def test_reconstructs_through_a_model_that_can_be_inverted(monkeypatch):
+    monkeypatch.setattr(pictures, "STEPS", 100)
     random = torch.Generator().manual_seed(0)
     model = SplitModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64)), torch.nn.Linear(64, 4))
     torch.nn.init.orthogonal_(model.extractor[1].weight)
