@@ -6,12 +6,16 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import options_reference
 
 import protofed
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "protofed"
 author = "The protofed authors"
@@ -72,6 +76,24 @@ if _reachable("docs.python.org"):
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def setup(app: object) -> None:
+def setup(app: Sphinx) -> None:
     """Write the pages that are made from declarations before Sphinx looks for pages."""
     options_reference.write(Path(__file__).parent / "reference")
+    app.connect("html-page-context", _one_tree_for_sources, priority=400)  # before the theme asks for it
+
+
+TREES: dict[int, str] = {}
+"""The navigation beside a page of source code, by the page's depth, on which relative links depend."""
+
+
+def _one_tree_for_sources(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Let pages of source code share their navigation: making it anew for each took half of the build."""
+    if page.startswith("_modules/"):
+        whole, depth = context["toctree"], page.count("/")
+
+        def tree(**options: Any) -> str:
+            if depth not in TREES:
+                TREES[depth] = whole(**options)
+            return TREES[depth]
+
+        context["toctree"] = tree
