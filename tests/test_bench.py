@@ -284,7 +284,7 @@ def test_until(htfllib, tmp_path, monkeypatch, capsys):
 def test_the_page_shows_the_committed_courses():
     tool = script(REPOSITORY / "tools/until.py")
     assert len(tool.FILES) == 5
-    shown = tool.table(tool.FILES, [float(target) for target in tool.TARGETS.split(",")])
+    shown = tool.table(tool.read(tool.FILES), [float(target) for target in tool.TARGETS.split(",")])
     assert shown in (REPOSITORY / "docs/performance.md").read_text()
 
 

@@ -23,18 +23,19 @@ HEADINGS = ("case", "accuracy", f"{OURS}: seconds", *TIMES, "MB", f"{PEER}: seco
 NEVER = "–"
 
 
-def table(paths: Sequence[Path], targets: Sequence[float]) -> str:
-    """Return the Markdown table of the benchmarks in files.
+def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the figures of ``protofed bench until`` in files, each with the ``options`` that were given."""
+    files = [json.loads(path.read_text("utf-8")) for path in paths]
+    return [{**row, "options": found["options"]} for found in files for row in found["until"]]
 
-    It has a line for every case and target, up to that of the benchmark, that either library reached.
-    """
+
+def table(rows: Sequence[dict[str, Any]], targets: Sequence[float]) -> str:
+    """Return the Markdown table: a line for every case and target, up to its own, that either library reached."""
     lines = [HEADINGS]
-    for path in paths:
-        found = json.loads(path.read_text("utf-8"))
-        for row in found["until"]:
-            name = " ".join([row["case"], *(f"`{option}`" for option in found["options"])])
-            asked = [target for target in targets if 0.75 * row["target"] < target <= row["target"]]
-            lines += [(name, f"{100 * target:g} %", *cells) for target in asked for cells in _cells(row, target)]
+    for row in rows:
+        name = " ".join([row["case"], *(f"`{option}`" for option in row["options"])])
+        asked = [target for target in targets if 0.75 * row["target"] < target <= row["target"]]
+        lines += [(name, f"{100 * target:g} %", *cells) for target in asked for cells in _cells(row, target)]
     head, *rest = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|---" * len(HEADINGS) + "|", *rest])
 
@@ -73,9 +74,9 @@ def main() -> None:
     parser.add_argument("--targets", default=TARGETS, help="accuracies, fractions")
     parser.add_argument("--figure", type=Path, help="path without suffix")
     arguments = parser.parse_args()
-    print(table(arguments.files, [float(target) for target in arguments.targets.split(",")]))
+    rows = read(arguments.files)
+    print(table(rows, [float(target) for target in arguments.targets.split(",")]))
     if arguments.figure is not None:
-        rows = [row for path in arguments.files for row in json.loads(path.read_text("utf-8"))["until"]]
         save_figure(draw_courses(rows), arguments.figure)
 
 
