@@ -49,8 +49,7 @@ def claims(paper: Paper) -> Iterator[str]:
     for claim in paper.claims:
         by = f"table {claim.table}" if claim.table is not None else f"figure {claim.figure}"
         by = f"–, {claim.untestable}" if claim.untestable else by
-        where = claim.where or "a question of ours"
-        yield f"| {claim.number} | {claim.text} | {where} | {by} | {verdict(paper, claim)} |"
+        yield f"| {claim.number} | {claim.text} | {claim.origin} | {by} | {verdict(paper, claim)} |"
 
 
 def results(paper: Paper) -> Iterator[str]:

@@ -109,6 +109,11 @@ class Claim:
     untestable: str = ""
     note: str = ""
 
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in words."""
+        return "a question of ours" if self.ours else self.where
+
 
 @dataclass(frozen=True)
 class Figure:
