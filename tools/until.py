@@ -25,8 +25,14 @@ NEVER = "–"
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the figures of ``protofed bench until`` in files, each with the ``options`` that were given."""
-    files = [json.loads(path.read_text("utf-8")) for path in paths]
-    return [{**row, "options": found["options"]} for found in files for row in found["until"]]
+    rows = []
+    for path in paths:
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            rows += [{**row, "options": found["options"]} for row in found["until"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: no figures of `protofed bench until --json` ({error})") from None
+    return rows
 
 
 def table(rows: Sequence[dict[str, Any]], targets: Sequence[float]) -> str:
@@ -74,8 +80,12 @@ def main() -> None:
     parser.add_argument("--targets", default=TARGETS, help="accuracies, fractions")
     parser.add_argument("--figure", type=Path, help="path without suffix")
     arguments = parser.parse_args()
-    rows = read(arguments.files)
-    print(table(rows, [float(target) for target in arguments.targets.split(",")]))
+    try:
+        rows = read(arguments.files)
+        targets = [float(target) for target in arguments.targets.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
+    print(table(rows, targets))
     if arguments.figure is not None:
         save_figure(draw_courses(rows), arguments.figure)
 
