@@ -70,6 +70,10 @@ class Party:
         """Return the share of test samples that ``predict`` gets right."""
         return sum(predict(x) == y for x, y in self.test) / len(self.test)
 
+    def accuracy_of(self, scores: Sequence[np.ndarray]) -> float:
+        """Return the share of test samples whose class has the largest score."""
+        return sum(int(z.argmax()) == y for z, (_, y) in zip(scores, self.test, strict=True)) / len(self.test)
+
 
 def gradient(weights: Weights, loss: Loss, batch: Sequence[Sample], trainable: Sequence[str]) -> Weights:
     """Return ``∂loss/∂w`` by central differences."""

@@ -24,7 +24,7 @@ ALLOWED = {"torch", "numpy", "safetensors"}
 LAZY = {
     "wire/compression.py": {"zstandard"},
     "models/vision.py": {"timm"},
-    "privacy/accounting.py": {"dp_accounting"},
+    "privacy/accounting.py": {"dp_accounting", "scipy"},
     "privacy/secure_protocol.py": {"cryptography", "flwr"},
 }
 

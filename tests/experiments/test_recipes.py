@@ -134,12 +134,15 @@ def test_settings_in_which_exchange_should_matter(name):
     for arm in chosen:
         experiment = resolve(recipe, method=arm)
         assert experiment.evaluation.on in ("union", "shifted")
-        optimizer = "SGD" if arm == "fedavg-tiny" else "Adam"  # which is trained as beacon trains the same network
+        optimizer = (
+            "SGD" if arm in ("fedavg-tiny", "fedlc-tiny") else "Adam"
+        )  # which are trained as beacon trains the same network
         assert experiment.training.optimizer == optimizer, arm
 
 
 @pytest.mark.parametrize(
-    "arm", ["beacon-int8", "beacon-small", "unshared", "fml-tiny", "fedavg-tiny", "fixed_etf-balanced"]
+    "arm",
+    ["beacon-int8", "beacon-small", "unshared", "fml-tiny", "fedavg-tiny", "fedlc-tiny", "fixed_etf-balanced"],
 )
 def test_two_rounds_of_a_setting(arm, tmp_path):
     """Few clients with five samples each; the last one joins after the first round."""

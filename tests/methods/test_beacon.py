@@ -492,3 +492,13 @@ def test_a_beacon_larger_than_the_clients_models(caplog):
     small = build("beacon", ordinary(), method__hidden=2)
     assert len(small.method.notes()) == 1
     assert not caplog.messages
+
+
+def test_a_beacon_larger_than_the_second_clients_model_alone(caplog):
+    members = [{"name": "mlp", "hidden": [2000]}, {"name": "mlp", "hidden": []}]
+    federation = build("beacon", ordinary(), model__members=members, model__options={})
+    sizes = [size(v.model) - size(federation.method.network) for v in visited(federation).values()]
+    assert sizes[0] > size(federation.method.network) > min(sizes)
+    with caplog.at_level(logging.WARNING, "protofed"):
+        federation.method.notes()
+    assert f"with {min(sizes):,}:" in caplog.messages[0]

@@ -250,7 +250,7 @@ def test_feduv_leaves_out_padding():
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("method", ["fedprox", "fedper", "fedrep", "feduv", "fednh", "fedfa", "fesem"])
+@pytest.mark.parametrize("method", ["fedprox", "fedlc", "fedper", "fedrep", "feduv", "fednh", "fedfa", "fesem"])
 def test_running_statistics_are_shared_on_request_and_it_is_said(method, share):
     federation, _ = assemble(experiment(method, method__share_buffers=share, **BATCH_NORM), ordinary())
     next(federation.run())
@@ -306,6 +306,7 @@ def test_clients_drawn_by_their_size():
         ("lg_fedavg", {"method__shared": []}, "lg_fedavg: method.shared is empty"),
         ("lg_fedavg", {"method__shared": ["backbone"]}, "unknown module in method.shared 'backbone'"),
         ("fedprox", {"method__mu": -1.0}, "mu must be at least 0"),
+        ("fedlc", {"method__rho": 0.0}, "rho must be greater than 0, not 0"),
         ("feduv", {"method__variance": -1.0}, "variance must be at least 0"),
         ("fednh", {"method__rho": 1.5}, r"method\.rho must lie in \[0, 1\], not 1\.5"),
         ("fednh", {"method__scale": 0.0}, "method.scale must be greater than 0, not 0"),
@@ -318,7 +319,7 @@ def test_refusals(method, options, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["fedprox", "fedper", "fedrep", "fesem", "feduv", "fednh", "fedfa"])
+@pytest.mark.parametrize("method", ["fedprox", "fedlc", "fedper", "fedrep", "fesem", "feduv", "fednh", "fedfa"])
 def test_different_architectures_are_refused_by_name(method):
     data = federated(*(client(n, [0, 1, 2, 3]) for n in ("ann", "bob")), client("cid", [0, 1], model="mlp", d=9))
     with pytest.raises(ConfigError, match=rf"{method} shares weights .* ann has mlp.* cid has mlp.*model\.shared"):

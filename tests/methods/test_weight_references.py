@@ -79,6 +79,42 @@ def test_fedprox(mu, weighting):
     assert (record.losses["proximal"] > 0) is (mu > 0)
 
 
+def calibrations(p, tau, prior):
+    """``−τ·n_y^(−1/4)``, −∞ for an absent class, or ``log((n_y + ρ)/(n + ρK))`` with ρ = ½."""
+    counts = [sum(y == c for _, y in p.train) for c in range(K)]
+    if prior:
+        return np.log([(n + 0.5) / (sum(counts) + 0.5 * K) for n in counts])
+    return np.array([-tau / n**0.25 if n else -math.inf for n in counts])
+
+
+@pytest.mark.parametrize(("tau", "prior"), [(0.0, False), (0.7, False), (1.0, True)])
+def test_fedlc(tau, prior):
+    """``L = CE(g(f(x)) + c_i)``, then ``w^{t+1} = Σ (n_i/Σ n)·w_i``; answers with ``c_i`` and without."""
+    options = {"method__calibration": "prior" if prior else "margin", "method__tau": tau, "method__rho": 0.5}
+    federation, parties = build("fedlc", **options)
+    current = {n: w.numpy().copy() for n, w in federation.server.items()}
+    for number, record in enumerate(federation.run(), start=1):
+        losses = []
+        for p in parties:
+            c, p.weights = calibrations(p, tau, prior), dict(current)
+
+            def loss(w, batch, c=c):
+                return -sum(math.log(softmax(logits(w, x) + c)[y]) for x, y in batch) / len(batch)
+
+            losses.append(p.epoch(loss, ALL, number))
+        current = mean([p.weights for p in parties], sizes(parties))
+        assert record.losses["total"] == pytest.approx(total(parties, losses), rel=1e-6)
+        assert_near(federation.server, current)
+        found = record.accuracy.clients
+        for p, *three in zip(parties, found["global_model"], found["global_prior"], found["head"], strict=True):
+            c = calibrations(p, tau, prior)
+            own, everyone = ([logits(w, x) for x, _ in p.test] for w in (p.weights, current))
+            for scores, accuracy in zip(
+                (everyone, [z + c for z in everyone], [z + c for z in own]), three, strict=True
+            ):
+                assert accuracy == pytest.approx(p.accuracy_of(scores))
+
+
 def test_fedper():
     """``L = CE`` over θ and φ_i together; ``θ^{t+1} = Σ (n_i/Σ n)·θ_i``; φ_i is never reset."""
     federation, parties = build("fedper")

@@ -28,6 +28,7 @@ RULE_COLOURS = {
     "beacon": GREY,
     "all_classes": BLACK,
     "expert": PURPLE,  # no method has both it and etf
+    "global_prior": GREY,  # nor this and beacon
 }
 RULE_TITLES = {
     "head": "Classifier head",
@@ -39,6 +40,7 @@ RULE_TITLES = {
     "beacon": "Beacon with prior",
     "all_classes": "Classes alike",
     "expert": "Expert",
+    "global_prior": "Global model with prior",
 }
 
 INK, FAINT = "#24292F", "#E3E6EA"

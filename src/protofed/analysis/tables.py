@@ -57,6 +57,7 @@ NOTES = {
 RULES = {
     "head": "head = own classifier",
     "global_model": "model = the server's model",
+    "global_prior": "prior = the server's model with the client's class frequencies",
     "local": "local = nearest own prototype",
     "global": "global = nearest global prototype",
     "global_own": "own = the same among the client's own classes",
@@ -90,7 +91,7 @@ def results_table(groups: Groups) -> Table:
     table = _table(f"Test accuracy in %, {rounds} rounds{over}", "\n".join(f"{note}." for note in notes if note))
     table.add_column("method", no_wrap=True)
     table.add_column("round", no_wrap=True, min_width=max(len(line.title) for line in lines))
-    short = {"global_own": "own", "global_model": "model", "all_classes": "all"}
+    short = {"global_own": "own", "global_model": "model", "global_prior": "prior", "all_classes": "all"}
     for rule in rules:
         # On a narrow screen names may lose their ends, but numbers must not.
         table.add_column(short.get(rule, rule), justify="right", no_wrap=True, min_width=8)

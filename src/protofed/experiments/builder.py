@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from protofed import data, methods, models
+from protofed import claims, data, methods, models
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.architectures import Architecture, FederationSummary, common_architecture
 from protofed.experiments.config import Experiment
@@ -143,10 +143,17 @@ class Builder:
             class_size=summary.class_size,
             clients=summary.clients,
             template=lambda: self._model(template, "shared"),
+            sizes=self._sizes,
             auxiliary=self._auxiliary,
             dtype=self.hardware.dtype,
             input_shape=federated.input_shape,
         )
+
+    def _sizes(self) -> list[int]:
+        every = (self.summary.template, *self.summary.architectures)
+        known = [a for a in every if a is not None and a.name != claims.PRIVATE]
+        built = (self._model(a, "shared") for a in {a.kind: a for a in known}.values())
+        return [sum(p.numel() for p in model.parameters()) for model in built]
 
     def _auxiliary(self, name: str, options: Mapping[str, Any], d: int | None) -> models.SplitModel:
         """Build a network that all parties share, from the configuration alone (see methods.Build)."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods import register
 from protofed.methods._prior import balanced_cross_entropy, log_prior, over
-from protofed.methods._weights import WeightedMean, copied, first_model, load_weights, shared_weights
+from protofed.methods._weights import WeightedMean, copied, load_weights, shared_weights
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.models.tiny import tiny_width
@@ -136,14 +136,15 @@ class Beacon(Method[BeaconOptions]):
         return copied(shared_weights(self.network, buffers=False))
 
     def notes(self) -> tuple[str, ...]:
-        """Tell the size of the beacon, and warn if it is larger than the model beside it."""
-        size, own = (sum(p.numel() for p in model.parameters()) for model in (self.network, first_model(self.task)))
+        """Tell the size of the beacon, and warn if a client's model is smaller."""
+        assert self.task.sizes is not None
+        size, own = sum(p.numel() for p in self.network.parameters()), min(self.task.sizes())
         whose = "that all clients share" if self.options.exchange else "that each client has for itself"
         sentences = [f"The beacon {whose} has {size:,} parameters."]
         if size > own:
             larger = (
-                f"The beacon, with {size:,} parameters, is larger than the first client's model, with {own:,}: "
-                "method.channels and method.hidden make it smaller."
+                f"The beacon, with {size:,} parameters, is larger than the smallest model of a client, with "
+                f"{own:,}: method.channels and method.hidden make it smaller."
             )
             log.warning("%s", larger)
             sentences.append(larger)

@@ -7,7 +7,7 @@ Everything a client does is written for *one* client; executors decide how clien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
@@ -173,6 +173,8 @@ class Task:
         clients: Number of clients ``M``; 0 if unknown.
         template: Returns a model of the first client's architecture with its initial weights; None if there are no
             models at all, as in an analysis of finished runs.
+        sizes: Returns the number of parameters of each kind of model that clients are known to have; None as
+            ``template``.
         auxiliary: Builds an auxiliary network; None if there are no models at all.
         dtype: Of models and server state.
         input_shape: Shape of one sample; empty if there are no models at all.
@@ -185,6 +187,7 @@ class Task:
     class_size: float
     clients: int = 0
     template: Callable[[], SplitModel] | None = None
+    sizes: Callable[[], Sequence[int]] | None = None
     auxiliary: Build | None = None
     dtype: torch.dtype = torch.float32
     input_shape: tuple[int, ...] = ()

@@ -13,7 +13,18 @@ from protofed.runs.metrics import Metrics
 from protofed.runs.records import Accuracy, RoundRecord
 from protofed.runs.summary import Outcome, Summary
 
-RULE_ORDER = ("head", "global_model", "local", "global", "global_own", "etf", "expert", "beacon", "all_classes")
+RULE_ORDER = (
+    "head",
+    "global_model",
+    "global_prior",
+    "local",
+    "global",
+    "global_own",
+    "etf",
+    "expert",
+    "beacon",
+    "all_classes",
+)
 """The order in which tables show inference rules."""
 
 

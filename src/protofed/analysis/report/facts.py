@@ -14,6 +14,7 @@ from protofed.runs.trouble import first_trouble, ruin
 RULE_TEXTS = {
     "head": "the class with the largest output of the client's own model",
     "global_model": "the class with the largest output of the server's model, for all or for the client's group",
+    "global_prior": "the server's model, weighed with the frequencies of the client's classes",
     "local": "the class whose prototype, made from the client's own data, is nearest",
     "global": "the class whose global prototype is nearest, among all classes",
     "global_own": "the nearest global prototype among the classes the client trains on, an easier question",

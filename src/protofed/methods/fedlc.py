@@ -1,0 +1,85 @@
+"""FedLC: FedAvg whose clients calibrate their logits by how often they see each class.
+
+Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, Eq. 5. The sum in
+the denominator of that equation leaves out the class itself; public implementations take the cross-entropy of the
+calibrated logits, as here. A class that a client does not hold is infinitely rare, and left out of its loss.
+
+``calibration = prior`` adds log-frequencies instead (balanced softmax), in which absent classes stay: FedAvg of a
+network that is trained as the one of :mod:`~protofed.methods.beacon`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.methods import register
+from protofed.methods._prior import log_prior
+from protofed.methods.contract import Batch, Tensors, Terms
+from protofed.methods.fedavg import FedAvg, FedAvgOptions
+from protofed.options import option
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+
+@dataclass(frozen=True)
+class FedLCOptions(FedAvgOptions):
+    """Hyperparameters; the authors name no default of τ."""
+
+    calibration: Literal["margin", "prior"] = option(
+        "margin", "what is added to the logits in the loss: −τ·n_y^(−1/4), or π_y = log((n_y + ρ)/(n + ρK))"
+    )
+    tau: float = option(1.0, "weight τ of the margins; has to be tuned (margin)", least=0)
+    rho: float = option(1.0, "ρ, added to the count of every class (prior)", above=0)
+
+
+@register
+class FedLC(FedAvg[FedLCOptions]):
+    """Cross-entropy of ``f(x) + c_i``, where ``c_i`` follows from the client's class frequencies."""
+
+    name = "fedlc"
+    summary = "FedAvg with logits calibrated by the frequencies of a client's classes"
+    reference = "Zhang et al., ICML 2022, arXiv 2209.00189"
+    Options = FedLCOptions
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Remember ``c_i``."""
+        return {"calibration": self.calibration(counts)}
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies."""
+        return {"calibration": self.calibration(counts).to(state["calibration"].device)}
+
+    def calibration(self, counts: Tensor) -> Tensor:
+        """Return ``c_i``, ``(K,)``.
+
+        Args:
+            counts: ``(K,)`` int64 samples per class ``n_y``.
+        """
+        if self.options.calibration == "prior":
+            return log_prior(counts, self.options.rho, self.task.dtype)
+        margins = -self.options.tau * counts.clamp(min=1).double().pow(-0.25)
+        return margins.to(self.task.dtype).masked_fill(counts == 0, torch.finfo(self.task.dtype).min)
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """Eq. 5."""
+        output = model(batch.x)
+        return {"cross_entropy": batch.cross_entropy(output.logits + state["calibration"])}, output
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The global model without the client's class frequencies and with them; its own model with them."""
+        return ("global_model", "global_prior", "head")
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of either model, and what the client's frequencies add to them."""
+        plain = super().scores(model, batch, received, state)
+        return {
+            "global_model": plain["global_model"],
+            "global_prior": plain["global_model"] + state["calibration"],
+            "head": plain["head"] + state["calibration"],
+        }
