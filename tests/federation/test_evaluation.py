@@ -174,7 +174,7 @@ def test_shifted_frequencies_are_forgotten_after_the_score():
     expected, found = (records("beacon", on) for on in ("own", "shifted"))
     assert [r.accuracy for r in found[1]] == [r.accuracy for r in expected[1]]
     for name, own in visited(found[0]).items():
-        assert own.state.keys() == {"prior", "own"}
+        assert own.state.keys() == {"beacon_prior", "prior", "own"}
         assert torch.equal(own.state["prior"], visited(expected[0])[name].state["prior"])
 
 

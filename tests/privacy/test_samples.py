@@ -9,6 +9,8 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
+from hypothesis import given
+from hypothesis import strategies as st
 
 from privacy.auditing import lower_bound
 from privacy.everywhere import everywhere
@@ -21,7 +23,7 @@ from protofed.models import group_norm
 from protofed.privacy.accounting import ORDERS
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
-from protofed.snapshots import flatten
+from protofed.snapshots import Snapshot, flatten
 from protofed.training.private import Noise, Private, clipped_sum, private_counts, rate
 from support import build, client, experiment, federated, uploads
 
@@ -150,8 +152,40 @@ def test_numbers_of_samples_are_noisy_wherever_a_method_sees_them_and_are_not_se
     assert local.counts.tolist() != [40, 3, 0, 0]
     assert [int(u.payload["samples"]) for u in uploads(federation)] == [1, 1]
     beacon = build("beacon", data, rounds=1, **{**PRIVATE, "privacy__means": 3.0})
-    state = beacon.executor.clients.snapshot("ann").state
-    assert not torch.equal(state["prior"], beacon.method.client_state(torch.tensor([40, 3, 0, 0]))["prior"])
+    state, true = beacon.executor.clients.snapshot("ann").state, torch.tensor([40, 3, 0, 0])
+    assert not torch.equal(state["beacon_prior"], beacon.method.client_state(true)["beacon_prior"])
+
+
+@pytest.mark.parametrize("method", ["beacon", "fedlc"])
+def test_what_stays_with_a_client_knows_its_true_numbers_of_samples(method):
+    """Predictions and the expert use them; nothing that is sent depends on them."""
+    federation = build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0})
+    method_, clients = federation.method, federation.executor.clients
+    for name in federation.names:
+        for entry, tensor in method_.kept_state(clients[name].train.counts(4)).items():
+            assert torch.equal(clients.snapshot(name).state[entry], tensor)
+    sent = [dict(u.payload) for u in uploads(build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0}))]
+    other = build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0})
+    for name in other.names:
+        found = other.executor.clients.snapshot(name)
+        wrong = method_.kept_state(torch.tensor([0, 90, 1, 0]))
+        other.executor.clients.store.write(name, Snapshot(found.model, {**found.state, **wrong}, found.received))
+    for a, b in zip(sent, uploads(other), strict=True):
+        assert all(torch.equal(a[n], t) for n, t in b.payload.items())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "beacon", "fml", "fedlc"])
+def test_small_clients_weigh_as_much_as_others(method):
+    """Where no class stands out of the noise, too: 15 samples, noise of 50 on their number."""
+    data = federated(client("ann", [0] * 5 + [1] * 5 + [2] * 5), client("bob", [0, 1, 2, 3] * 60))
+    federation = build(method, data, rounds=1, **{**PRIVATE, "privacy__means": 50.0})
+    assert [int(u.payload["samples"]) for u in uploads(federation)] == [1, 1]
+
+
+def test_a_client_that_only_receives_weighs_nothing():
+    chosen = {**PRIVATE, "privacy__means": 50.0, "method__receive_only": ["ann"]}
+    data = federated(client("ann", [0] * 5), client("bob", [0, 1, 2, 3] * 6))
+    assert [int(u.payload["samples"]) for u in uploads(build("beacon", data, rounds=1, **chosen))] == [0, 1]
 
 
 def test_noisy_numbers_of_samples():
@@ -160,6 +194,15 @@ def test_noisy_numbers_of_samples():
     assert abs(float(drawn[:, 0].mean()) - 50) < 0.6
     assert abs(float(drawn[:, 0].std()) - 2) < 0.3
     assert float((drawn[:, 1] == 0).double().mean()) > 0.95
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.floats(0, 100), st.integers(0, 1000))
+def test_noisy_numbers_of_samples_are_numbers_of_some_samples(counts, means, seed):
+    drawn = private_counts(torch.tensor(counts), Private(1.0, 1.0, 1.0, means), generator(seed))
+    assert (drawn >= 0).all()
+    assert drawn.sum() >= 1
+    if means == 0:
+        assert drawn.tolist() == counts or not sum(counts)
 
 
 def test_batches_are_drawn_by_coins():
@@ -188,7 +231,7 @@ def test_every_executor_adds_the_same_noise_once(method):
 
 def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays():
     """With all noise, its predictions alone are those of a run without any; the beacon's are not."""
-    plain, private = build("beacon", rounds=1), build("beacon", rounds=1, **{**PRIVATE, "privacy__means": 1e-6})
+    plain, private = build("beacon", rounds=1), build("beacon", rounds=1, **{**PRIVATE, "privacy__means": 30.0})
     for federation in (plain, private):
         list(federation.run())
     a, b = (f.executor.clients.snapshot("ann").model for f in (plain, private))

@@ -170,7 +170,7 @@ def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
     with seeded(run.seed, "prototypes as used"):
         model = SplitModel(nn.Identity(), nn.Linear(d, K))
         method.extend(model)
-    state, message = method.client_state(counts), None
+    state, message = {**method.client_state(counts), **method.kept_state(counts)}, None
     nothing = torch.zeros(0, d), torch.zeros(0, dtype=torch.int64)
     local = Local("", run.last_round + 1, model, counts, state, {}, lambda: nothing, run.seed)
     if server is not None:

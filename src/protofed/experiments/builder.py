@@ -124,13 +124,14 @@ class Builder:
                 roster.store.write(client.name, Snapshot(model.state_dict(), state, {}))
 
     def _state(self, member: Member) -> dict[str, torch.Tensor]:
-        """Return a client's first state, which tells a method no true numbers of samples if those are protected."""
+        """Return a client's first state; numbers of samples on which messages may depend are noisy if protected."""
         counts, private = member.train.counts(self.federated.num_classes).cpu(), member.plan.private
+        kept = self.method.kept_state(counts)
         if private is None:
-            return self.method.client_state(counts)
+            return {**self.method.client_state(counts), **kept}
         private = replace(private, secret=self.trainer.secret)
-        counts = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
-        return {**self.method.client_state(counts), COUNTS: counts}
+        noisy = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
+        return {**self.method.client_state(noisy), **kept, COUNTS: noisy}
 
     def _task(self) -> Task:
         summary, federated = self.summary, self.federated

@@ -133,6 +133,10 @@ class WrappedMethod(Method[O]):
         """As the base."""
         return self.base.client_state(counts)
 
+    def kept_state(self, counts: Tensor) -> Tensors:
+        """As the base."""
+        return self.base.kept_state(counts)
+
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """As the base."""
         return self.base.shifted(state, counts)

@@ -179,13 +179,17 @@ class Beacon(Method[BeaconOptions]):
         model.extras["beacon"] = copy.deepcopy(self.network)
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember π_i and A_i."""
+        """Remember π_i for the beacon's loss, on which θ_i depends."""
+        return {"beacon_prior": log_prior(counts, self.options.rho, self.task.dtype)}
+
+    def kept_state(self, counts: Tensor) -> Tensors:
+        """Remember π_i and A_i for the expert and for predictions."""
         return {"prior": log_prior(counts, self.options.rho, self.task.dtype), "own": counts > 0}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Replace π_i by that of the new frequencies; A_i stays what the expert has learned."""
         now = {"own": state["own"], "now": (counts > 0).to(state["own"].device)}
-        return {**self.client_state(counts.to(state["own"].device)), **now}
+        return {**state, **self.kept_state(counts.to(state["own"].device)), **now}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Load θ. The expert's fixed targets follow from the seed, the fusion from the validation samples."""
@@ -233,7 +237,7 @@ class Beacon(Method[BeaconOptions]):
             state: π_i and A_i.
         """
         logits = model.extras["beacon"](batch.x).logits
-        return {"beacon": batch.cross_entropy(logits + state["prior"])}, None
+        return {"beacon": batch.cross_entropy(logits + state["beacon_prior"])}, None
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy of ``f_i(x) + π_i`` over A_i, and the pull towards fixed targets if the expert has it."""

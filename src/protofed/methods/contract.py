@@ -403,7 +403,17 @@ class Method(Generic[O]):
         """
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Return a new client's state, given its ``(K,)`` class counts."""
+        """Return a new client's state, given its ``(K,)`` class counts.
+
+        With ``privacy.mode=sample`` these are noisy, since what is sent may depend on them; see :meth:`kept_state`.
+        """
+        return {}
+
+    def kept_state(self, counts: Tensor) -> Tensors:
+        """Return what a new client's state has besides, given its true ``(K,)`` class counts in any case.
+
+        Nothing that is sent may depend on it: it is for predictions, and for phases that stay on the client.
+        """
         return {}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:

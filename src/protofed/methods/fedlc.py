@@ -47,12 +47,16 @@ class FedLC(FedAvg[FedLCOptions]):
     Options = FedLCOptions
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember ``c_i``."""
+        """Remember ``c_i`` for the loss."""
         return {"calibration": self.calibration(counts)}
+
+    def kept_state(self, counts: Tensor) -> Tensors:
+        """Remember ``c_i`` for predictions."""
+        return {"own_calibration": self.calibration(counts)}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies."""
-        return {"calibration": self.calibration(counts).to(state["calibration"].device)}
+        return {**state, **self.kept_state(counts.to(state["calibration"].device))}
 
     def calibration(self, counts: Tensor) -> Tensor:
         """Return ``c_i``, ``(K,)``.
@@ -80,6 +84,6 @@ class FedLC(FedAvg[FedLCOptions]):
         plain = super().scores(model, batch, received, state)
         return {
             "global_model": plain["global_model"],
-            "global_prior": plain["global_model"] + state["calibration"],
-            "head": plain["head"] + state["calibration"],
+            "global_prior": plain["global_model"] + state["own_calibration"],
+            "head": plain["head"] + state["own_calibration"],
         }

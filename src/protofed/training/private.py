@@ -224,7 +224,10 @@ def private_statistics(
 
 
 def private_counts(counts: Tensor, private: Private, generator: torch.Generator) -> Tensor:
-    """Return noisy numbers of samples per class, ``(K,)`` int64, at least 0.
+    """Return noisy numbers of samples per class, ``(K,)`` int64, at least 0 and at least 1 together.
+
+    Classes whose number may be noise become empty; if all would, the largest has one sample, since a client without
+    any would not count.
 
     Args:
         counts: ``(K,)`` true numbers, of which a sample changes one by 1.
@@ -234,4 +237,7 @@ def private_counts(counts: Tensor, private: Private, generator: torch.Generator)
     noise = Noise(None if private.secret else generator)
     noisy = counts.double() + private.means * noise.normal(counts.double())
     sure = noisy > max(SURE * private.means, 0.5)
-    return (noisy.round() * sure).long().clamp(min=0)
+    found = (noisy.round() * sure).long().clamp(min=0)
+    if not found.any():
+        found[noisy.argmax()] = 1
+    return found

@@ -340,7 +340,7 @@ class LocalTrainer:
         found = []
         scored = steps.score([clients.union] * len(locals_), locals_)
         for correct, local, each in zip(scored, locals_, weights, strict=True):
-            unseen = each * (local.counts.cpu() == 0)
+            unseen = each * (clients[local.name].train.counts(len(held)).cpu() == 0)
             found.append((_pooled(correct, held, each), _pooled(correct, held, unseen)))
         return found
 
