@@ -242,6 +242,51 @@ def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays():
 # What it costs.
 
 
+def interrupted(tmp_path, *, noise: float | None, combine: bool = True):
+    """Return a federation whose server was killed after its second round, and has to begin anew, and its ledger."""
+    chosen = {**PRIVATE, "privacy__noise": noise, "privacy__delta": 1e-3, "participation__combine": combine}
+    if noise is None:
+        chosen |= {"privacy__epsilon": 20.0, "privacy__means": 5.0}
+    killed = build("fedproto", rounds=3, **chosen)
+    killed.hiding.keep(tmp_path / "releases", 0)
+    course = killed.run()
+    before = [next(course) for _ in range(2)]
+    course.close()
+    restarted = build("fedproto", rounds=3, **chosen)
+    restarted.hiding.keep(tmp_path / "releases", 0)
+    return before, restarted
+
+
+@pytest.mark.parametrize("combine", [True, False])
+def test_rounds_that_a_restarted_server_repeats_are_paid_for(tmp_path, combine):
+    """Nobody trains before the round is counted; with combine, clients may have trained for the third round too."""
+    before, restarted = interrupted(tmp_path, noise=0.7, combine=combine)
+    counted = (tmp_path / "releases").stat().st_size
+    assert counted == (3 if combine else 2)
+    after = [record.privacy for record in restarted.run()]
+    assert (tmp_path / "releases").stat().st_size == counted + 3
+    per_round = before[0].privacy.releases
+    for number, cost in enumerate(after, start=1):
+        assert cost.releases == (number + counted) * per_round
+        assert cost.means == 1 + number + counted
+        accountant = RdpAccountant(ORDERS)
+        step = dp_accounting.PoissonSampledDpEvent(cost.rate, dp_accounting.GaussianDpEvent(cost.noise))
+        accountant.compose(step if cost.rate < 1 else dp_accounting.GaussianDpEvent(cost.noise), cost.releases)
+        accountant.compose(dp_accounting.GaussianDpEvent(cost.means_noise), cost.means)
+        assert cost.epsilon == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-9)
+    assert after[0].epsilon > before[1].privacy.epsilon
+
+
+def test_a_restarted_server_stops_before_it_exceeds_the_budget(tmp_path):
+    """The noise was found for three rounds; five would cost more than the budget."""
+    _, restarted = interrupted(tmp_path, noise=None)
+    records = list(restarted.run())
+    assert len(records) < 3
+    assert all(record.privacy.epsilon <= 20.0 for record in records)
+    assert restarted.exhausted
+    assert not restarted.hiding.affords(len(records) + 1)
+
+
 @pytest.mark.parametrize("method", ["fedproto", "beacon"])
 def test_epsilon_follows_from_what_is_recorded(method):
     federation = build(method, rounds=3, **{**PRIVATE, "privacy__means": 2.0, "privacy__delta": 1e-3})

@@ -19,7 +19,6 @@ from protofed.experiments.ending import END, restore_end, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import check_room, remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
-from protofed.privacy import ClientPrivacy
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.reading import read_toml, reason
@@ -175,7 +174,7 @@ class RunDirectory:
             if len(rounds) < federation.round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
         write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
-        if isinstance(federation.hiding, ClientPrivacy) and federation.secret:
+        if federation.hiding is not None and federation.secret:
             federation.hiding.keep(self.path / "releases", federation.round)
         return rounds
 

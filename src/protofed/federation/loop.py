@@ -271,6 +271,7 @@ class Federation:
     def _round(self, round: int) -> RoundRecord:
         start = time.perf_counter()
         names = self.participants(round)
+        self._train_from_now(round)
         record = RoundRecord(round, names)
         while not self._attempt(names, round, record):
             if record.attempts == self.participation.attempts or self.executor.clients.rests_here:
@@ -280,10 +281,16 @@ class Federation:
         self.state.standing.note(record, self.names)
         if round % self.evaluation.every == 0 or round == self.rounds or self.exhausted:
             if self._combines(round):
+                self._train_from_now(round + 1)
                 self.executor.announce(self.participants(round + 1))
             self._evaluate(round, record)
         record.seconds["total"] = time.perf_counter() - start
         return record
+
+    def _train_from_now(self, round: int) -> None:
+        """Count a round of clients that protect their samples before any of them trains for it."""
+        if isinstance(self.hiding, SamplePrivacy):
+            self.hiding.ledger.publish(round)
 
     def _combines(self, round: int) -> bool:
         """Return whether clients may train for the next round as soon as they have been scored in ``round``."""
@@ -302,7 +309,7 @@ class Federation:
         if usable < min(self.participation.min_clients, len(names)) and self.executor.remote:
             return False
         if isinstance(self.hiding, ClientPrivacy) and self.method.communicates(round):
-            self.hiding.publish()
+            self.hiding.ledger.publish(round)
         if reason := self._unsound(state, round):
             record.robust.kept = reason
         else:

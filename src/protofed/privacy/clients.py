@@ -11,7 +11,6 @@ Under secure aggregation, clients limit the length of their own vectors, and eac
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.errors import ConfigError, PayloadError, writing
+from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Method, Upload
 from protofed.privacy.accounting import Release, epsilon, find_noise
+from protofed.privacy.ledger import Ledger
 from protofed.privacy.noise import OwnNoise, Source
 from protofed.privacy.options import PrivacyOptions
 from protofed.privacy.secure_sums import BITS, Vector
@@ -152,8 +152,7 @@ class ClientPrivacy:
 
     Attributes:
         noise: Noise multiplier ``z``.
-        repeated: Releases beyond one per round, because a server had to repeat rounds with new noise.
-        ledger: File with a byte for every release, or None.
+        ledger: Counts releases, those of rounds that had to be repeated with new noise as well.
 
     Raises:
         ConfigError: If the method's uploads cannot be clipped, or the budget does not suffice for one round.
@@ -173,8 +172,7 @@ class ClientPrivacy:
         self.expected = expected
         self.source = source
         self.shared = shared
-        self.repeated = 0
-        self.ledger: Path | None = None
+        self.ledger = Ledger()
         self.dtype = method.task.dtype
         self.layout = layout_of(method, options)
         self.noise = noise_of(options, rates)
@@ -187,13 +185,13 @@ class ClientPrivacy:
 
     def epsilon(self, rounds: int) -> float:
         """Return the ε that the first ``rounds`` rounds cost together."""
-        again = Release(self.noise, 1.0, self.repeated)
+        again = Release(self.noise, 1.0, self.ledger.repeated)
         return epsilon([*_releases(self.rates[:rounds], self.noise), again], self.options.delta)
 
     def affords(self, round: int) -> bool:
         """Return whether the budget suffices for all rounds up to ``round``."""
         # The noise found for a budget keeps it, whatever the last digit says.
-        planned = self.options.noise is None and not self.repeated
+        planned = self.options.noise is None and not self.ledger.repeated
         return planned or self.epsilon(round) <= self.options.budget
 
     def merge(
@@ -233,23 +231,8 @@ class ClientPrivacy:
         return Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
 
     def keep(self, ledger: Path, round: int) -> None:
-        """Count releases in a file, which says how many there were before a server was restarted.
-
-        Args:
-            ledger: The file; there need not be one yet.
-            round: Number of rounds completed.
-        """
-        self.ledger = ledger
-        before = ledger.stat().st_size if ledger.is_file() else 0
-        self.repeated = max(0, before - self._number(round))
-
-    def publish(self) -> None:
-        """Count a release before anybody sees it."""
-        if self.ledger is not None:
-            with writing(self.ledger), self.ledger.open("ab") as file:
-                file.write(b".")
-                file.flush()
-                os.fsync(file.fileno())
+        """Count releases in a file; see :meth:`Ledger.keep <protofed.privacy.ledger.Ledger.keep>`."""
+        self.ledger.keep(ledger, round, self._number(round))
 
     def _number(self, rounds: int) -> int:
         """Return the number of the first ``rounds`` rounds in which clients send something."""
@@ -264,7 +247,7 @@ class ClientPrivacy:
             self.noise,
             self.options.clip,
             max(self.rates[:round]),
-            self._number(round) + self.repeated,
+            self._number(round) + self.ledger.repeated,
         )
 
     def note(self) -> str:

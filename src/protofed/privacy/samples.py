@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Method
 from protofed.privacy.accounting import Release, epsilon, find_noise
+from protofed.privacy.ledger import Ledger
 from protofed.privacy.options import PrivacyOptions
 from protofed.runs import Spent
 from protofed.training import LocalPlan, Member
@@ -50,18 +52,27 @@ class Training(NamedTuple):
             tuple(method.statistics_from == "after" and method.communicates(round) for round in rounds),
         )
 
-    def releases(self, rounds: int, noise: float, means: float) -> list[Release]:
+    def numbers(self, rounds: int, repeated: int = 0) -> tuple[int, int]:
+        """Return the number of noisy steps, and of statistics, with the numbers of samples per class as the first.
+
+        Args:
+            rounds: Number of rounds.
+            repeated: How often one of them, whichever costs most, was repeated.
+        """
+        again = repeated * max(self.steps[:rounds], default=0), repeated * max(self.means[:rounds], default=0)
+        return sum(self.steps[:rounds]) + again[0], 1 + sum(self.means[:rounds]) + again[1]
+
+    def releases(self, rounds: int, noise: float, means: float, repeated: int = 0) -> list[Release]:
         """Return what is published in the first ``rounds`` rounds.
 
         Args:
             rounds: Number of rounds.
             noise: Noise multiplier of steps.
             means: Noise multiplier of class means, and of the numbers of samples per class, once.
+            repeated: As for :meth:`numbers`.
         """
-        return [
-            Release(noise, self.rate, sum(self.steps[:rounds])),
-            Release(means, 1.0, 1 + sum(self.means[:rounds])),
-        ]
+        steps, statistics = self.numbers(rounds, repeated)
+        return [Release(noise, self.rate, steps), Release(means, 1.0, statistics)]
 
 
 def protected(options: PrivacyOptions, method: Method, plan: LocalPlan, samples: int) -> LocalPlan:
@@ -112,6 +123,9 @@ class SamplePrivacy:
         method: The method.
         members: The clients that train, by name.
 
+    Attributes:
+        ledger: Counts rounds, those that had to be repeated as well.
+
     Raises:
         ConfigError: If the budget does not suffice for one round of some client.
     """
@@ -119,6 +133,7 @@ class SamplePrivacy:
     def __init__(self, options: PrivacyOptions, method: Method, members: Mapping[str, Member]) -> None:
         self.options = options
         self.rounds = method.task.rounds
+        self.ledger = Ledger()
         self.clients: dict[tuple[Training, Private], str] = {}
         for name, member in members.items():
             assert member.plan.private is not None
@@ -134,11 +149,17 @@ class SamplePrivacy:
 
     def _costs(self, rounds: int) -> dict[tuple[Training, Private], float]:
         """Return the ε of each kind of client; none exceeds a budget for which it has found its own noise."""
-        most = self.options.budget if self.options.noise is None else math.inf
+        o, repeated = self.options, self.ledger.repeated
+        most = o.budget if self._planned else math.inf
         return {
-            (t, p): min(most, epsilon(t.releases(rounds, p.noise, p.means), self.options.delta))
+            (t, p): min(most, epsilon(t.releases(rounds, p.noise, p.means, repeated), o.delta))
             for t, p in self.clients
         }
+
+    @property
+    def _planned(self) -> bool:
+        """Whether the noise was found for exactly these rounds: it keeps the budget, whatever the last digit says."""
+        return self.options.noise is None and not self.ledger.repeated
 
     def _worst(self, rounds: int) -> tuple[str, float]:
         costs = self._costs(rounds)
@@ -151,12 +172,13 @@ class SamplePrivacy:
 
     def affords(self, round: int) -> bool:
         """Return whether the budget suffices for all rounds up to ``round``."""
-        return self.options.noise is None or self.epsilon(round) <= self.options.budget
+        return self._planned or self.epsilon(round) <= self.options.budget
 
     def spent(self, round: int) -> Spent:
         """Return the record of a round, with the cost of all rounds so far for the client that pays most."""
         costs = self._costs(round)
         training, private = max(costs, key=costs.__getitem__)
+        steps, statistics = training.numbers(round, self.ledger.repeated)
         return Spent(
             "sample",
             costs[training, private],
@@ -164,10 +186,14 @@ class SamplePrivacy:
             private.noise,
             private.clip,
             training.rate,
-            sum(training.steps[:round]),
-            means=1 + sum(training.means[:round]),
+            steps,
+            means=statistics,
             means_noise=private.means,
         )
+
+    def keep(self, ledger: Path, round: int) -> None:
+        """Count rounds in a file; see :meth:`Ledger.keep <protofed.privacy.ledger.Ledger.keep>`."""
+        self.ledger.keep(ledger, round, round)
 
     def note(self) -> str:
         """Return what is protected, as a sentence for a report."""
