@@ -279,9 +279,10 @@ def picture(arms: Sequence[Arm], path: Path) -> None:
     arms = [arm for arm in arms if arm.label not in LEFT_OUT]
     looks = _looks([arm.label for arm in arms])
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), sharex=True, layout="constrained")
-    for axis, score, title in ((axes[0], final, "own classes"), (axes[1], unseen, "classes never seen")):
+    sides = (axes[0], final, final, "own classes"), (axes[1], unseen, union, "classes never seen")
+    for axis, score, chosen, title in sides:
         for arm in arms:
-            if rule := arm.best_rule(score):
+            if rule := arm.best_rule(chosen):  # as in the table
                 colour, marker = looks[arm.label]
                 value, sent = statistics.fmean(arm.values(rule, score)), max(arm.bytes, NOTHING)
                 axis.plot(sent, value, marker, color=colour, markersize=8, alpha=0.9, label=arm.label)

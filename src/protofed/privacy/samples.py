@@ -158,7 +158,7 @@ class SamplePrivacy:
 
     @property
     def _planned(self) -> bool:
-        """Whether the noise was found for exactly these rounds: it keeps the budget, whatever the last digit says."""
+        """Whether the noise was found for exactly these rounds: it keeps the budget, whatever the last digit is."""
         return self.options.noise is None and not self.ledger.repeated
 
     def _worst(self, rounds: int) -> tuple[str, float]:
