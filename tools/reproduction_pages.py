@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from protofed.experiments.batch import key
 from protofed.reproduction.judging import judged
 from protofed.reproduction.layout import Scope, Sheet, committed_scopes, formula_runs
 from protofed.reproduction.output import as_markdown, facts_of
@@ -74,7 +73,7 @@ def smoke(paper: Paper, scope: Scope) -> Iterator[str]:
     keys = {own for t in paper.tables if t.kind == "runs" for own in Sheet(paper, t, scope, find).all_keys()}
     for table in paper.tables:
         if table.kind == "formulas":
-            keys |= {key(experiment) for experiment in formula_runs(paper, table, scope).values()}
+            keys |= {experiment.key for experiment in formula_runs(paper, table, scope).values()}
     done = sum((result := find(own)) is not None and result.done for own in keys)
     yield f"At scale `smoke`, {done} of the {len(keys)} runs of these tables end; their numbers mean nothing.\n"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.experiments.batch import key
 from protofed.reproduction import cli, papers, running
 from protofed.reproduction.cells import figure_cells
 from protofed.reproduction.judging import judged
@@ -179,7 +178,7 @@ def _all_better(claim, paper, sign: float):
         own = entry.runs[0][1] == method
         value = 0.8 + 0.02 * sign * own + 0.001 * experiment.seed * (1 + own)
         values = {"best": value, "client_mean": value, "up": 1000.0 + 1e6 * (not own), "down": 1000.0}
-        k = key(experiment)
+        k = experiment.key
         results[k] = Result(k, "tenth", "", "", experiment.seed, values=values)
     return results.get
 
@@ -203,7 +202,7 @@ def test_a_claim_about_a_figure_is_tested_at_a_scale_that_changes_its_option():
     for seed in scope.seeds:
         for given, experiment in figure_cells(paper.figure("2"), seed, "tenth", {}):
             value = 0.5 + 0.002 * given["partition.k"] + 0.001 * seed
-            results[key(experiment)] = Result(key(experiment), "tenth", "", "", seed, values={"client_mean": value})
+            results[experiment.key] = Result(experiment.key, "tenth", "", "", seed, values={"client_mean": value})
     judgement = judged(paper, paper.claim(7), scope, results.get)
     assert judgement.verdict == "reproduced"
     assert [c.what.partition(", ")[2] for c in judgement.comparisons] == ["method=fedproto", "method=fedavg"]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from protofed.experiments.batch import key
 from protofed.reproduction import papers as all_papers
 from protofed.reproduction.cells import CONTROLS, experiment_of, figure_runs
 from protofed.reproduction.layout import Scope, Sheet, formula_runs, hyperparameters, layout
@@ -44,7 +43,7 @@ def sheet(paper: str, number: int, scale: str = "full", values: tuple[float, ...
     results = {}
     for _, experiment, method in own.all() if values else ():
         numbers = dict.fromkeys(("best", "client_mean"), values[experiment.seed]) | {"up": 4000.0, "down": 4000.0}
-        k = key(experiment)
+        k = experiment.key
         results[k] = Result(
             k, scale, experiment.recipe, method, experiment.seed, 10, 99, "s", "head", values=numbers
         )

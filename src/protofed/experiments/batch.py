@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import time
@@ -19,11 +17,10 @@ import torch
 import protofed
 from protofed import claims
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-from protofed.experiments.config import Experiment, Tree, defaults, resolve
+from protofed.experiments.config import Experiment, Tree, resolve
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.running import Progress, Run, run_experiment
 from protofed.files import check_format, read_json, write_json
-from protofed.runs import flat
 from protofed.training.workers import end, process_context, stay_with_parent
 
 FORMAT = 1
@@ -32,26 +29,10 @@ MARK = "runs.json"
 """File by which such a folder is known."""
 
 
-def key(experiment: Experiment) -> str:
-    """Return a hash of everything that determines a run's result, 16 hexadecimal digits.
-
-    Equal configurations have equal keys on every machine: where the data lie and how they are computed is left out.
-    So are options with their default values: a new option, which changes nothing by default, changes no key.
-
-    Args:
-        experiment: The experiment.
-    """
-    plain = defaults(experiment.method, experiment.partition)
-    own = {n: v for n, v in flat(experiment.identity()).items() if n not in plain or v != plain[n]}
-    names = {"method.name": experiment.method, "partition.name": experiment.partition}
-    text = json.dumps({**own, **names}, sort_keys=True, default=list)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def folder(experiment: Experiment) -> str:
-    """Return the name of a run's folder: method, seed and :func:`key`."""
+    """Return the name of a run's folder: method, seed and key."""
     method = re.sub(r"[^\w-]", "-", experiment.method.rpartition(":")[2])[:60]
-    return f"{method}-seed{experiment.seed}-{key(experiment)}"
+    return f"{method}-seed{experiment.seed}-{experiment.key}"
 
 
 def claim(directory: Path) -> None:

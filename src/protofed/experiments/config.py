@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -303,6 +305,19 @@ class Experiment:
     def identity(self) -> Tree:
         """Return the part of :meth:`to_tree` that determines results (see :func:`identity`)."""
         return identity(self.to_tree())
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of everything that determines a run's result, 16 hexadecimal digits.
+
+        Equal configurations have equal keys on every machine: where the data lie and how they are computed is left
+        out. So are options with their default values: a new option that changes nothing by default changes no key.
+        """
+        plain = defaults(self.method, self.partition)
+        own = {n: v for n, v in flat(self.identity()).items() if n not in plain or v != plain[n]}
+        names = {"method.name": self.method, "partition.name": self.partition}
+        text = json.dumps({**own, **names}, sort_keys=True, default=list)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def identity(tree: Mapping[str, Any]) -> Tree:

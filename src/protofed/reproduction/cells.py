@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments.batch import key
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.sweeping import grid
 from protofed.reproduction.papers import Figure, Paper, Table
@@ -206,7 +205,7 @@ def figure_runs(figure: Figure, seed: int, scale: str, overrides: Mapping[str, A
         scale: One of :data:`SCALES`.
         overrides: Further values by dotted name.
     """
-    return list({key(e): e for _, e in figure_cells(figure, seed, scale, overrides)}.values())
+    return list({e.key: e for _, e in figure_cells(figure, seed, scale, overrides)}.values())
 
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Tree]:

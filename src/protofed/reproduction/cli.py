@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments.batch import key
 from protofed.files import write_text
 from protofed.reproduction.cells import SCALES
 from protofed.reproduction.judging import judged
@@ -56,7 +55,7 @@ def _state(paper: Any, table: Any, scope: Scope, find: Any) -> str:
         differ = sum(row.verdict != "agrees" for row in hyperparameters(paper.name, table.number))
         return f"{differ} differ" if differ else "agrees"
     if table.kind == "formulas":
-        ran = sum(find(key(e)) is not None for e in formula_runs(paper, table, scope).values())
+        ran = sum(find(e.key) is not None for e in formula_runs(paper, table, scope).values())
         return f"{ran} of {len(table.printed)} runs" if ran else "not run"
     states = Counter(find(own) is not None for own in Sheet(paper, table, scope, find).all_keys())
     return "not run" if not states[True] else f"{states[True]} of {states.total()} runs"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from protofed.experiments.batch import key
 from protofed.reproduction.cells import figure_cells
 from protofed.reproduction.layout import Find, Scope, Sheet, measured
 from protofed.reproduction.papers import ACCURACY, Claim, Paper, Printed
@@ -106,7 +105,7 @@ def _from_figure(paper: Paper, claim: Claim, scope: Scope, find: Find) -> list[C
             for given, experiment in cells:
                 if any(given.get(name) != value for name, value in {**wanted, **others}.items()):
                     continue
-                result = find(key(experiment))
+                result = find(experiment.key)
                 value = measured(paper, result, claim.metric) if result else None
                 if value is not None:
                     found[seed] = value

@@ -10,7 +10,6 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from protofed.experiments.batch import key
 from protofed.experiments.config import Experiment, load_recipe, resolve
 from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, experiment_of, is_control
 from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
@@ -259,7 +258,7 @@ class Sheet:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def _known(self) -> dict[Run, Experiment]:
+    def _known(self) -> dict[Run, dict[int, Experiment]]:
         """Experiments that were resolved before, with any seed."""
         return {}
 
@@ -278,10 +277,15 @@ class Sheet:
         return [self._experiment(run, seed) for run in entry.runs]
 
     def _experiment(self, run: Run, seed: int) -> Experiment:
-        if run not in self._known:
+        known = self._known.setdefault(run, {})
+        if seed not in known:
             scope = (self.scope.scale, self.scope.overrides)
-            self._known[run] = experiment_of(self.paper, self.table, dict(run[0]), run[1], seed, *scope)
-        return replace(self._known[run], seed=seed)
+            known[seed] = (
+                replace(next(iter(known.values())), seed=seed)
+                if known
+                else experiment_of(self.paper, self.table, dict(run[0]), run[1], seed, *scope)
+            )
+        return known[seed]
 
     def all(self, only: Only = MappingProxyType({})) -> Iterator[tuple[Entry, Experiment, str]]:
         """Yield the runs of the table once each, with the method's printed name: seed by seed.
@@ -298,7 +302,7 @@ class Sheet:
                         if any(_printed(run).get(name) not in values for name, values in only.items()):
                             continue
                         experiment = self._experiment(run, seed)
-                        if (own := key(experiment)) not in seen:
+                        if (own := experiment.key) not in seen:
                             seen.add(own)
                             yield entry, experiment, row.method  # type: ignore[misc]
 
@@ -313,7 +317,7 @@ class Sheet:
 
     def all_keys(self) -> list[str]:
         """Return the keys of all runs of the table."""
-        return [key(experiment) for _, experiment, _ in self.all()]
+        return [experiment.key for _, experiment, _ in self.all()]
 
     def columns_of(self, source: str) -> list[tuple[str, ...]]:
         """Return the columns, with the rows' settings, whose runs are on a data set.
@@ -337,7 +341,7 @@ class Sheet:
         """
         found: dict[int, float] = {}
         for seed in self.scope.seeds:
-            results = [self.find(key(experiment)) for experiment in self.experiments(entry, seed)]
+            results = [self.find(experiment.key) for experiment in self.experiments(entry, seed)]
             values = [measured(self.paper, r, metric or entry.metric) if r else None for r in results]
             if values and None not in values:
                 found[seed] = statistics.fmean(v for v in values if v is not None)
@@ -345,7 +349,7 @@ class Sheet:
 
     def results(self) -> list[Result]:
         """Return the results of all runs that are there."""
-        return [result for _, e, _ in self.all() if (result := self.find(key(e)))]
+        return [result for _, e, _ in self.all() if (result := self.find(e.key))]
 
     def filled(self, row: Row, column: tuple[str, ...]) -> Filled | None:
         """Return what was found for a place of the table; None if the paper has no number there.
@@ -380,7 +384,7 @@ class Sheet:
         dataset = self.dataset(entry)
         if dataset in self.missing:
             return NO_DATA
-        results = [self.find(key(e)) for seed in self.scope.seeds for e in self.experiments(entry, seed)]
+        results = [self.find(e.key) for seed in self.scope.seeds for e in self.experiments(entry, seed)]
         if any(r is not None and not r.done for r in results):
             return FAILED
         return UNREACHED if results and None not in results else NOT_RUN
@@ -464,7 +468,7 @@ def formulas(paper: Paper, table: Table, scope: Scope, find: Find) -> list[Formu
     """
     found = []
     for printed, experiment in zip(table.printed, formula_runs(paper, table, scope).values(), strict=True):
-        result = find(key(experiment))
+        result = find(experiment.key)
         values = result.values if result else {}
         counted = values["up"] + values["down"] if "up" in values and "down" in values else None
         found.append(Formula(printed.method, printed.value, values.get("formula"), counted))

@@ -51,7 +51,7 @@ class Result:
     """One run.
 
     Attributes:
-        key: Hash of its configuration (see :func:`protofed.experiments.batch.key`).
+        key: Hash of its configuration (see :attr:`protofed.experiments.Experiment.key`).
         scale: Scale at which it was run.
         recipe: Name of the recipe.
         method: Method or variant.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.errors import CheckpointError, ConfigError, DataError, OutputError, ProtofedError, unknown_name
-from protofed.experiments.batch import Task, claim, folder, key, run_tasks
+from protofed.experiments.batch import Task, claim, folder, run_tasks
 from protofed.experiments.config import Experiment, apply_overrides, resolve
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress
@@ -235,7 +235,7 @@ def _run(
     for want in wanted:
         experiment = want.experiment
         directory = _directory(request, experiment, want.models)
-        if directory in tasks or (not want.models and library.has(key(experiment), request.scope.scale)):
+        if directory in tasks or (not want.models and library.has(experiment.key, request.scope.scale)):
             continue
         if want.models and (directory / "summary.json").is_file():
             continue
@@ -256,7 +256,7 @@ def _run(
     wants = [want for _, want in tasks.values()]
     for place, outcome in run_tasks(jobs, jobs=request.jobs, progress=progress, deadline=deadline, keep_going=True):
         want, directory = wants[place], jobs[place].directory
-        own = key(want.experiment)
+        own = want.experiment.key
         if outcome is None:
             found.waiting += 1
         elif isinstance(outcome, (DataError, OutputError, CheckpointError)):
