@@ -7,7 +7,7 @@ import graphlib
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 
@@ -143,9 +143,10 @@ PACKAGES = {
 }
 
 
-def files() -> list[str]:
+@cache
+def files() -> tuple[str, ...]:
     """Return the paths of all files below the package."""
-    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+    return tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")))
 
 
 @cache
@@ -198,14 +199,15 @@ def module(name: str, attribute: str) -> str:
     return place.with_suffix(".py").as_posix()
 
 
-def targets(path: str, *, lazy: bool = True) -> set[str]:
+@cache
+def targets(path: str, *, lazy: bool = True) -> frozenset[str]:
     """Return the files of the package that a file imports."""
     own = {module(m, name) for m, name in imports(path, lazy=lazy) if m.split(".")[0] == "protofed"}
     assert own <= set(files()), f"{path} imports what is not there: {own - set(files())}"
-    return own
+    return frozenset(own)
 
 
-def circle(graph: Mapping[str, set[str]]) -> list[str]:
+def circle(graph: Mapping[str, Set[str]]) -> list[str]:
     """Return the nodes of a circle; an empty list if there is none."""
     try:
         graphlib.TopologicalSorter(graph).prepare()

@@ -63,7 +63,11 @@ def assert_alike(method: str, data=None, **overrides) -> Fused:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "overrides",
-    [{}, BATCH_NORM, {"training__momentum": 0.5, "training__epochs": 2, "participation__fraction": 0.7}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),  # the others differ from it by what they add
+        BATCH_NORM,
+        {"training__momentum": 0.5, "training__epochs": 2, "participation__fraction": 0.7},
+    ],
     ids=["plain", "batch-norm", "momentum"],
 )
 def test_every_method_is_the_same_stacked(method, overrides):
@@ -126,7 +130,14 @@ def test_images_dropout_and_convolutions():
     assert not assert_alike("fedproto", images(), **options).refused
 
 
-@pytest.mark.parametrize("name", ["resnet8", "shufflenet_v2_x1_0", "mobilenet_v2", "efficientnet_b0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet8",
+        "efficientnet_b0",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("shufflenet_v2_x1_0", "mobilenet_v2")),
+    ],
+)
 def test_the_papers_networks(name):
     # Small steps on no tiny batches: otherwise BatchNorm on single pixels blows any difference up.
     options = {"model__name": name, "model__options": {}, "model__d": 8, "rounds": 1}

@@ -126,8 +126,13 @@ def test_trained_prototypes_end_at_least_as_accurate():
     assert right >= left > 0.8
 
 
-@pytest.mark.parametrize("name", sorted([*methods.methods(), *VARIANTS]))
-@pytest.mark.parametrize("d", [2, 8])
+IN_EIGHT = ("fedproto", "gfpl", "fixed_etf", "beacon", "local")
+"""Methods of each kind of picture, whose features are projected to the plane as well."""
+
+
+@pytest.mark.parametrize(
+    ("name", "d"), [*((name, 2) for name in sorted([*methods.methods(), *VARIANTS])), *((n, 8) for n in IN_EIGHT)]
+)
 def test_every_method(name, d):
     setup = dataclasses.replace(Setup(), left=usual(name), d=d, clients=3)
     live = LiveFederation(setup, setup.left, federated_digits(setup))
