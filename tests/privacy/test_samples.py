@@ -229,9 +229,11 @@ def test_every_executor_adds_the_same_noise_once(method):
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays():
+@pytest.mark.parametrize("more", [{}, {"training__class_weights": "balanced"}])
+def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays(more):
     """With all noise, its predictions alone are those of a run without any; the beacon's are not."""
-    plain, private = build("beacon", rounds=1), build("beacon", rounds=1, **{**PRIVATE, "privacy__means": 30.0})
+    noisy = {**PRIVATE, "privacy__means": 30.0}
+    plain, private = build("beacon", rounds=1, **more), build("beacon", rounds=1, **noisy, **more)
     for federation in (plain, private):
         list(federation.run())
     a, b = (f.executor.clients.snapshot("ann").model for f in (plain, private))
