@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
-from network import FakeGrid, apart, locally, nodes_of, over, wanted
+from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted
 from protofed.federation import loop
 from protofed.privacy.noise import from_seed
+from protofed.training.private import COUNTS
 
 
 def numbers(run) -> list[dict]:
@@ -71,3 +72,39 @@ def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_pat
     told = [json.loads(line)["privacy"]["releases"] for line in lines]
     assert told == [1, 3, 4]
     assert run.summary["privacy"]["releases"] == 4
+
+
+def test_rounds_that_a_restarted_server_repeats_are_paid_for_where_samples_are_protected(root, tmp_path):
+    """It begins anew for want of a checkpoint, and so do the nodes, with new noise on their numbers of samples."""
+    private = {"privacy__mode": "sample", "privacy__noise": 2.0, "training__batch_size": 64}
+    chosen = apart("fedproto", root, rounds=3, checkpoint__every=2, **private)
+    died, drawn = False, []
+
+    def die(node, message, reply):
+        nonlocal died
+        if message.metadata.message_type == "train":
+            drawn.append(counts(tmp_path / "state"))
+        if message.metadata.message_type == "evaluate" and not died:
+            died = True
+            raise KeyboardInterrupt
+        return reply
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    with pytest.raises(KeyboardInterrupt):
+        over(grid, chosen, tmp_path / "remote")
+    forget()
+    run = over(grid, chosen, tmp_path / "remote", resume=True)
+    assert (tmp_path / "remote" / "releases").stat().st_size == 4
+    assert drawn[2] != drawn[5], "the numbers of samples are told anew"
+    alone = locally(chosen, tmp_path / "local")
+    for number, (here, there) in enumerate(zip(alone.rounds, run.rounds, strict=True), start=1):
+        once, twice = here["privacy"], there["privacy"]
+        assert (once["releases"], twice["releases"]) == (number, number + 1)
+        assert (once["means"], twice["means"]) == (1 + number, 3 + number)
+        assert twice["epsilon"] > once["epsilon"]
+
+
+def counts(state: Path) -> list[list[int]]:
+    """Return the noisy numbers of samples per class that nodes have stored."""
+    stored = [load_file(file) for file in sorted(state.rglob("*.rest.safetensors"))]
+    return [tensor.tolist() for file in stored for name, tensor in file.items() if name.endswith(COUNTS)]

@@ -270,7 +270,7 @@ def test_rounds_that_a_restarted_server_repeats_are_paid_for(tmp_path, combine):
     per_round = before[0].privacy.releases
     for number, cost in enumerate(after, start=1):
         assert cost.releases == (number + counted) * per_round
-        assert cost.means == 1 + number + counted
+        assert cost.means == 1 + number + 2 * counted
         accountant = RdpAccountant(ORDERS)
         step = dp_accounting.PoissonSampledDpEvent(cost.rate, dp_accounting.GaussianDpEvent(cost.noise))
         accountant.compose(step if cost.rate < 1 else dp_accounting.GaussianDpEvent(cost.noise), cost.releases)
@@ -287,6 +287,19 @@ def test_a_restarted_server_stops_before_it_exceeds_the_budget(tmp_path):
     assert all(record.privacy.epsilon <= 20.0 for record in records)
     assert restarted.exhausted
     assert not restarted.hiding.affords(len(records) + 1)
+
+
+def test_a_repeated_round_costs_what_the_dearest_of_all_rounds_does(tmp_path):
+    """The last round, which has more steps, may be the one that has to be repeated, before it is reached again."""
+    chosen = {**PRIVATE, "method__head_epochs": 1, "method__extractor_epochs": 1, "method__final_head_epochs": 7}
+    killed = build("fedrep", rounds=3, **chosen)
+    killed.hiding.keep(tmp_path / "releases", 0)
+    each = [record.privacy for record in killed.run()]
+    restarted = build("fedrep", rounds=3, **chosen)
+    restarted.hiding.keep(tmp_path / "releases", 0)
+    first = next(restarted.run()).privacy
+    assert first.releases >= each[-1].releases + each[0].releases
+    assert first.epsilon > each[-1].epsilon
 
 
 @pytest.mark.parametrize("method", ["fedproto", "beacon"])
