@@ -351,7 +351,7 @@ class SecureServer:
     """The server in one round of secure aggregation.
 
     Args:
-        names: The clients of the round.
+        names: The clients that have uploads.
         threshold: Number of clients without which the sum cannot be read; more than half.
         length: Length of the vectors.
 
@@ -376,7 +376,7 @@ class SecureServer:
         self.gone: list[str] = []
         self.seed_shares: dict[str, list[bytes]] = {}
         self.key_shares: dict[str, list[bytes]] = {}
-        self._check("were asked")
+        self._check("have uploads")
 
     def _check(self, what: str) -> None:
         if len(self.present) < self.threshold:
