@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from protofed.errors import CheckpointError, FederationError, OutputError, Paylo
 from protofed.files import read_tensors
 from protofed.flower import held
 from protofed.flower.messages import Job
+from protofed.privacy import secure_sums
 from protofed.privacy.noise import NO_NOISE
 from protofed.privacy.secure import Offer
 from protofed.privacy.secure_protocol import SecureClient, SecureServer, conduct
@@ -108,16 +110,35 @@ def test_a_node_that_falls_silent_in_a_stage(stage, tmp_path):
     assert read_tensors(run.directory / "server.safetensors")["present"].all()
 
 
-def test_too_few_nodes_end_the_run_in_one_line(root, tmp_path):
+@pytest.mark.parametrize("times", [1, 2])
+def test_too_few_nodes_end_the_run_in_one_line_unless_another_attempt_succeeds(times, root, tmp_path):
+    silences = itertools.count(1)
+
     def silent(node, message, reply):
         asked = records(message)
-        return None if node == 103 and asked and asked[0].get("stage") == "masked" else reply
+        away = node == 103 and asked and asked[0].get("stage") == "masked"
+        return None if away and next(silences) <= times else reply
 
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), silent)
     chosen = wanted("fedproto", root, participation__deadline_s=0.2, participation__attempts=2, **SECURE)
-    with pytest.raises(FederationError, match="secure aggregation") as error:
+    if times == 1:
+        first, _ = over(grid, chosen, tmp_path / "net").rounds
+        assert (first["attempts"], first.get("robust", {}).get("kept", "")) == (2, "")
+        return
+    with pytest.raises(FederationError) as error:
         over(grid, chosen, tmp_path / "net")
-    assert "\n" not in str(error.value)
+    assert str(error.value) == (
+        "round 1, attempt 2: secure aggregation: 2 of the 3 clients needed sent vectors (secure.threshold); "
+        "cid: no answer in time"
+    )
+
+
+def test_a_sum_that_would_overflow_says_what_to_change(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(secure_sums, "BITS", 20)
+    with pytest.raises(FederationError, match="round 1, attempt 3: secure aggregation: 0 of the 3") as error:
+        over(FakeGrid(nodes_of(root, tmp_path / "state")), wanted("fedproto", root, **SECURE), tmp_path / "net")
+    assert "cid: node: prototypes: " in str(error.value)
+    assert "would overflow the sum of 3 clients: lower secure.fraction_bits" in str(error.value)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

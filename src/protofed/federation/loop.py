@@ -304,6 +304,7 @@ class Federation:
         whereas clients of this process would train once more.
         """
         messages = self._messages(names, round, record)
+        record.robust = Findings()
         record.privacy = None if self.hiding is None else self.hiding.spent(round)
         state, diagnostics, usable = self._aggregate(names, messages, round, record)
         if usable < min(self.participation.min_clients, len(names)) and self.executor.remote:
@@ -311,7 +312,7 @@ class Federation:
         if isinstance(self.hiding, ClientPrivacy) and self.method.communicates(round):
             self.hiding.ledger.publish(round)
         if reason := self._unsound(state, round):
-            record.robust.kept = reason
+            record.robust.kept = f"clients would have refused the new one ({reason})"
         else:
             self.state.tensors, record.diagnostics = state, diagnostics
         return True
@@ -333,6 +334,8 @@ class Federation:
 
     def _why(self, round: int, record: RoundRecord) -> str:
         """Return the reason why a round could not be completed, as one line."""
+        if record.robust.kept:
+            return f"round {round}, attempt {record.attempts}: {record.robust.kept}"
         reasons = [f"{m.client}: {m.reason}" for m in record.missing]
         reasons += [f"{r.client}: {r.field} {r.reason}" for r in record.refused]
         return (

@@ -251,6 +251,16 @@ def left_out(runs: Sequence[RunData]) -> Table | None:
     return table
 
 
+def without_effect(runs: Sequence[RunData]) -> Table | None:
+    """Return the rounds after which the server kept its state, and why; None if there were none."""
+    rounds: dict[tuple[str, ...], list[int]] = {}
+    for run in runs:
+        for record in run.rounds:
+            if record.robust.kept:
+                rounds.setdefault((record.robust.kept, str(run.seed)), []).append(record.round)
+    return _counted(["Reason", "Seed"], 1, rounds)
+
+
 def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> Table | None:
     """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
     rounds: dict[tuple[str, ...], list[int]] = {}
@@ -259,9 +269,14 @@ def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> T
             for incident in getattr(record, kind):
                 key = (*(getattr(incident, name) for name in fields), str(run.seed))
                 rounds.setdefault(key, []).append(record.round)
+    return _counted([*(name.capitalize() for name in fields), "Seed"], len(fields), rounds)
+
+
+def _counted(columns: list[str], text_columns: int, rounds: Mapping[tuple[str, ...], list[int]]) -> Table | None:
+    """Return how often and in which rounds something happened, the most frequent first; None if nothing did."""
     if not rounds:
         return None
-    table = Table([*(name.capitalize() for name in fields), "Seed", "Times", "Rounds"], text_columns=len(fields))
+    table = Table([*columns, "Times", "Rounds"], text_columns=text_columns)
     for key, when in sorted(rounds.items(), key=lambda item: -len(item[1])):
         table.add(*key, str(len(when)), str(when[0]) if when[0] == when[-1] else f"{when[0]} to {when[-1]}")
     return table
@@ -306,8 +321,6 @@ def _interventions(findings: Findings) -> Iterator[tuple[str, str]]:
         yield client, "vectors many times as long as the median reached the server"
     for label in findings.alone:
         yield "", f"class {label} was reported by one client alone and cannot be protected"
-    if findings.kept:
-        yield "", "the server kept its previous state, since clients would have refused the new one"
 
 
 def grid(rows: Sequence[Row], axes: Axes) -> Table:
