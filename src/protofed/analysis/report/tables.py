@@ -261,6 +261,24 @@ def without_effect(runs: Sequence[RunData]) -> Table | None:
     return _counted(["Reason", "Seed"], 1, rounds)
 
 
+STEPS = 20
+"""Rounds, besides the first and the last, that the table of the cost of privacy has at most."""
+
+
+def privacy(run: RunData) -> Table | None:
+    """Return what differential privacy had cost after each round, of many rounds after some; None without noise."""
+    spent = [(record.round, record.privacy) for record in run.rounds if record.privacy and record.privacy.noise]
+    if not spent:
+        return None
+    table = Table(["After round", "ε", "Noisy sums", *["Noisy statistics"] * (spent[-1][1].means > 0)])
+    step = -(-len(spent) // STEPS)
+    for place, (round, cost) in enumerate(spent, start=1):
+        if place == 1 or place % step == 0 or place == len(spent):
+            more = [number(cost.means)] if spent[-1][1].means else []
+            table.add(number(round), f"{cost.epsilon:.3g}", number(cost.releases), *more)
+    return table
+
+
 def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> Table | None:
     """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
     rounds: dict[tuple[str, ...], list[int]] = {}
