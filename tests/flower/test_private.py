@@ -12,7 +12,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
 from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted
+from protofed.experiments.builder import Builder
 from protofed.federation import loop
+from protofed.flower import node
 from protofed.privacy.noise import from_seed
 from protofed.training.private import COUNTS
 
@@ -49,6 +51,48 @@ def test_dp_sgd_at_nodes_is_that_of_the_local_run_but_for_what_is_drawn(root, tm
     noisy = wanted("fedproto", root, rounds=2, privacy__mode="sample", privacy__noise=0.1, **more)
     runs = [over(FakeGrid(nodes_of(root, tmp_path / n)), noisy, tmp_path / f"run {n}") for n in "ab"]
     assert not same(*runs)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "beacon", "fedavg"])
+def test_nodes_clip_and_add_noise_exactly_once(method, root, tmp_path, monkeypatch):
+    """With the noise of a simulation in place of their own, the numbers are those of a simulation."""
+    chosen = wanted(method, root, rounds=2, privacy__mode="sample", privacy__noise=0.7, privacy__clip=0.5)
+    local = locally(chosen, tmp_path / "local")
+    monkeypatch.setattr(node, "Builder", lambda *given, secret, **named: Builder(*given, **named))
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
+    forget()
+    assert numbers(remote) == numbers(local)
+    assert same(local, remote)
+
+
+PROTECTIONS = [
+    {"privacy__mode": "sample", "privacy__noise": 0.7},
+    {"privacy__mode": "client", "privacy__noise": 0.7},
+    {"secure__aggregation": True},
+    {"privacy__mode": "client", "privacy__noise": 0.7, "secure__aggregation": True},
+]
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection, root, tmp_path):
+    """Clients travel there, and each visit may be in another process."""
+    chosen = wanted(method, root, rounds=2, **protection)
+    local = locally(chosen, tmp_path / "local")
+
+    def elsewhere(node, message, reply):
+        forget()
+        return reply
+
+    shares = {101 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
+    remote = over(FakeGrid(shares, elsewhere), chosen, tmp_path / "remote", simulated=True)
+    assert same(local, remote)
+    for here, there in zip(numbers(local), numbers(remote), strict=True):
+        # Boxes of shares have no fixed length.
+        here["bytes"], there["bytes"] = (
+            {} if "secure__aggregation" in protection else n["bytes"] for n in (here, there)
+        )
+        assert here == there
 
 
 def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_path):
