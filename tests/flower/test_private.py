@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
 from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted
+from protofed.errors import FederationError
 from protofed.experiments.builder import Builder
 from protofed.federation import loop
 from protofed.flower import node
@@ -146,6 +147,56 @@ def test_rounds_that_a_restarted_server_repeats_are_paid_for_where_samples_are_p
         assert (once["releases"], twice["releases"]) == (number, number + 1)
         assert (once["means"], twice["means"]) == (1 + number, 3 + number)
         assert twice["epsilon"] > once["epsilon"]
+
+
+@pytest.mark.parametrize("mode", ["client", "sample"])
+@pytest.mark.parametrize("completed", [0, 2])
+def test_a_server_that_is_killed_again_and_again_stops_in_time(mode, completed, root, tmp_path):
+    """Before the budget is exceeded; and what the lost rounds have cost stands in what the run leaves."""
+    private = {"privacy__mode": mode, "privacy__noise": 4.0, "training__batch_size": 64}
+    chosen = apart("fedproto", root, rounds=4, privacy__epsilon=2.5, checkpoint__every=2, **private)
+    grid, files = FakeGrid(nodes_of(root, tmp_path / "state")), tmp_path / "remote"
+
+    def kill():
+        def die(node, message, reply):
+            at = [dict(record).get("round") for record in message.content.values()]
+            if message.metadata.message_type == "evaluate" and completed + 1 in at:
+                raise KeyboardInterrupt
+            return reply
+
+        grid.tamper = die
+        forget()
+
+    def released() -> int:
+        return (files / "releases").stat().st_size
+
+    run, refused = None, ""
+    for again in range(20):
+        kill()
+        try:
+            run = over(grid, chosen, files, resume=again > 0)
+            break
+        except KeyboardInterrupt:
+            assert released() == completed + again + 1
+        except FederationError as error:
+            refused = str(error)
+            break
+    assert released() > completed
+    alone = locally(wanted("fedproto", root, **private, rounds=released() + 1), tmp_path / "local").rounds
+    costs = [record["privacy"]["epsilon"] for record in alone]
+    assert costs[-2] <= 2.5
+    if completed:
+        spent = run.summary["privacy"]
+        assert len(run.rounds) == completed
+        assert spent == run.rounds[-1]["privacy"]
+        assert spent["releases"] == released()
+        assert costs[-2] <= spent["epsilon"] <= 2.5
+    else:
+        assert run is None
+        assert refused.startswith(
+            f"privacy.epsilon=2.5 is spent: {released()} rounds were lost with a killed server"
+        )
+        assert "\n" not in refused
 
 
 def counts(state: Path) -> list[list[int]]:

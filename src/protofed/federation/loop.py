@@ -224,7 +224,18 @@ class Federation:
         return 0 < self.evaluation.patience <= since
 
     def run(self) -> Iterator[RoundRecord]:
-        """Run the remaining rounds, as far as the budget goes, and yield a record after each."""
+        """Run the remaining rounds, as far as the budget goes, and yield a record after each.
+
+        Raises:
+            FederationError: If it does not suffice for a first one after those that were lost with a killed server,
+                or too few clients gave a usable result.
+        """
+        if self.hiding is not None and self.exhausted and not self.round:
+            raise FederationError(
+                f"privacy.epsilon={self.privacy.budget:g} is spent: {self.hiding.ledger.repeated} rounds were lost "
+                f"with a killed server ({self.hiding.ledger.path}), and with one more ε would be "
+                f"{self.hiding.epsilon(1):.3g}"
+            )
         while self.round < self.rounds and not self.exhausted:
             yield self._round(self.round + 1)
 
