@@ -20,7 +20,7 @@ from protofed.flower.messages import Job
 from protofed.privacy import secure_sums
 from protofed.privacy.noise import NO_NOISE
 from protofed.privacy.secure import Offer
-from protofed.privacy.secure_protocol import SecureClient, SecureServer, conduct
+from protofed.privacy.secure_protocol import STAGES, SecureClient, SecureServer, conduct
 
 SECURE = {"secure__aggregation": True, "rounds": 2}
 OFFER = Offer(np.zeros(2, dtype=np.uint64), NO_NOISE).to_bytes()
@@ -211,6 +211,17 @@ def add_up(state: RecordDict, folder: Path) -> None:
                 yield name, others[name].answer(stage, request)
 
     conduct(SecureServer(["ann", *others], 2, 2), ask)
+
+
+def test_a_restarted_node_cannot_be_asked_for_the_other_half_of_a_secret(tmp_path):
+    """Within a session new keys do suffice: the shares that it held are gone with the context."""
+    state, job = RecordDict(), Job("run", "ann", 1, "{}", "{}")
+    held.keep(state, job, OFFER)
+    add_up(state, tmp_path)
+    for lost in (RecordDict(), state):
+        for stage in STAGES:
+            with pytest.raises(PayloadError, match=r"no upload of|has been answered in this round"):
+                held.answer(lost, {"client": "ann", "stage": stage, "arrived": [], "lost": ["bob"]}, tmp_path)
 
 
 def test_a_node_reveals_nothing_that_it_cannot_remember(tmp_path):
