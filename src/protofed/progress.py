@@ -19,7 +19,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.experiments import Progress, Run
 from protofed.formats import duration, percent, size
 from protofed.runs import main_rule, read_config, wanted_rule
-from protofed.runs.trouble import HELP, trouble
+from protofed.runs.trouble import trouble
 
 FORMATS = ("auto", "text", "json")
 
@@ -98,7 +98,7 @@ class Shown(Progress):
         return sum(last) / max(1, len(last)) * (self.rounds[label] - self.done[label])
 
     def warning(self, label: str, record: Mapping[str, Any]) -> str:
-        """Return a sentence about the first round of a run whose numbers are not finite; "" for all others.
+        """Return a sentence about the first round of a run that is in trouble; "" for all others.
 
         Args:
             label: Name of the run.
@@ -108,7 +108,7 @@ class Shown(Progress):
         if not found or label in self._warned:
             return ""
         self._warned.add(label)
-        return f"{label}, round {record['round']}: {found}: {HELP}"
+        return f"{label}, round {record['round']}: {found}"
 
 
 class BarProgress(Shown):

@@ -327,7 +327,8 @@ def test_says_at_what_epsilon(tmp_path):
     assert words in page
     assert "add the noise themselves" in page
     sample = support.experiment(privacy__mode="sample", privacy__noise=1)
-    assert "which the server cannot take away" in protections(sample)[0]
+    assert "which the server cannot take away" in protections(sample, noisy=True)[0]
+    assert protections(sample, noisy=False) == ()
 
 
 def test_says_that_nothing_was_sent(tmp_path):

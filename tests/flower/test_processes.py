@@ -63,9 +63,9 @@ def here(chosen: Path, out: Path, *words: str) -> Path:
     return out
 
 
-def same(expected: Path, found: Path) -> None:
-    """Same accuracies, bytes and prototypes."""
-    names = ("round", "participants", "accuracy", "bytes", "parameters")
+def same(expected: Path, found: Path, names: tuple[str, ...] = ("accuracy", "bytes", "parameters")) -> None:
+    """Same participants and prototypes, and the same of what is named: accuracies, bytes and parameters."""
+    names = ("round", "participants", *names)
     for a, b in zip(rounds_of(expected), rounds_of(found), strict=True):
         assert {n: a.get(n) for n in names} == {n: b.get(n) for n in names}
     a, b = (path / "prototypes.safetensors" for path in (expected, found))
@@ -133,6 +133,20 @@ def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(t
 def test_a_simulation_on_ray_gives_the_numbers_of_the_local_engine(method, tmp_path):
     chosen = recipe(folders(tmp_path / "data", 4), method)
     same(here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protection", ["sample", "client", "secure", "both"])
+def test_a_simulation_on_ray_protects_as_the_local_engine_does(protection, tmp_path):
+    mode = "client" if protection == "both" else protection
+    more = "[robust]\nrule = 'none'\n"
+    more += "" if protection == "secure" else f"[privacy]\nmode = '{mode}'\nnoise = 0.7\n"
+    more += "[secure]\naggregation = true\n" if protection in ("secure", "both") else ""
+    chosen = recipe(folders(tmp_path / "data", 4), "fedproto", more=more)
+    expected, found = here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower")
+    # Boxes of shares have no fixed length.
+    sized = ("bytes",) if protection in ("sample", "client") else ()
+    same(expected, found, ("accuracy", "parameters", "privacy", *sized))
 
 
 @pytest.mark.slow

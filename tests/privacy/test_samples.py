@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from privacy.auditing import lower_bound
 from privacy.everywhere import everywhere
-from protofed.errors import ConfigError, ModelError
+from protofed.errors import ConfigError, FederationError, ModelError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides, load_recipe, resolve
 from protofed.methods.contract import Batch
 from protofed.models import build as build_model
 from protofed.models import group_norm
-from protofed.privacy.accounting import ORDERS
+from protofed.privacy.accounting import ORDERS, Release, epsilon
+from protofed.runs.spent import Spent
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
 from protofed.snapshots import Snapshot, flatten
@@ -229,9 +230,11 @@ def test_every_executor_adds_the_same_noise_once(method):
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays():
+@pytest.mark.parametrize("more", [{}, {"training__class_weights": "balanced"}])
+def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays(more):
     """With all noise, its predictions alone are those of a run without any; the beacon's are not."""
-    plain, private = build("beacon", rounds=1), build("beacon", rounds=1, **{**PRIVATE, "privacy__means": 30.0})
+    noisy = {**PRIVATE, "privacy__means": 30.0}
+    plain, private = build("beacon", rounds=1, **more), build("beacon", rounds=1, **noisy, **more)
     for federation in (plain, private):
         list(federation.run())
     a, b = (f.executor.clients.snapshot("ann").model for f in (plain, private))
@@ -242,15 +245,15 @@ def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays():
 # What it costs.
 
 
-def interrupted(tmp_path, *, noise: float | None, combine: bool = True):
-    """Return a federation whose server was killed after its second round, and has to begin anew, and its ledger."""
+def interrupted(tmp_path, *, noise: float | None, combine: bool = True, lost: int = 2):
+    """Return the records of rounds that were lost with a killed server, and the federation that begins anew."""
     chosen = {**PRIVATE, "privacy__noise": noise, "privacy__delta": 1e-3, "participation__combine": combine}
     if noise is None:
         chosen |= {"privacy__epsilon": 20.0, "privacy__means": 5.0}
     killed = build("fedproto", rounds=3, **chosen)
     killed.hiding.keep(tmp_path / "releases", 0)
     course = killed.run()
-    before = [next(course) for _ in range(2)]
+    before = [next(course) for _ in range(lost)]
     course.close()
     restarted = build("fedproto", rounds=3, **chosen)
     restarted.hiding.keep(tmp_path / "releases", 0)
@@ -268,7 +271,7 @@ def test_rounds_that_a_restarted_server_repeats_are_paid_for(tmp_path, combine):
     per_round = before[0].privacy.releases
     for number, cost in enumerate(after, start=1):
         assert cost.releases == (number + counted) * per_round
-        assert cost.means == 1 + number + counted
+        assert cost.means == 1 + number + 2 * counted
         accountant = RdpAccountant(ORDERS)
         step = dp_accounting.PoissonSampledDpEvent(cost.rate, dp_accounting.GaussianDpEvent(cost.noise))
         accountant.compose(step if cost.rate < 1 else dp_accounting.GaussianDpEvent(cost.noise), cost.releases)
@@ -278,13 +281,33 @@ def test_rounds_that_a_restarted_server_repeats_are_paid_for(tmp_path, combine):
 
 
 def test_a_restarted_server_stops_before_it_exceeds_the_budget(tmp_path):
-    """The noise was found for three rounds; five would cost more than the budget."""
-    _, restarted = interrupted(tmp_path, noise=None)
+    """The noise was found for three rounds; after one that was lost, three would cost more than the budget."""
+    _, restarted = interrupted(tmp_path, noise=None, combine=False, lost=1)
     records = list(restarted.run())
-    assert len(records) < 3
+    assert 0 < len(records) < 3
     assert all(record.privacy.epsilon <= 20.0 for record in records)
     assert restarted.exhausted
     assert not restarted.hiding.affords(len(records) + 1)
+
+
+def test_a_restarted_server_begins_no_round_that_the_budget_does_not_afford(tmp_path):
+    """With combine, clients of two rounds have trained for the third as well."""
+    _, restarted = interrupted(tmp_path, noise=None, combine=True)
+    with pytest.raises(FederationError, match=r"privacy.epsilon=20 is spent: 3 rounds were lost .* ε would be 2\d"):
+        list(restarted.run())
+
+
+def test_a_repeated_round_costs_what_the_dearest_of_all_rounds_does(tmp_path):
+    """The last round, which has more steps, may be the one that has to be repeated, before it is reached again."""
+    chosen = {**PRIVATE, "method__head_epochs": 1, "method__extractor_epochs": 1, "method__final_head_epochs": 7}
+    killed = build("fedrep", rounds=3, **chosen)
+    killed.hiding.keep(tmp_path / "releases", 0)
+    each = [record.privacy for record in killed.run()]
+    restarted = build("fedrep", rounds=3, **chosen)
+    restarted.hiding.keep(tmp_path / "releases", 0)
+    first = next(restarted.run()).privacy
+    assert first.releases >= each[-1].releases + each[0].releases
+    assert first.epsilon > each[-1].epsilon
 
 
 @pytest.mark.parametrize("method", ["fedproto", "beacon"])
@@ -322,28 +345,50 @@ def test_a_run_stops_before_it_exceeds_its_budget():
         build("fedavg", rounds=3, **chosen, privacy__epsilon=first / 2)
 
 
-def test_canaries_find_no_more_than_epsilon():
-    """Samples with an input of their own each, present by a coin; the weights that are sent are looked at."""
+def canaries(noise: float, seed: int = 0, **chosen) -> tuple[float, Spent]:
+    """Return the ε that samples with an input of their own each prove, and what the run says to have spent.
+
+    They are present by a coin; the weights that are sent are looked at.
+    """
     m = 300
-    present = torch.rand(m, generator=generator(5, "coins")) < 0.5
+    present = torch.rand(m, generator=generator(5, "coins", seed)) < 0.5
     inputs = 3 * torch.eye(m)[present]
     data = Samples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
     lone = FederatedData((ClientData("ann", data, Samples(data.x[:1], data.y[:1])),), 2, ("a", "b"), (m,))
-    found, bounds = {}, {}
-    for noise in (1.0, 1e-3):
-        chosen = {"rounds": 1, "training__batch_size": 4 * m, "model__options": {"hidden": [8]}, "model__d": 4}
-        chosen |= {"privacy__mode": "sample", "privacy__noise": noise, "privacy__clip": 0.01}
-        federation = assemble(experiment("fedavg", **chosen), lone)[0]
-        before = dict(federation.server)
-        layer = next(n for n, t in before.items() if t.dim() == 2 and t.shape[1] == m)
-        (record,) = federation.run()
-        # All gradients point towards class a, so their mean tells where a canary's would.
-        moved = federation.server[layer] - before[layer]
-        score = moved.T @ moved.mean(1)
-        found[noise] = lower_bound(score, present, 1e-5, 60)
-        bounds[noise] = record.privacy.epsilon
-    assert found[1.0] < bounds[1.0] < 10
-    assert found[1e-3] > 2, "canaries do tell where there is hardly any noise"
+    chosen |= {"model__options": {"hidden": [8]}, "model__d": 4, "seed": seed}
+    chosen |= {"privacy__mode": "sample", "privacy__noise": noise, "privacy__clip": 0.01}
+    federation = assemble(experiment("fedavg", **chosen), lone)[0]
+    before = dict(federation.server)
+    layer = next(n for n, t in before.items() if t.dim() == 2 and t.shape[1] == m)
+    (*_, record) = federation.run()
+    # All gradients point towards class a, so their mean tells where a canary's would.
+    moved = federation.server[layer] - before[layer]
+    return lower_bound(moved.T @ moved.mean(1), present, 1e-5, 60), record.privacy
+
+
+def test_canaries_find_no_more_than_epsilon():
+    once = {"rounds": 1, "training__batch_size": 1200}
+    (found, spent), (without, _) = (canaries(noise, **once) for noise in (1.0, 1e-3))
+    assert (spent.rate, spent.releases) == (1.0, 1)
+    assert found < spent.epsilon < 10
+    assert without > 2, "canaries do tell where there is hardly any noise"
+
+
+@pytest.mark.parametrize(("noise", "size", "epochs", "rounds"), [(1.0, 40, 3, 1), (1.0, 40, 3, 3), (2.0, 20, 2, 4)])
+def test_canaries_find_no_more_than_epsilon_in_many_steps_of_samples_drawn_by_coins(noise, size, epochs, rounds):
+    chosen = {"rounds": rounds, "training__batch_size": size, "training__epochs": epochs}
+    found, spent = canaries(noise, **chosen)
+    assert spent.rate < 0.5
+    assert spent.releases >= 12
+    assert found < spent.epsilon < 15
+    assert canaries(1e-3, **chosen)[0] > 2
+
+
+def test_canaries_find_more_than_a_single_step_would_cost():
+    """So this audit would notice if steps were not added up."""
+    found, spent = canaries(3.0, rounds=1, training__batch_size=100, training__epochs=100)
+    single = epsilon([Release(spent.noise, spent.rate)], 1e-5)
+    assert single < found < spent.epsilon
 
 
 # What is refused.

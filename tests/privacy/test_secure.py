@@ -15,6 +15,7 @@ from protofed.experiments.config import every_method
 from protofed.methods import methods
 from protofed.privacy.secure_options import SecureOptions
 from protofed.privacy.secure_sums import SumLayout
+from protofed.training import Missing
 
 SECURE = {"secure__aggregation": True}
 BITS = SecureOptions().fraction_bits
@@ -183,8 +184,29 @@ def test_too_few_clients_leave_the_state_unchanged():
     before = {n: t.clone() for n, t in federation.server.items()}
     (record,) = federation.run()
     assert [r.client for r in record.refused] == ["bob", "cid"]
-    assert "1 of the 3 clients needed were asked" in record.robust.kept
+    assert "1 of the 3 clients needed have uploads" in record.robust.kept
     assert all(torch.equal(t, federation.server[n]) for n, t in before.items())
+
+
+def test_clients_that_fall_silent_in_training_do_not_lower_the_threshold():
+    """Of six, four are needed; three that are left could show the server the sum of half as many."""
+    everybody = ("a", "b", "c", "d", "e", "f")
+    data = support.federated(*(support.client(n, [0, 0, 1, 1, 2, 3]) for n in everybody))
+    for silent, needed in ((2, 4), (3, 4)):
+        federation = support.build("fedproto", data, rounds=1, **SECURE)
+        train = federation.executor.train
+
+        def patchy(names, messages, round, train=train, silent=silent):
+            for result in train(names, messages, round):
+                late = result.client in everybody[:silent]
+                yield Missing(result.client, "no answer in time") if late else result
+
+        federation.executor.train = patchy
+        before = {n: t.clone() for n, t in federation.server.items()}
+        (record,) = federation.run()
+        same = all(torch.equal(t, federation.server[n]) for n, t in before.items())
+        assert same == (6 - silent < needed)
+        assert (f"{6 - silent} of the {needed} clients needed" in record.robust.kept) == same
 
 
 @pytest.mark.parametrize("clients", range(3, 30))

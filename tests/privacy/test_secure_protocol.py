@@ -237,7 +237,9 @@ def test_wrong_shares_fail_the_round(which):
 
 
 def test_too_few_clients_are_refused():
-    with pytest.raises(SecureAggregationError, match=r"1 of the 2 clients needed were asked \(secure.threshold\)"):
+    with pytest.raises(
+        SecureAggregationError, match=r"1 of the 2 clients needed have uploads \(secure.threshold\)"
+    ):
         SecureServer(["ann"], 2, 6)
 
 

@@ -10,8 +10,10 @@ import pytest
 
 import protofed
 from protofed import cli
+from protofed.privacy import secure_sums
 from protofed.progress import JsonProgress, LineProgress, Several
 from protofed.runs import RoundRecord
+from protofed.runs.findings import Findings
 from protofed.runs.records import Absence, Attack, Refusal
 from protofed.runs.trouble import first_trouble, ruin, trouble, unheard
 from support import SMALL_RUN
@@ -31,9 +33,29 @@ def test_a_sound_round_says_nothing():
 
 def test_the_first_round_that_is_not_finite_is_named():
     rounds = [record(1), record(2, loss=float("nan")), record(3, ["bob"], loss=float("inf"))]
-    assert trouble(rounds[2].to_dict()) == "losses are not finite and uploads of bob were refused as diverged"
+    assert trouble(rounds[2].to_dict()) == (
+        "losses are not finite and uploads of bob were refused as diverged: "
+        "standardise the data, lower training.lr, or set training.clip"
+    )
     assert first_trouble(rounds) == (
         "Round 2: losses are not finite: standardise the data, lower training.lr, or set training.clip."
+    )
+
+
+def test_a_round_that_was_lost_says_why():
+    lost = record(2, robust=Findings(kept="secure aggregation: 2 of the 3 clients needed sent keys"))
+    why = "the server kept its previous state: secure aggregation: 2 of the 3 clients needed sent keys"
+    assert trouble(lost.to_dict()) == why
+    assert first_trouble([record(1), lost]) == f"Round 2: {why}."
+    assert ruin([record(1), lost]) == ""
+
+
+def test_advice_is_about_what_was_refused():
+    """Data that need no standardising are not blamed for a number of bits."""
+    reason = "3e+12 would overflow the sum of 2 clients: lower secure.fraction_bits"
+    rounds = [RoundRecord(n, ["ann"], refused=[Refusal("ann", "prototypes", reason)]) for n in (1, 2)]
+    assert ruin(rounds) == (
+        f"Every upload of ann was refused, so the result is not theirs: ann: prototypes: {reason}."
     )
 
 
@@ -78,6 +100,25 @@ def test_a_diverged_run_fails_loudly(method, tmp_path, monkeypatch, capsys):
     page = (tmp_path / "r" / "report.html").read_text()
     main = page[page.index("<main>") :]
     assert main.index('role="alert">Failed. ') < main.index("<dl")
+
+
+def test_sums_that_overflow_say_what_to_change(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(secure_sums, "BITS", 20)
+    chosen = {**SMALL_RUN, "method.name": "fedproto", "secure.aggregation": "true", "robust.rule": "none"}
+    options = [f"{name}={value}" for name, value in chosen.items()]
+    monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--out", "r"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    printed = capsys.readouterr()
+    kept = "the server kept its previous state: secure aggregation: 0 of the 3 clients needed have uploads"
+    assert f"warning: fedproto, round 1: {kept}" in printed.out
+    page = (tmp_path / "r" / "report.html").read_text()
+    for told in (printed.out, printed.err, page):
+        assert "would overflow the sum of 3 clients: lower secure.fraction_bits" in told
+        assert "standardise the data" not in told
+    assert "Rounds without effect" in page
+    assert "secure aggregation: 0 of the 3 clients needed have uploads" in page
 
 
 def test_lines_and_json_for_files(tmp_path):

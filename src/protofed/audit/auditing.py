@@ -26,14 +26,15 @@ def audit_run(directory: Path, trust_code: bool = False) -> Audit:
     """
     run = load_run(Path(directory))
     experiment, seen, shadow = compared(run, trust_code)
-    spent = next((r.privacy for r in reversed(run.rounds) if r.privacy), None)
+    last = next((r.privacy for r in reversed(run.rounds) if r.privacy), None)
+    spent = last if last and last.noise else None
     findings, pictures = attack(seen, shadow, tuple(run.class_names), experiment.seed)
     return Audit(
         run.method,
         seen.round,
         len(seen.senders),
         sent(seen),
-        protections(experiment),
+        protections(experiment, noisy=spent is not None),
         spent,
         tuple(findings),
         tuple(pictures),
@@ -78,8 +79,13 @@ def sent(seen: Seen) -> str:
     return ", ".join([*(tensors if len(tensors) <= 4 else [f"{len(tensors)} tensors of weights"]), *numbers])
 
 
-def protections(experiment: Experiment) -> tuple[str, ...]:
-    """Return what stood between clients and observers, as sentences."""
+def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
+    """Return what stood between clients and observers, as sentences.
+
+    Args:
+        experiment: The experiment.
+        noisy: Whether noise was added: ``privacy.mode`` alone shortens vectors, which hides nothing.
+    """
     sentences = []
     if experiment.wire.codec not in ("float32", "float64"):
         sentences.append(f"Messages are rounded to {experiment.wire.codec} (wire.codec).")
@@ -87,13 +93,13 @@ def protections(experiment: Experiment) -> tuple[str, ...]:
         sentences.append("Prototypes are multiplied by numbers of samples that are not sent (method.scaling).")
     if experiment.secure.aggregation:
         sentences.append("The server sees the sum of all uploads only (secure.aggregation).")
-    if experiment.privacy.mode == "client":
+    if experiment.privacy.mode == "client" and noisy:
         sentences.append(
             "Clients shorten their contributions and add the noise themselves: the server sees neither without "
             "(privacy.mode with secure.aggregation)."
             if experiment.secure.aggregation
             else "The server adds the noise, and sees single uploads before (privacy.mode)."
         )
-    if experiment.privacy.mode == "sample":
+    if experiment.privacy.mode == "sample" and noisy:
         sentences.append("Clients train with noise, which the server cannot take away (privacy.mode).")
     return tuple(sentences)

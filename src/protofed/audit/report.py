@@ -70,7 +70,7 @@ def _number(finding: Finding, value: float | None) -> str:
 def guarantee(audit: Audit) -> str:
     """Return the ε of the run, what it hides and from whom, as sentences."""
     spent = audit.spent
-    if spent is None or not spent.noise:
+    if spent is None:
         return "No noise was added: ε = ∞, so that no bound limits what other attacks learn (privacy.mode)."
     hidden = {"client": "whether a client's data were there", "sample": "whether a single sample was there"}
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +174,12 @@ class RunDirectory:
             rounds = self.rounds()[: federation.round]
             if len(rounds) < federation.round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
-        write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
         if federation.hiding is not None and federation.secret:
             federation.hiding.keep(self.path / "releases", federation.round)
+            if federation.exhausted and rounds and (known := rounds[-1].privacy) is not None:
+                # No round follows whose record would count those that were lost, which have been paid for.
+                rounds[-1].privacy = replace(federation.hiding.spent(federation.round), clipped=known.clipped)
+        write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
         return rounds
 
     def _restore_end(self, federation: Federation) -> bool:

@@ -224,7 +224,18 @@ class Federation:
         return 0 < self.evaluation.patience <= since
 
     def run(self) -> Iterator[RoundRecord]:
-        """Run the remaining rounds, as far as the budget goes, and yield a record after each."""
+        """Run the remaining rounds, as far as the budget goes, and yield a record after each.
+
+        Raises:
+            FederationError: If it does not suffice for a first one after those that were lost with a killed server,
+                or too few clients gave a usable result.
+        """
+        if self.hiding is not None and self.exhausted and not self.round:
+            raise FederationError(
+                f"privacy.epsilon={self.privacy.budget:g} is spent: {self.hiding.ledger.repeated} rounds were lost "
+                f"with a killed server ({self.hiding.ledger.path}), and with one more ε would be "
+                f"{self.hiding.epsilon(1):.3g}"
+            )
         while self.round < self.rounds and not self.exhausted:
             yield self._round(self.round + 1)
 
@@ -304,6 +315,7 @@ class Federation:
         whereas clients of this process would train once more.
         """
         messages = self._messages(names, round, record)
+        record.robust = Findings()
         record.privacy = None if self.hiding is None else self.hiding.spent(round)
         state, diagnostics, usable = self._aggregate(names, messages, round, record)
         if usable < min(self.participation.min_clients, len(names)) and self.executor.remote:
@@ -311,7 +323,7 @@ class Federation:
         if isinstance(self.hiding, ClientPrivacy) and self.method.communicates(round):
             self.hiding.ledger.publish(round)
         if reason := self._unsound(state, round):
-            record.robust.kept = reason
+            record.robust.kept = f"clients would have refused the new one ({reason})"
         else:
             self.state.tensors, record.diagnostics = state, diagnostics
         return True
@@ -333,6 +345,8 @@ class Federation:
 
     def _why(self, round: int, record: RoundRecord) -> str:
         """Return the reason why a round could not be completed, as one line."""
+        if record.robust.kept:
+            return f"round {round}, attempt {record.attempts}: {record.robust.kept}"
         reasons = [f"{m.client}: {m.reason}" for m in record.missing]
         reasons += [f"{r.client}: {r.field} {r.reason}" for r in record.refused]
         return (

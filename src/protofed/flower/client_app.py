@@ -72,7 +72,7 @@ def secure(message: Message, context: Context) -> Message:
         message: The server's request.
         context: Flower's context, in which the client's secrets rest between the stages of a round.
     """
-    return _answer(message, partial(held.answer, context.state))
+    return _answer(message, lambda values: held.answer(context.state, values, _node(context).state))
 
 
 @app.evaluate()
@@ -99,7 +99,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def _train(state: RecordDict, node: Node, job: Job) -> Values:
     """Train one client; with secure aggregation, its upload stays in the context."""
     if node.keeps_uploads(job):
-        held.check(state, job)
+        held.check(node.state, job)
     result, left = node.train(job)
     if result.message is not None and node.keeps_uploads(job):
         result = replace(result, message=held.keep(state, job, result.message))

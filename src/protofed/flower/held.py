@@ -1,11 +1,14 @@
 """Uploads that stay at a node: what a client keeps between the stages of secure aggregation.
 
-It rests in Flower's context, which the node keeps between messages and never sends.
+It rests in Flower's context, which the node keeps between messages, in its memory, and never sends. A node that is
+restarted forgets it, and falls silent in this round. What it must not forget is which uploads have been added up:
+new keys and masks would hide the same upload, and of two sums the difference could be that. So this is on disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, RecordDict
@@ -13,26 +16,27 @@ from flwr.app import ConfigRecord, RecordDict
 from protofed import claims
 from protofed.errors import PayloadError
 from protofed.flower.messages import Job, Values
+from protofed.flower.state import reveal, revealed
 from protofed.privacy.secure import Offer
 
 if TYPE_CHECKING:
     from protofed.privacy.secure_protocol import Stage
 
 
-def check(state: RecordDict, job: Job) -> None:
-    """Check that a client has not revealed shares in this round yet.
+def check(folder: Path | None, job: Job) -> None:
+    """Check that a client has not revealed shares in this round or a later one.
 
     Of the sums over two groups of clients, the difference could be one client's upload.
 
     Args:
-        state: The context's records.
+        folder: Folder of the node's clients; None for a node of a simulation, which hides nothing.
         job: The visit.
 
     Raises:
         PayloadError: If it has.
+        CheckpointError: If the record of it is damaged.
     """
-    found = state.get(_place(job.client))
-    if isinstance(found, ConfigRecord) and found["stage"] == 4 and found["visit"] == _visit(job):
+    if folder is not None and job.round <= revealed(folder / job.client).get(job.run, 0):
         raise PayloadError(f"the upload of round {job.round} has been added up, and is not offered twice")
 
 
@@ -50,19 +54,22 @@ def keep(state: RecordDict, job: Job, offer: bytes) -> bytes:
     from protofed.privacy.secure_protocol import SecureClient
 
     begun = SecureClient(job.client, *Offer.of(offer)).state
-    state[_place(job.client)] = ConfigRecord({**begun, "visit": _visit(job)})
+    state[_place(job.client)] = ConfigRecord({**begun, "run": job.run, "round": job.round})
     return b""
 
 
-def answer(state: RecordDict, request: Mapping[str, Any]) -> Values:
+def answer(state: RecordDict, request: Mapping[str, Any], folder: Path | None) -> Values:
     """Return a client's answer to a stage, and keep what it then knows.
 
     Args:
         state: The context's records.
         request: The request, with the ``client`` and the ``stage``.
+        folder: As for :func:`check`.
 
     Raises:
         PayloadError: If the request is refused, or the client has no upload here.
+        CheckpointError: As for :func:`check`.
+        OutputError: If the node cannot remember that the upload is added up.
     """
     from protofed.privacy.secure_protocol import STAGES, SecureClient
 
@@ -75,13 +82,11 @@ def answer(state: RecordDict, request: Mapping[str, Any]) -> Values:
     client = SecureClient.of(dict(found))
     stage: Stage = wanted
     result = client.answer(stage, request)
+    if stage == "unmask" and folder is not None:
+        reveal(folder / client.name, client.state["run"], client.state["round"])
     state[_place(client.name)] = ConfigRecord(client.state)
     return result
 
 
 def _place(client: str) -> str:
     return f"protofed.secure.{client}"
-
-
-def _visit(job: Job) -> str:
-    return f"{job.run}:{job.round}"

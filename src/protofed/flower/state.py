@@ -40,6 +40,8 @@ VERSION = 2
 """Format version of the index."""
 INDEX = "state.json"
 LOCK, TURN = ".lock", ".turn"
+REVEALED = "revealed.json"
+"""The last round of each run in which the client helped to read a sum with its upload."""
 LOOK = 0.1
 """Seconds between two attempts to take a client's lock."""
 MODEL = "model.safetensors"
@@ -286,7 +288,7 @@ class ClientFolder:
         write_json(self.path / INDEX, index)
         self.chain, self.order = chain, order
         self._show(new.model)
-        kept = {INDEX, LOCK, TURN, MODEL} | {file for g in chain for file in (g.model, g.rest, g.reply)}
+        kept = {INDEX, LOCK, TURN, REVEALED, MODEL} | {file for g in chain for file in (g.model, g.rest, g.reply)}
         with writing(self.path):
             for file in self.path.iterdir():
                 if file.name not in kept:
@@ -302,6 +304,44 @@ class ClientFolder:
             except OSError:  # a file system without links
                 shutil.copyfile(self.path / file, name)
             os.replace(name, self.path / MODEL)
+
+
+def revealed(path: Path) -> dict[str, int]:
+    """Return the last round, by run, in which a client helped to read a sum with its upload.
+
+    Args:
+        path: The client's folder.
+
+    Raises:
+        CheckpointError: If the record is damaged: nobody knows then which uploads must not be offered again.
+    """
+    file = path / REVEALED
+    if not file.exists():
+        return {}
+    found = read_json(file)
+    try:
+        return {run: claims.whole(round, "round", 1, limits.ROUNDS) for run, round in found.items()}
+    except ValueError as error:
+        raise CheckpointError(
+            f"{file}: damaged ({claims.clean(error)}): restore it, or remove the folder and add fresh=true to "
+            "--node-config"
+        ) from None
+
+
+def reveal(path: Path, run: str, round: int) -> None:
+    """Remember that a client helps to read a sum with its upload; to be called before it does.
+
+    Args:
+        path: The client's folder.
+        run: Identifier of the run.
+        round: Number of the round, from 1.
+
+    Raises:
+        CheckpointError: As for :func:`revealed`.
+        OutputError: If the file cannot be written.
+    """
+    before = revealed(path)
+    write_json(path / REVEALED, {**before, run: max(round, before.get(run, 0))})
 
 
 def digest(round: int, message: bytes | None) -> str:

@@ -57,10 +57,11 @@ class Training(NamedTuple):
 
         Args:
             rounds: Number of rounds.
-            repeated: How often one of them, whichever costs most, was repeated.
+            repeated: How often a round was repeated. Which one is not known, so each counts as the dearest of all
+                that are planned, and with new numbers of samples per class, which a client draws that begins anew.
         """
-        again = repeated * max(self.steps[:rounds], default=0), repeated * max(self.means[:rounds], default=0)
-        return sum(self.steps[:rounds]) + again[0], 1 + sum(self.means[:rounds]) + again[1]
+        steps, statistics = repeated * max(self.steps, default=0), repeated * (1 + max(self.means, default=0))
+        return steps + sum(self.steps[:rounds]), statistics + 1 + sum(self.means[:rounds])
 
     def releases(self, rounds: int, noise: float, means: float, repeated: int = 0) -> list[Release]:
         """Return what is published in the first ``rounds`` rounds.

@@ -91,6 +91,14 @@ class SecureSum:
         self.length = self.layout.length if noisy is None else noisy.length
         self.reals = self.layout.reals if noisy is None else noisy.reals
 
+    def threshold(self, asked: int) -> int:
+        """Return the number of vectors without which the sum of a round cannot be read.
+
+        Args:
+            asked: Number of clients that the server asked to train, whether or not they did.
+        """
+        return max(FEWEST, self.options.least(asked))
+
     def check(self, participants: int, robust_rule: str) -> None:
         """Check that a round can be aggregated, before any training.
 
@@ -114,7 +122,7 @@ class SecureSum:
             raise ConfigError(
                 f"secure.aggregation needs the package {error.name}: pip install 'protofed[flower]'"
             ) from None
-        least = max(FEWEST, self.options.least(participants))
+        least = self.threshold(participants)
         if participants < least:
             raise ConfigError(
                 f"secure.aggregation hides clients among others: a round needs {least} of them, not {participants}"
@@ -164,7 +172,7 @@ class SecureSum:
             opening: Payload of the broadcast that opened the round.
             round: Number of the round, from 1.
         """
-        threshold = max(FEWEST, self.options.least(len(uploads)))
+        threshold = self.threshold(len(uploads))
         total = np.zeros(self.length, dtype=np.uint64)
         for upload in uploads:
             vector, noise = self._offer(upload, opening, round)
@@ -193,7 +201,7 @@ class SecureSum:
         Args:
             messages: Encoded upload of each client; empty bytes where it stays with the client.
             broadcasts: Encoded broadcast that each client received.
-            record: Record of the round, to which traffic and losses are added.
+            record: Record of the round with all clients that were asked, to which traffic and losses are added.
 
         Raises:
             SecureAggregationError: If too few clients are left after a stage; nothing is aggregated then.
@@ -207,7 +215,11 @@ class SecureSum:
             except PayloadError as error:
                 record.refuse(name, error)
         names = list(messages if self.ask else clients)
-        server = SecureServer(names, max(FEWEST, self.options.least(len(messages))), self.length)
+        # Of those asked: clients that fall silent while they train do not lower it.
+        absent = {a.client: a.reason for a in record.missing} | {
+            r.client: f"{r.field}: {r.reason}" for r in record.refused
+        }
+        server = SecureServer(names, self.threshold(len(record.participants)), self.length, absent)
         try:
             total = conduct(server, self._counted(self.ask or here(clients), record))
         finally:

@@ -351,9 +351,10 @@ class SecureServer:
     """The server in one round of secure aggregation.
 
     Args:
-        names: The clients of the round.
+        names: The clients that have uploads.
         threshold: Number of clients without which the sum cannot be read; more than half.
         length: Length of the vectors.
+        absent: Why others that were asked have none, by name.
 
     Attributes:
         session: Identifier of the round, which no other has.
@@ -363,10 +364,13 @@ class SecureServer:
         SecureAggregationError: If there are fewer clients than the threshold.
     """
 
-    def __init__(self, names: Sequence[str], threshold: int, length: int) -> None:
+    def __init__(
+        self, names: Sequence[str], threshold: int, length: int, absent: Mapping[str, str] | None = None
+    ) -> None:
         self.session = secrets.token_bytes(SESSION)
         self.threshold, self.length = threshold, length
         self.lost: dict[str, str] = {}
+        self.absent = {n: why for n, why in (absent or {}).items() if n not in names}
         self.present = list(names)
         self.keys: dict[str, tuple[bytes, bytes]] = {}
         self.boxes: dict[str, dict[str, bytes]] = {}
@@ -376,11 +380,11 @@ class SecureServer:
         self.gone: list[str] = []
         self.seed_shares: dict[str, list[bytes]] = {}
         self.key_shares: dict[str, list[bytes]] = {}
-        self._check("were asked")
+        self._check("have uploads")
 
     def _check(self, what: str) -> None:
         if len(self.present) < self.threshold:
-            reasons = [f"{n}: {why}" for n, why in self.lost.items()][-2:]
+            reasons = [f"{n}: {why}" for n, why in {**self.absent, **self.lost}.items()][-2:]
             raise SecureAggregationError(
                 f"secure aggregation: {len(self.present)} of the {self.threshold} clients needed {what} "
                 f"(secure.threshold){'; ' if reasons else ''}{'; '.join(reasons)}"

@@ -1,4 +1,4 @@
-"""What went wrong in a run's numbers: diverged models, and clients of whom nothing was used."""
+"""What went wrong in a run's numbers: diverged models, lost rounds, and clients of whom nothing was used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from protofed.runs.records import RoundRecord
 
 HELP = "standardise the data, lower training.lr, or set training.clip"
+KEPT = "the server kept its previous state"
 _SHOWN = 3
 
 
 def trouble(record: Mapping[str, Any]) -> str:
-    """Return what is not finite in a round; "" if everything is.
+    """Return what is not finite in a round or was not used of it, and what helps; "" if all is well.
 
     Args:
         record: The round's line of ``rounds.jsonl``, where None stands for a number that is not finite.
@@ -21,14 +22,16 @@ def trouble(record: Mapping[str, Any]) -> str:
     lossy = any(value is None for value in record["losses"].values())
     parts = ["losses are not finite"] if lossy else []
     parts += [f"uploads of {_listed(diverged)} were refused as diverged"] if diverged else []
-    return " and ".join(parts)
+    found = [f"{' and '.join(parts)}: {HELP}"] if parts else []
+    kept = record.get("robust", {}).get("kept", "")
+    return "; ".join([*found, f"{KEPT}: {kept}"] if kept else found)
 
 
 def first_trouble(rounds: Sequence[RoundRecord]) -> str:
-    """Return a sentence about the first round in which something is not finite; "" if there is none."""
+    """Return a sentence about the first round that is in trouble; "" if there is none."""
     for record in rounds:
         if found := trouble(record.to_dict()):
-            return f"Round {record.round}: {found}: {HELP}."
+            return f"Round {record.round}: {found}."
     return ""
 
 
@@ -52,7 +55,10 @@ def unheard(rounds: Sequence[RoundRecord]) -> list[str]:
 def ruin(rounds: Sequence[RoundRecord]) -> str:
     """Return a sentence that says why a run's numbers are worth nothing; "" if they are not."""
     if lost := unheard(rounds):
-        return f"Every upload of {_listed(lost)} was refused, so the result is not theirs: {HELP}."
+        refused = [refusal for record in rounds for refusal in record.refused if refusal.client in lost]
+        last = refused[-1]
+        help = HELP if any(r.diverged for r in refused) else f"{last.client}: {last.field}: {last.reason}"
+        return f"Every upload of {_listed(lost)} was refused, so the result is not theirs: {help}."
     if rounds and all(record.losses and record.losses.get("total") is None for record in rounds):
         return f"No round had finite losses: {HELP}."
     return ""

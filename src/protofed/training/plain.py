@@ -65,7 +65,9 @@ class PlainSteps(Steps):
             self.updates.append(_Update(update, chosen, optimizer))
         self.x, self.y = data[0].x, data[0].y
         weighted = plan.class_weights and phase.source is None
-        self.importance = balance(self.local.counts)[self.y] if weighted else None
+        # What stays with the client takes its true numbers of samples, which the local ones need not be.
+        counts = data[0].counts(self.method.task.num_classes) if plan.private is None else self.local.counts
+        self.importance = balance(counts.to(self.y.device))[self.y] if weighted else None
         if phase.source is None and self.x.numel() <= NORMALISED_AT_ONCE:
             self.x = normalise(self.x, next(model.parameters()).dtype)
 

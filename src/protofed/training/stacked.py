@@ -118,7 +118,8 @@ class StackedSteps(Steps):
         self.phases += 1
         self.pool = PooledSamples(data)
         weighted = plan.class_weights and phase.source is None
-        self.balance = torch.stack([balance(local.counts) for local in locals_]) if weighted else None
+        K = self.method.task.num_classes
+        self.balance = torch.stack([balance(own.counts(K)) for own in data]) if weighted else None
         self.bare.train()
         during = phase.source is None and self.method.statistics_from == "during"
         statistics = self.method.statistics if during else None

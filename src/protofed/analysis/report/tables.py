@@ -251,6 +251,34 @@ def left_out(runs: Sequence[RunData]) -> Table | None:
     return table
 
 
+def without_effect(runs: Sequence[RunData]) -> Table | None:
+    """Return the rounds after which the server kept its state, and why; None if there were none."""
+    rounds: dict[tuple[str, ...], list[int]] = {}
+    for run in runs:
+        for record in run.rounds:
+            if record.robust.kept:
+                rounds.setdefault((record.robust.kept, str(run.seed)), []).append(record.round)
+    return _counted(["Reason", "Seed"], 1, rounds)
+
+
+STEPS = 20
+"""Rounds, besides the first and the last, that the table of the cost of privacy has at most."""
+
+
+def privacy(run: RunData) -> Table | None:
+    """Return what differential privacy had cost after each round, of many rounds after some; None without noise."""
+    spent = [(record.round, record.privacy) for record in run.rounds if record.privacy and record.privacy.noise]
+    if not spent:
+        return None
+    table = Table(["After round", "ε", "Noisy sums", *["Noisy statistics"] * (spent[-1][1].means > 0)])
+    step = -(-len(spent) // STEPS)
+    for place, (round, cost) in enumerate(spent, start=1):
+        if place == 1 or place % step == 0 or place == len(spent):
+            more = [number(cost.means)] if spent[-1][1].means else []
+            table.add(number(round), f"{cost.epsilon:.3g}", number(cost.releases), *more)
+    return table
+
+
 def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> Table | None:
     """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
     rounds: dict[tuple[str, ...], list[int]] = {}
@@ -259,9 +287,14 @@ def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> T
             for incident in getattr(record, kind):
                 key = (*(getattr(incident, name) for name in fields), str(run.seed))
                 rounds.setdefault(key, []).append(record.round)
+    return _counted([*(name.capitalize() for name in fields), "Seed"], len(fields), rounds)
+
+
+def _counted(columns: list[str], text_columns: int, rounds: Mapping[tuple[str, ...], list[int]]) -> Table | None:
+    """Return how often and in which rounds something happened, the most frequent first; None if nothing did."""
     if not rounds:
         return None
-    table = Table([*(name.capitalize() for name in fields), "Seed", "Times", "Rounds"], text_columns=len(fields))
+    table = Table([*columns, "Times", "Rounds"], text_columns=text_columns)
     for key, when in sorted(rounds.items(), key=lambda item: -len(item[1])):
         table.add(*key, str(len(when)), str(when[0]) if when[0] == when[-1] else f"{when[0]} to {when[-1]}")
     return table
@@ -306,8 +339,6 @@ def _interventions(findings: Findings) -> Iterator[tuple[str, str]]:
         yield client, "vectors many times as long as the median reached the server"
     for label in findings.alone:
         yield "", f"class {label} was reported by one client alone and cannot be protected"
-    if findings.kept:
-        yield "", "the server kept its previous state, since clients would have refused the new one"
 
 
 def grid(rows: Sequence[Row], axes: Axes) -> Table:
