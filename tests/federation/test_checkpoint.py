@@ -72,6 +72,19 @@ def test_another_model_or_other_clients_are_named(federation, tmp_path):
         load_checkpoint(tmp_path, ServerState(), fewer)
 
 
+def test_a_state_that_an_older_version_wrote(tmp_path):
+    """Without an entry that the method now keeps, one line names the client and what is missing."""
+    old, _ = assemble(experiment("beacon"), ordinary())
+    for name in old.names:
+        found = old.executor.clients.snapshot(name)
+        less = {n: t for n, t in found.state.items() if n != "beacon_prior"}
+        old.executor.clients.store.write(name, found._replace(state=less))
+    save_checkpoint(tmp_path, old.state, old.executor.clients)
+    new, _ = assemble(experiment("beacon"), ordinary())
+    with pytest.raises(CheckpointError, match=r"model of ann \(its state lacks beacon_prior\)$"):
+        load_checkpoint(tmp_path, new.state, new.executor.clients)
+
+
 @pytest.mark.parametrize("version", [1, 2, "later"])
 def test_another_format_is_named(federation, tmp_path, version):
     save(federation, tmp_path, 1)

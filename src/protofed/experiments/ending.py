@@ -161,7 +161,7 @@ def restore_end(folder: Path, federation: Federation) -> bool:
         where = client_model(folder, name)
         snapshot = read_client(folder, name, server)._replace(model=read_tensors(where))
         try:
-            clients.replace(name, snapshot)
+            clients.restore(name, snapshot)
         except (KeyError, RuntimeError) as error:
             why = str(error).splitlines()[0]
             raise CheckpointError(f"{where}: does not fit the model of {name} ({why})") from None

@@ -238,7 +238,7 @@ def _restore(path: Path, places: object, clients: Roster) -> None:
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"{path}: {name} cannot be read ({claims.clean(error)})") from None
                 try:
-                    clients.replace(name, snapshot)
+                    clients.restore(name, snapshot)
                 except (KeyError, RuntimeError) as error:
                     why = str(error).splitlines()[0]
                     raise CheckpointError(f"{path}: does not fit the model of {name} ({why})") from None

@@ -436,6 +436,21 @@ class Roster(Mapping[str, Member]):
         check_kept(snapshot.optimizer, dict(model.named_parameters()))
         self.store.write(name, snapshot._replace(model=model.state_dict()))
 
+    def restore(self, name: str, snapshot: Snapshot) -> None:
+        """Replace the first snapshot of a client by one that was written to a file.
+
+        Args:
+            name: Name of the client.
+            snapshot: Its snapshot.
+
+        Raises:
+            KeyError, RuntimeError: As for :meth:`replace`, and if the snapshot lacks a part of the method's state,
+                as one of an older version may.
+        """
+        if lacking := self.snapshot(name).state.keys() - snapshot.state.keys():
+            raise RuntimeError(f"its state lacks {', '.join(sorted(lacking))}")
+        self.replace(name, snapshot)
+
     def model(self, name: str) -> SplitModel:
         """Return a copy of a client's model, for inspection."""
         return copy.deepcopy(self.working_model(name))
