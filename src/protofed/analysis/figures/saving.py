@@ -26,8 +26,13 @@ def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
 
     stem = Path(path_stem)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        write_bytes(path, _rendered(fig, path.suffix[1:]))
+    engine = fig.get_layout_engine()
+    try:
+        for path in paths:
+            write_bytes(path, _rendered(fig, path.suffix[1:]))
+            fig.set_layout_engine("none")  # what is where, which takes most of the time, is now known
+    finally:
+        fig.set_layout_engine(engine)
     return paths
 
 
@@ -57,15 +62,16 @@ def inline_svg(fig: Figure, prefix: str, description: str) -> str:
 
 def _rendered(fig: Figure, kind: str) -> bytes:
     from matplotlib import rcParams
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.BytesIO()
     # Without a date, and without the version of the program, equal figures are equal files.
     with theme():
+        # As savefig does, but without drawing everything an additional time before, for the layout alone.
+        fig.set_dpi(rcParams["savefig.dpi"])
         if kind == "svg":
-            # As savefig does, but without drawing everything an additional time before, for the layout alone.
-            fig.set_dpi(rcParams["savefig.dpi"])
             FigureCanvasSVG(fig).print_svg(buffer, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
         else:
-            fig.savefig(buffer, format=kind, metadata={"Software": None})
+            FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
     return buffer.getvalue()
