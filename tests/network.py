@@ -75,6 +75,20 @@ class FakeGrid:
         return replies[::-1]  # answers come in no particular order
 
 
+def dying(when: Callable[[int, Message], bool]) -> Tamper:
+    """Return what kills the server, once: at the first answer of a node to a message for which ``when`` holds."""
+    died = False
+
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        nonlocal died
+        if when(node, message) and not died:
+            died = True
+            raise KeyboardInterrupt
+        return reply
+
+    return tamper
+
+
 def forget() -> None:
     """Lose what a process remembers, as a restart does."""
     _built.cache_clear()

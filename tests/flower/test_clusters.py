@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted, write_folders
 from protofed.cli import main
 from protofed.errors import ConfigError, FederationError
 from protofed.flower.grid import RECORD
@@ -93,13 +93,11 @@ def test_a_simulation_that_is_stopped_goes_on_from_its_checkpoint(phase, root, t
     chosen = wanted("protonorm", root, rounds=4)
     locally(chosen, tmp_path / "local")
 
-    def stop(node, message, reply):
-        if kind(message) == phase and job(message)["round"] == 3 and node == 102:
-            raise KeyboardInterrupt
-        return reply
+    def third(node, message):
+        return kind(message) == phase and job(message)["round"] == 3 and node == 102
 
     with pytest.raises(KeyboardInterrupt):
-        over(FakeGrid(SHARES, stop), chosen, tmp_path / "remote", simulated=True)
+        over(FakeGrid(SHARES, dying(third)), chosen, tmp_path / "remote", simulated=True)
     over(FakeGrid(SHARES, elsewhere), chosen, tmp_path / "remote", simulated=True, resume=True)
     same_files(tmp_path / "local", tmp_path / "remote")
 

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from network import FakeGrid, apart, forget, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, dying, forget, nodes_of, over, wanted, write_folders
 from protofed import claims, limits
 from protofed.analysis.report import write_report
 from protofed.errors import CheckpointError, ConfigError, FederationError
@@ -331,12 +331,10 @@ def test_a_recipe_that_does_not_suit_the_method_is_nobodys_fault(root, tmp_path)
 def test_the_record_of_nodes_is_read_as_strictly(root, tmp_path):
     grid = FakeGrid(nodes_of(root, tmp_path / "state"))
 
-    def die(node, message, reply):
-        if message.metadata.message_type == "train" and message.content[RECORD]["round"] == 2:
-            raise KeyboardInterrupt
-        return reply
+    def second(node, message):
+        return message.metadata.message_type == "train" and message.content[RECORD]["round"] == 2
 
-    grid.tamper = die
+    grid.tamper = dying(second)
     with pytest.raises(KeyboardInterrupt):
         over(grid, apart("fedproto", root), tmp_path / "run")
     path = tmp_path / "run" / "nodes.json"

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from network import FakeGrid, apart, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, dying, nodes_of, over, wanted, write_folders
 from protofed import claims, limits
 from protofed.errors import ConfigError
 from protofed.flower.gathering import Gathering
@@ -62,17 +62,12 @@ def test_a_fingerprint_is_what_ssh_prints(tmp_path):
 
 def test_an_impostor_is_refused_and_the_real_one_kept_also_across_a_resume(root, tmp_path):
     nodes = nodes_of(root, tmp_path / "state")
-    dead = False
 
-    def die(node, message, reply):
-        nonlocal dead
-        if message.metadata.message_type == "train" and message.content[RECORD]["round"] == 2 and not dead:
-            dead = True
-            raise KeyboardInterrupt
-        return reply
+    def second(node, message):
+        return message.metadata.message_type == "train" and message.content[RECORD]["round"] == 2
 
     real = {n: nodes[n] for n in (101, 102, 103)}
-    grid = FakeGrid(real, die, KEYS)
+    grid = FakeGrid(real, dying(second), KEYS)
     chosen = apart("fedproto", root)
     with pytest.raises(KeyboardInterrupt):
         over(grid, chosen, tmp_path / "run")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
-from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted
+from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted
 from protofed.errors import FederationError
 from protofed.experiments.builder import Builder
 from protofed.federation import loop
@@ -98,17 +98,12 @@ def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection
 
 def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_path):
     chosen = apart("fedproto", root, rounds=3, privacy__mode="client", privacy__noise=3.0)
-    died = False
 
-    def die(node, message, reply):
-        nonlocal died
+    def scored(node, message):
         kind, content = message.metadata.message_type, message.content
-        if kind == "evaluate" and not died and "2" in str([dict(r).get("round") for r in content.values()]):
-            died = True
-            raise KeyboardInterrupt
-        return reply
+        return kind == "evaluate" and "2" in str([dict(r).get("round") for r in content.values()])
 
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), dying(scored))
     with pytest.raises(KeyboardInterrupt):
         over(grid, chosen, tmp_path / "remote")
     run = over(grid, chosen, tmp_path / "remote", resume=True)
@@ -123,18 +118,14 @@ def test_rounds_that_a_restarted_server_repeats_are_paid_for_where_samples_are_p
     """It begins anew for want of a checkpoint, and so do the nodes, with new noise on their numbers of samples."""
     private = {"privacy__mode": "sample", "privacy__noise": 2.0, "training__batch_size": 64}
     chosen = apart("fedproto", root, rounds=3, checkpoint__every=2, **private)
-    died, drawn = False, []
+    drawn = []
 
-    def die(node, message, reply):
-        nonlocal died
+    def scored(node, message):
         if message.metadata.message_type == "train":
             drawn.append(counts(tmp_path / "state"))
-        if message.metadata.message_type == "evaluate" and not died:
-            died = True
-            raise KeyboardInterrupt
-        return reply
+        return message.metadata.message_type == "evaluate"
 
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), dying(scored))
     with pytest.raises(KeyboardInterrupt):
         over(grid, chosen, tmp_path / "remote")
     forget()

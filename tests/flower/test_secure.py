@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted
+from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted
 from protofed.errors import CheckpointError, FederationError, OutputError, PayloadError
 from protofed.files import read_tensors
 from protofed.flower import held
@@ -148,16 +148,9 @@ def test_a_killed_server_cannot_have_a_sum_made_twice(restarted, root, tmp_path)
     New keys do not help, since the upload is the same; so nodes that are restarted, which lose Flower's context,
     must not forget it either.
     """
-    chosen, died = wanted("fedproto", root, participation__attempts=1, **SECURE), False
-
-    def die(node, message, reply):
-        nonlocal died
-        if message.metadata.message_type == "evaluate" and not died:
-            died = True
-            raise KeyboardInterrupt
-        return reply
-
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    chosen = wanted("fedproto", root, participation__attempts=1, **SECURE)
+    scored = dying(lambda node, message: message.metadata.message_type == "evaluate")
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), scored)
     with pytest.raises(KeyboardInterrupt):
         over(grid, chosen, tmp_path / "net")
     if restarted:

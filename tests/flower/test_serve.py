@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted, write_folders
 from protofed.errors import FederationError, ProtofedError
 from protofed.flower.grid import RECORD
 from protofed.methods import methods
@@ -103,15 +103,7 @@ def test_a_node_that_restarts_goes_on_from_its_own_state(root, tmp_path):
 def test_a_server_that_dies_is_resumed_with_the_numbers_of_the_undisturbed_run(lost, root, tmp_path):
     """It dies while the answers to round 3 come in; half of the clients have trained, and must not train twice."""
     chosen = apart("protonorm", root, rounds=5)
-    died = False
-
-    def die(node, message, reply):
-        nonlocal died
-        if training(message) and round_of(message) == 3 and node == 102 and not died:
-            died = True
-            raise KeyboardInterrupt
-        return reply
-
+    die = dying(lambda node, message: training(message) and round_of(message) == 3 and node == 102)
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
     with pytest.raises(KeyboardInterrupt):
         over(grid, chosen, tmp_path / "remote")
@@ -141,16 +133,11 @@ def test_one_message_asks_for_scores_and_for_the_next_training(root, tmp_path):
 def test_the_server_dies_while_clients_train_for_the_next_round(root, tmp_path):
     """They have done so when it comes back, and answer with what they have; nodes number themselves anew."""
     chosen = wanted("protonorm", root, rounds=5)
-    died = False
 
-    def die(node, message, reply):
-        nonlocal died
-        if message.metadata.message_type == "evaluate" and round_of(message) == 2 and node == 102 and not died:
-            died = True
-            raise KeyboardInterrupt
-        return reply
+    def scored(node, message):
+        return message.metadata.message_type == "evaluate" and round_of(message) == 2 and node == 102
 
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), die)
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), dying(scored))
     with pytest.raises(KeyboardInterrupt):
         over(grid, chosen, tmp_path / "remote")
     forget()

@@ -126,12 +126,12 @@ class Builder:
     def _state(self, member: Member) -> dict[str, torch.Tensor]:
         """Return a client's first state; numbers of samples on which messages may depend are noisy if protected."""
         counts, private = member.train.counts(self.federated.num_classes).cpu(), member.plan.private
-        kept = self.method.kept_state(counts)
-        if private is None:
-            return {**self.method.client_state(counts), **kept}
-        private = replace(private, secret=self.trainer.secret)
-        noisy = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
-        return {**self.method.client_state(noisy), **kept, COUNTS: noisy}
+        told = counts
+        if private is not None:
+            private = replace(private, secret=self.trainer.secret)
+            told = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
+        state = {**self.method.client_state(told), **self.method.kept_state(counts)}
+        return state if private is None else {**state, COUNTS: told}
 
     def _task(self) -> Task:
         summary, federated = self.summary, self.federated

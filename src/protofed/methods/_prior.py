@@ -43,10 +43,10 @@ def own_classes(counts: Tensor, dtype: torch.dtype, *, balanced: bool) -> Tensor
 
 
 def over(scores: Tensor, classes: Tensor) -> Tensor:
-    """Return ``(B, K)`` scores in which the classes outside a set have no chance.
+    """Return scores in which the classes outside a set have no chance.
 
     Args:
-        scores: ``(B, K)``.
+        scores: ``(B, K)``, or ``(K,)``.
         classes: ``(K,)`` bool, the set.
     """
     return scores.masked_fill(~classes, torch.finfo(scores.dtype).min)

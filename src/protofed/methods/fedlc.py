@@ -13,11 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import log_prior
+from protofed.methods._prior import log_prior, over
 from protofed.methods.contract import Batch, Tensors, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import option
@@ -67,7 +66,7 @@ class FedLC(FedAvg[FedLCOptions]):
         if self.options.calibration == "prior":
             return log_prior(counts, self.options.rho, self.task.dtype)
         margins = -self.options.tau * counts.clamp(min=1).double().pow(-0.25)
-        return margins.to(self.task.dtype).masked_fill(counts == 0, torch.finfo(self.task.dtype).min)
+        return over(margins.to(self.task.dtype), counts > 0)
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 5."""

@@ -9,9 +9,9 @@ from protofed.errors import writing
 
 
 class Ledger:
-    """Counts the rounds whose messages have left those whom they are about, with a byte for each in a file.
+    """Counts releases, with one byte of a file for each.
 
-    Noise of a deployment is new whenever a round is repeated, so a repeated round is paid for twice.
+    In a deployment, a repeated round has new noise, so it is paid for twice.
 
     Attributes:
         repeated: Releases beyond one per round, because a server had to repeat rounds.

@@ -159,7 +159,7 @@ class SamplePrivacy:
 
     @property
     def _planned(self) -> bool:
-        """Whether the noise was found for exactly these rounds: it keeps the budget, whatever the last digit is."""
+        """Whether the noise was found for exactly these rounds, so that it keeps the budget up to rounding."""
         return self.options.noise is None and not self.ledger.repeated
 
     def _worst(self, rounds: int) -> tuple[str, float]:

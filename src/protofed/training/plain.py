@@ -65,11 +65,15 @@ class PlainSteps(Steps):
             self.updates.append(_Update(update, chosen, optimizer))
         self.x, self.y = data[0].x, data[0].y
         weighted = plan.class_weights and phase.source is None
-        # What stays with the client takes its true numbers of samples, which the local ones need not be.
-        counts = data[0].counts(self.method.task.num_classes) if plan.private is None else self.local.counts
-        self.importance = balance(counts.to(self.y.device))[self.y] if weighted else None
+        self.importance = balance(self._counts(data[0]))[self.y] if weighted else None
         if phase.source is None and self.x.numel() <= NORMALISED_AT_ONCE:
             self.x = normalise(self.x, next(model.parameters()).dtype)
+
+    def _counts(self, data: Samples) -> Tensor:
+        """Return the numbers of samples per class, noisy ones if training is private."""
+        # Phases that stay with the client are not private, and local.counts may be noisy even then.
+        counts = data.counts(self.method.task.num_classes) if self.plan.private is None else self.local.counts
+        return counts.to(self.y.device)
 
     def optimizer_states(self) -> list[Tensors]:
         """Return the state of the client's optimisers."""

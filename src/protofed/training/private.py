@@ -227,7 +227,7 @@ def private_counts(counts: Tensor, private: Private, generator: torch.Generator)
     """Return noisy numbers of samples per class, ``(K,)`` int64, at least 0 and at least 1 together.
 
     Classes whose number may be noise become empty; if all would, the largest has one sample, since a client without
-    any would not count.
+    any would have no weight.
 
     Args:
         counts: ``(K,)`` true numbers, of which a sample changes one by 1.
