@@ -231,7 +231,12 @@ class ClientPrivacy:
         return Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
 
     def keep(self, ledger: Path, round: int) -> None:
-        """Count releases in a file; see :meth:`Ledger.keep <protofed.privacy.ledger.Ledger.keep>`."""
+        """Count releases in a file; see :meth:`Ledger.keep <protofed.privacy.ledger.Ledger.keep>`.
+
+        Args:
+            ledger: The file; there need not be one yet.
+            round: Number of rounds completed.
+        """
         self.ledger.keep(ledger, round, self._number(round))
 
     def _number(self, rounds: int) -> int:

@@ -193,7 +193,12 @@ class SamplePrivacy:
         )
 
     def keep(self, ledger: Path, round: int) -> None:
-        """Count rounds in a file; see :meth:`Ledger.keep <protofed.privacy.ledger.Ledger.keep>`."""
+        """Count rounds in a file; see :meth:`Ledger.keep <protofed.privacy.ledger.Ledger.keep>`.
+
+        Args:
+            ledger: The file; there need not be one yet.
+            round: Number of rounds completed.
+        """
         self.ledger.keep(ledger, round, round)
 
     def note(self) -> str:
