@@ -56,7 +56,7 @@ class CheckpointError(ProtofedError):
 
 
 class OutputError(ProtofedError):
-    """A file that cannot be written, because the disk is full or the folder is read-only or missing."""
+    """A file that cannot be written: the disk is full, the folder read-only, missing or used by another process."""
 
 
 @contextmanager

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
+import types
 
 import pytest
 import tomli_w
 from safetensors.torch import load_file
 
 import protofed
-from protofed.errors import CheckpointError, ConfigError
-from protofed.experiments import Progress
+from protofed.errors import CheckpointError, ConfigError, OutputError
+from protofed.experiments import Progress, rundir
 from protofed.runs import load_runs
 
 SMALL = {
@@ -152,6 +153,48 @@ def test_another_configuration_is_refused_not_overwritten(tmp_path):
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ConfigError, match="is not empty and holds no run"):
         protofed.run("quickstart", overrides, out=tmp_path / "mine")
+
+
+def test_two_processes_do_not_run_in_one_directory(tmp_path):
+    overrides = {**SMALL, "method.name": "fedproto"}
+    out = tmp_path / "run"
+
+    class Disturbed(Progress):
+        def round(self, label, record):
+            before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+            for resume in (True, False):
+                with pytest.raises(OutputError) as refused:
+                    protofed.run("quickstart", overrides, out=out, resume=resume)
+                assert str(refused.value).startswith(f"{out}: another process runs in it: wait until it ends")
+            assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+    run = protofed.run("quickstart", overrides, out=out, progress=Disturbed())
+    alone = protofed.run("quickstart", overrides, out=tmp_path / "alone")
+    assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in alone.rounds]
+    assert protofed.run("quickstart", overrides, out=out, resume=True).summary == run.summary
+
+
+def test_a_directory_in_which_nothing_can_be_written_is_not_left_behind(tmp_path, monkeypatch):
+    def full(*_):
+        raise OutputError("no room")
+
+    monkeypatch.setattr(rundir, "write_text", full)
+    with pytest.raises(OutputError, match="no room"):
+        protofed.run("quickstart", {**SMALL, "method.name": "local"}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("error", [OSError("no locks here"), None], ids=["no locks", "Windows"])
+def test_runs_go_where_directories_cannot_be_locked(error, tmp_path, monkeypatch):
+    def unable(*_):
+        raise error
+
+    locks = types.SimpleNamespace(flock=unable, LOCK_EX=2, LOCK_NB=4) if error else None
+    monkeypatch.setattr(rundir, "fcntl", locks)
+    assert (
+        len(protofed.run("quickstart", {**SMALL, "method.name": "local", "rounds": 1}, out=tmp_path / "run").rounds)
+        == 1
+    )
 
 
 def test_a_truncated_checkpoint_is_one_line(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,11 @@ from protofed.reading import read_toml, reason
 from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
 from protofed.samples import Samples
 from protofed.training.batches import batches
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two processes from one run there
+    fcntl = None  # type: ignore[assignment]
 
 ENDS = ("rounds", "evaluation.patience")
 """Options that say when a run ends, which may change when it is resumed."""
@@ -91,6 +98,52 @@ class RunDirectory:
         if self.path.is_dir() and any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
         write_text(config, tomli_w.dumps(experiment.to_tree()))
+
+    @contextmanager
+    def claimed(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
+        """Open the directory, and keep other processes from running in it until the block ends.
+
+        Args:
+            experiment: As for :meth:`open`.
+            resume: As for :meth:`open`.
+
+        Raises:
+            ProtofedError: As :meth:`open`; OutputError also if another process runs in it.
+        """
+        new = not self.path.exists()
+        if new:
+            with writing(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            try:
+                self.open(experiment, resume=resume)
+            except BaseException:
+                if new:
+                    with suppress(OSError):  # not empty: another process was faster
+                        self.path.rmdir()
+                raise
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Lock the directory itself, so that nothing remains if the process is killed."""
+        if fcntl is None or not self.path.is_dir():
+            yield
+            return
+        with writing(self.path):
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(
+                    f"{self.path}: another process runs in it: wait until it ends, or choose another --out"
+                ) from None
+            except OSError:  # a file system without locks, where no other process gets one either
+                pass
+            yield
+        finally:
+            os.close(lock)
 
     def changed(self, experiment: Experiment) -> bool:
         """Return whether an experiment is that of this directory with more rounds, or another point to stop.

@@ -308,17 +308,19 @@ def run_federation(
         hardware = Hardware.of(experiment.execution)
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
-        with closing(federation.executor), files.saving:
+        with closing(federation.executor):
             files.check_room(federation, experiment.checkpoint.every)
-            files.open(experiment, resume=resume)
-            files.write_federation(description)
-            rounds = files.restore(federation)
-            progress.started(label, experiment.rounds, federation.round, files.path)
-            remaining = federation.run()
-            while not federation.stalled(rounds) and (record := next(remaining, None)):
-                rounds.append(record)
-                progress.round(label, files.add_round(record, federation, experiment.checkpoint.every))
-            files.finish(federation, summary_of(experiment, hardware.device, rounds, federation, memory.bytes()))
+            with files.claimed(experiment, resume=resume), files.saving:
+                files.write_federation(description)
+                rounds = files.restore(federation)
+                progress.started(label, experiment.rounds, federation.round, files.path)
+                remaining = federation.run()
+                while not federation.stalled(rounds) and (record := next(remaining, None)):
+                    rounds.append(record)
+                    progress.round(label, files.add_round(record, federation, experiment.checkpoint.every))
+                files.finish(
+                    federation, summary_of(experiment, hardware.device, rounds, federation, memory.bytes())
+                )
     else:
         files.open(experiment, resume=resume)
     result = Run(files.path, files.summary().to_dict(), [record.to_dict() for record in files.rounds()])
