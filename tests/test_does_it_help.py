@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import protofed
 from conftest import REPOSITORY
 from support import script
 
@@ -21,6 +22,16 @@ def test_the_page_shows_the_committed_figures(tool, path):
     late = any(arm.best_rule(tool.newcomers) for arm in arms)
     table = tool.table_of_newcomers(arms) if late else tool.table(arms)
     assert table in (REPOSITORY / "docs/does-it-help.md").read_text()
+
+
+def test_the_nearest_own_prototype_is_the_rule_of_fedproto(tmp_path):
+    """And of a control, which has no such rule, the nearest class mean."""
+    small = {"rounds": 2, "data.samples": 300, "data.clients": 4, "partition.alpha": 0.5, "model.d": 16}
+    accuracy = script(REPOSITORY / "tools/nearest_mean.py").accuracy
+    run = protofed.run("quickstart", {**small, "method.name": "fedproto"}, out=tmp_path / "fedproto")
+    assert accuracy(run.directory) == pytest.approx(run.summary["accuracy"]["local"]["final"])
+    control = protofed.run("quickstart", {**small, "method.name": "local"}, out=tmp_path / "control")
+    assert 0.3 < accuracy(control.directory) <= 1
 
 
 def test_saved_figures_are_read_back(tool, tmp_path):

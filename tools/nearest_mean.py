@@ -1,7 +1,8 @@
 """Accuracy by a rule that every model has and that needs no exchange: ``python tools/nearest_mean.py RUN…``.
 
-Each client's test samples are given the class with the nearest mean of the client's own training features, by the
-model with which the run ended. For runs of FedProto with prototypes made after training, it is the rule ``local``.
+Each client's test samples are given the class with the nearest of the client's own prototypes, by the model with
+which the run ended. For FedProto that is the rule ``local``. For a method that exchanges no prototypes, a run keeps
+the class means of its clients' training features in their place.
 """
 
 from __future__ import annotations
@@ -9,34 +10,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from protofed.experiments import load_run
-from protofed.experiments.metrics import _data
-from protofed.experiments.trained import TrainedClient, open_client
-from protofed.prototypes.means import class_means, class_sums
-from protofed.samples import Samples
-
-
-@torch.no_grad()
-def features(client: TrainedClient, samples: Samples) -> Tensor:
-    """Return ``(n, d)`` features of a client's samples."""
-    classifier = client.classifier
-    return torch.cat([classifier.model(classifier.prepare(part)).features for part in samples.x.cpu().split(512)])
+from protofed.analysis.restore import prototypes, restore_features
+from protofed.prototypes.inference import nearest
+from protofed.prototypes.table import Prototypes
+from protofed.runs import load_run
 
 
 def accuracy(directory: Path) -> float:
     """Return the accuracy over all clients' own test samples."""
     run = load_run(directory)
-    clients = {client.name: client for client in _data(run.data, trust_code=False).clients}
     right = number = 0
-    for name in run.clients:
-        trained, (train, test) = open_client(run.data, name), (clients[name].train, clients[name].test)
-        means = class_means(*class_sums(features(trained, train), train.y.cpu(), len(run.class_names)))
-        distances = torch.cdist(features(trained, test), means.rows).masked_fill(~means.present, torch.inf)
-        right += int((distances.argmin(1) == test.y.cpu()).sum())
-        number += len(test)
+    for client in restore_features(run):
+        own = Prototypes.of(prototypes(run, f"local.{client.name}"))
+        right += int((nearest(client.features, own) == client.labels).sum())
+        number += len(client.labels)
     return right / number
 
 
