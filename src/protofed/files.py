@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
@@ -19,8 +19,30 @@ from protofed.errors import CheckpointError, OutputError, writing
 from protofed.formats import size
 from protofed.reading import open_ordinary, parse_json, read_text, reason
 
+try:
+    import fcntl
+except ImportError:  # Windows, where processes are not kept out of each other's folders
+    fcntl = None  # type: ignore[assignment]
+
 PARTIAL = ".partial"
 """Suffix of the names of partially written files and folders, which begin with a dot."""
+
+
+def lock(file: IO[str] | int) -> bool:
+    """Lock an open file or folder until it is closed, if no other process has; return whether this one may go on.
+
+    Args:
+        file: The file, or a descriptor.
+
+    Raises:
+        OSError: If its file system has no locks.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def write_bytes(path: Path, data: bytes) -> None:

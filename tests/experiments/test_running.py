@@ -11,6 +11,7 @@ import tomli_w
 from safetensors.torch import load_file
 
 import protofed
+from protofed import files
 from protofed.errors import CheckpointError, ConfigError, OutputError
 from protofed.experiments import Progress, rundir
 from protofed.runs import load_runs
@@ -190,7 +191,7 @@ def test_runs_go_where_directories_cannot_be_locked(error, tmp_path, monkeypatch
         raise error
 
     locks = types.SimpleNamespace(flock=unable, LOCK_EX=2, LOCK_NB=4) if error else None
-    monkeypatch.setattr(rundir, "fcntl", locks)
+    monkeypatch.setattr(files, "fcntl", locks)
     assert (
         len(protofed.run("quickstart", {**SMALL, "method.name": "local", "rounds": 1}, out=tmp_path / "run").rounds)
         == 1

@@ -20,7 +20,7 @@ from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree, defaults, identity
 from protofed.experiments.ending import END, restore_end, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
-from protofed.files import check_room, remove_partial, write_json, write_tensors, write_text
+from protofed.files import check_room, lock, remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
@@ -28,11 +28,6 @@ from protofed.reading import read_toml, reason
 from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
 from protofed.samples import Samples
 from protofed.training.batches import batches
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps two processes from one run there
-    fcntl = None  # type: ignore[assignment]
 
 ENDS = ("rounds", "evaluation.patience")
 """Options that say when a run ends, which may change when it is resumed."""
@@ -127,23 +122,22 @@ class RunDirectory:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Lock the directory itself, so that nothing remains if the process is killed."""
-        if fcntl is None or not self.path.is_dir():
+        if os.name == "nt" or not self.path.is_dir():  # Windows does not open folders
             yield
             return
         with writing(self.path):
-            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            folder = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            free = True
+            with suppress(OSError):  # a file system without locks, where no other process gets one either
+                free = lock(folder)
+            if not free:
                 raise OutputError(
                     f"{self.path}: another process runs in it: wait until it ends, or choose another --out"
-                ) from None
-            except OSError:  # a file system without locks, where no other process gets one either
-                pass
+                )
             yield
         finally:
-            os.close(lock)
+            os.close(folder)
 
     def changed(self, experiment: Experiment) -> bool:
         """Return whether an experiment is that of this directory with more rounds, or another point to stop.

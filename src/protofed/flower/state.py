@@ -22,19 +22,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from protofed import claims, limits, snapshots
 from protofed.errors import CheckpointError, writing
-from protofed.files import PARTIAL, check_format, read_json, write_bytes, write_json
+from protofed.files import PARTIAL, check_format, lock, read_json, write_bytes, write_json
 from protofed.flower.messages import GENERATION
 from protofed.reading import read_bytes, reason
 from protofed.snapshots import Snapshot
-
-try:
-    import fcntl
-except ImportError:  # Windows, where concurrent visits of one client are not prevented
-    fcntl = None  # type: ignore[assignment]
 
 VERSION = 2
 """Format version of the index."""
@@ -118,24 +113,15 @@ def locked(path: Path, run: str, order: int) -> Iterator[None]:
     path.mkdir(parents=True, exist_ok=True)
     turn = f"{run} {order}"
     with (path / LOCK).open("a") as file:
-        if fcntl is not None and not _free(file):
+        if not lock(file):
             if _later(_turn(path), run, order):
                 raise CheckpointError(f"{path.name}: a later request of the server waits for the visit in progress")
             write_bytes(path / TURN, turn.encode())
-            while not _free(file):
+            while not lock(file):
                 if _turn(path) != turn:
                     raise CheckpointError(f"{path.name}: a later request of the server replaced this one")
                 time.sleep(LOOK)
         yield
-
-
-def _free(file: IO[str]) -> bool:
-    """Take the lock if it is free; return whether it was."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _turn(path: Path) -> str:
