@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 
 import pytest
@@ -72,6 +73,7 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
         ({"training.optimizer": "SDG"}, "unknown optimizer 'SDG': did you mean 'SGD'?"),
         ({"training.options": {"nesterow": True}}, "did you mean 'nesterov'?"),
         ({"training.lr": -1.0}, "optimizer SGD: Invalid learning rate"),
+        ({"training.lr": math.nan}, "optimizer SGD: lr must be a finite number, not nan"),
         ({"training.epochs": 0}, "training.epochs must be at least 1, not 0"),
         ({"participation.fraction": 1.5}, "participation.fraction must lie in (0, 1], not 1.5"),
         ({"evaluation.at": "noon"}, "evaluation.at must be 'broadcast' or 'trained', not 'noon'"),

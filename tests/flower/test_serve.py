@@ -116,6 +116,26 @@ def test_a_server_that_dies_is_resumed_with_the_numbers_of_the_undisturbed_run(l
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
+def test_a_second_server_is_refused_before_it_asks_a_node(root, tmp_path):
+    chosen = wanted("protonorm", root)
+    asked, refused = [], []
+
+    def second(node, message, reply):
+        if training(message) and not refused:
+            before = (tmp_path / "remote" / "nodes.json").read_bytes()
+            grid = FakeGrid(nodes_of(root, tmp_path / "others"), lambda *_: asked.append(node))
+            with pytest.raises(ProtofedError, match="another process runs in it") as caught:
+                over(grid, chosen, tmp_path / "remote", resume=True)
+            refused.append(caught.value)
+            assert (tmp_path / "remote" / "nodes.json").read_bytes() == before
+        return reply
+
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), second), chosen, tmp_path / "remote")
+    assert refused
+    assert not asked
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
 def test_one_message_asks_for_scores_and_for_the_next_training(root, tmp_path):
     """Of three rounds, each would take two messages to a client: training and scores."""
     kinds = []

@@ -58,6 +58,7 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoint"
         self.saving = Saving(self.checkpoints)
+        self._held = False
 
     @property
     def finished(self) -> bool:
@@ -98,6 +99,8 @@ class RunDirectory:
     def claimed(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
         """Open the directory, and keep other processes from running in it until the block ends.
 
+        Blocks may be nested.
+
         Args:
             experiment: As for :meth:`open`.
             resume: As for :meth:`open`.
@@ -122,7 +125,7 @@ class RunDirectory:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Lock the directory itself, so that nothing remains if the process is killed."""
-        if os.name == "nt" or not self.path.is_dir():  # Windows does not open folders
+        if self._held or os.name == "nt" or not self.path.is_dir():  # Windows does not open folders
             yield
             return
         with writing(self.path):
@@ -135,8 +138,10 @@ class RunDirectory:
                 raise OutputError(
                     f"{self.path}: another process runs in it: wait until it ends, or choose another --out"
                 )
+            self._held = True
             yield
         finally:
+            self._held = False
             os.close(folder)
 
     def changed(self, experiment: Experiment) -> bool:

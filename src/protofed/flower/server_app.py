@@ -6,6 +6,7 @@ import logging
 import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,16 +75,18 @@ def serve(
         ProtofedError: If anything is wrong with the experiment, the directory or the clients; FederationError if
             too few clients connect or remain.
     """
-    if not files.finished:
-        files.open(experiment, resume=resume)  # fail before any node is asked
 
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:
         return _federation(grid, experiment, hardware, files, gathering, simulated)
 
     writer = write_report if report else None
-    return run_federation(
-        _as_server(experiment), files, begin, resume=True, progress=progress, label=label, report=writer
-    )
+    # Fail before any node is asked.
+    done = files.finished and not files.changed(experiment)
+    claim = nullcontext() if done else files.claimed(experiment, resume=resume)
+    with claim:
+        return run_federation(
+            _as_server(experiment), files, begin, resume=True, progress=progress, label=label, report=writer
+        )
 
 
 def _as_server(experiment: Experiment) -> Experiment:

@@ -101,9 +101,11 @@ class LocalPlan:
         if name not in valid or name == "Optimizer":
             raise ConfigError(unknown_name("optimizer", name, valid))
         accepted = inspect.signature(getattr(torch.optim, name)).parameters
-        for setting in settings:
+        for setting, value in settings.items():
             if setting not in accepted:
                 raise ConfigError(unknown_name(f"option of optimizer {name}", setting, accepted))
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"optimizer {name}: {setting} must be a finite number, not {value}")
         try:
             eager(getattr(torch.optim, name))([torch.zeros(1)], **settings)
         except (TypeError, ValueError) as error:
