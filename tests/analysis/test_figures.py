@@ -197,7 +197,8 @@ def test_saving_is_whole_and_repeatable(run_at, tmp_path):
     run = load_run(run_at())
     first = save_figure(figures.get("losses")([run]), tmp_path / "new" / "my.losses")
     assert [p.name for p in first] == ["my.losses.png", "my.losses.svg"]
-    second = save_figure(figures.get("losses")([run]), tmp_path / "again")
+    second = save_figure(figures.get("losses")([run]), tmp_path / "again.png")
+    assert [p.name for p in second] == ["again.png", "again.svg"]
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["my.losses.png", "my.losses.svg"]
 

@@ -156,7 +156,7 @@ def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
     columns, *others = axes
     table = _table(
         "Final test accuracy in %: main rule / head; honest clients only where others attack",
-        "Red: more than 3 points less than the first row of the method has in the first column.",
+        "Red: more than 3 points below the first value of the method.",
     )
     for name in ("method", *others):
         table.add_column(name, no_wrap=True)

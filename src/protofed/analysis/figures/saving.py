@@ -20,11 +20,13 @@ def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
 
     Args:
         fig: The figure.
-        path_stem: Path without suffix.
+        path_stem: Path without suffix; ``.png`` and ``.svg`` are left off.
     """
     from protofed.files import write_bytes
 
     stem = Path(path_stem)
+    if stem.suffix in (".png", ".svg"):
+        stem = stem.with_suffix("")
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     engine = fig.get_layout_engine()
     try:
