@@ -439,6 +439,19 @@ def test_batchnorm_is_refused_and_group_norm_takes_its_place():
     )
 
 
+def test_an_expert_that_is_trained_without_noise_may_mix_samples():
+    federation = build("beacon", model__name="support:WithBatchNorm", model__options={}, rounds=2, **PRIVATE)
+    assert any(isinstance(m, torch.nn.BatchNorm1d) for m in federation.executor.clients.model("ann").modules())
+    other = build("beacon", rounds=2, **PRIVATE)
+    for trained in (federation, other):
+        assert [record.accuracy is not None for record in trained.run()] == [True, True]
+    assert all(torch.equal(tensor, other.server[name]) for name, tensor in federation.server.items()), (
+        "the expert influences what is sent"
+    )
+    with pytest.raises(ModelError, match="which mixes samples"):  # a client's own model teaches the shared one
+        build("fml", model__name="support:WithBatchNorm", model__options={}, rounds=2, **PRIVATE)
+
+
 def test_group_norm_keeps_affine_weights_and_divides_the_channels():
     plain = build_model("resnet18", input_shape=(3, 32, 32), num_classes=4, d=8)
     norms = {n: m for n, m in plain.named_modules() if isinstance(m, torch.nn.BatchNorm2d)}

@@ -165,11 +165,16 @@ class Builder:
     def _model(self, architecture: Architecture, scope: str) -> models.SplitModel:
         return build_model(self.experiment, self.federated, architecture, scope, pretrained=self.pretrained)
 
+    def _protected(self, name: str) -> bool:
+        """Return whether a weight of the clients' models is trained by DP-SGD in some round."""
+        phases = (phase for r in range(1, self.experiment.rounds + 1) for phase in self.method.phases(r))
+        return any(u.trainable(name) for phase in phases if not phase.stays for u in phase.updates)
+
     def _client_model(self, architecture: Architecture, scope: str, device: torch.device) -> models.SplitModel:
         """Return a model as clients train it: with the method's networks, on the device, in the right layout."""
         model = self._model(architecture, scope)
         if self.experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
-            models.check_single_samples(model)
+            models.check_single_samples(model, self._protected)
         with seeded(self.experiment.seed, "extend", scope):
             self.method.extend(model)
         layout = self.hardware.layout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from protofed.errors import ModelError
@@ -28,18 +30,20 @@ def group_norm(model: nn.Module) -> nn.Module:
     return model
 
 
-def check_single_samples(model: nn.Module) -> None:
-    """Refuse a model with a layer that has no gradient of a single sample.
+def check_single_samples(model: nn.Module, protected: Callable[[str], bool]) -> None:
+    """Refuse a model with a layer that has no gradient of a single sample, but needs one.
 
     Args:
         model: The model.
+        protected: Whether a weight is trained by such gradients, by its name.
 
     Raises:
         ModelError: If there is one.
     """
     for name, module in model.named_modules():
         keeps = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
-        if keeps or isinstance(module, nn.modules.batchnorm._BatchNorm):
+        mixes = keeps or isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if mixes and protected(f"{name}.weight"):
             raise ModelError(
                 f"privacy.mode=sample: {name} is a {type(module).__name__}, which mixes samples: set "
                 "model.norm=group"
