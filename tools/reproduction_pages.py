@@ -1,21 +1,24 @@
 """Claims with their verdicts, and tables, in docs/reproduction: ``python tools/reproduction_pages.py [--check]``.
 
 Both come from the results in ``src/protofed/reproduction/results``, at the scales and rounds of ``verdicts.json``
-there. What lies between two marks of a page is replaced; a test runs this with ``--check``.
+there. What lies between two marks of a page is replaced; a test runs this with ``--check``. After further runs,
+``--verdicts`` first writes the verdicts on the results into ``verdicts.json``: look at what it changes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from protofed.reproduction import cli
 from protofed.reproduction.judging import judged
 from protofed.reproduction.layout import Scope, Sheet, committed_scopes, formula_runs
 from protofed.reproduction.output import as_markdown, facts_of
 from protofed.reproduction.papers import Claim, Paper, papers
-from protofed.reproduction.results import Result, committed
+from protofed.reproduction.results import FOLDER, Result, committed
 from protofed.reproduction.verdicts import NOT_RUN, UNTESTABLE, Judgement
 
 PAGES = Path(__file__).parent.parent / "docs" / "reproduction"
@@ -78,6 +81,19 @@ def smoke(paper: Paper, scope: Scope) -> Iterator[str]:
     yield f"At scale `smoke`, {done} of the {len(keys)} runs of these tables end; their numbers mean nothing.\n"
 
 
+def keep_verdicts() -> None:
+    """Write the verdicts on the committed results, scale by scale."""
+    path = FOLDER / "verdicts.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    for scale in {result.scale for result in RESULTS.values()} - set(kept):
+        rounds = {result.rounds for result in RESULTS.values() if result.scale == scale}
+        kept[scale] = {"rounds": rounds.pop() if scale == "tenth" and len(rounds) == 1 else None}
+    path.write_text(json.dumps(kept), encoding="utf-8")  # the scopes come from there
+    for scale, scope in committed_scopes().items():
+        kept[scale]["claims"] = cli.verdicts(scope, Path("nowhere"))
+    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
 def replaced(text: str, name: str, content: str) -> str:
     """Return a page with what lies between two marks replaced."""
     first, last = f"<!-- {name}: made by tools/reproduction_pages.py -->", f"<!-- end of {name} -->"
@@ -91,7 +107,11 @@ def replaced(text: str, name: str, content: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
-    check = parser.parse_args().check
+    parser.add_argument("--verdicts", action="store_true", help="write verdicts.json anew from the results")
+    given = parser.parse_args()
+    check = given.check
+    if given.verdicts:
+        keep_verdicts()
     for paper in papers().values():
         path = PAGES / f"{paper.name}.md"
         text = path.read_text(encoding="utf-8")

@@ -34,6 +34,7 @@ def test_a_table_is_made_and_nothing_is_run_twice(made, tmp_path):
     results = read_results(out / "results.csv")
     assert len(results) == 24
     assert all(result.done for result in results)
+    assert all(re.fullmatch(r"protofed \S+, torch \S+, .+, \d+ cores, executor \w+", r.made) for r in results)
     assert not list(out.glob("runs/*/clients"))  # models, which no table needs
     before = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/summary.json")}
     found = reproduce(Request("protonorm/table5", SMOKE, out))

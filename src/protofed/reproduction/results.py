@@ -131,7 +131,8 @@ def _made(run: RunData) -> str:
     version = run.summary.protofed if run.summary else ""
     device = facts.get("device")
     where = facts.get("processor", "") if device == "cpu" else device
-    return f"protofed {version}, torch {facts.get('torch', '')}, {where}, {os.cpu_count()} cores"
+    executor = f", executor {facts['executor']}" if "executor" in facts else ""  # results differ in their last bits
+    return f"protofed {version}, torch {facts.get('torch', '')}, {where}, {os.cpu_count()} cores{executor}"
 
 
 def _moved(run: RunData, rule: str) -> float | None:
