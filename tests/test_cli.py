@@ -221,6 +221,43 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "called"),
+    [
+        (("sweep", "quickstart", "method.lambda=1,2"), "protofed.api.sweep"),
+        (("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune"),
+        (("reproduce", "fedproto/table1"), "protofed.reproduction.cli.reproduce"),
+    ],
+)
+def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tmp_path, monkeypatch, capsys):
+    from rundirs import make_run
+
+    directory = make_run(tmp_path / "r", finished=False)
+    (directory / "checkpoint" / "round-000004").mkdir(parents=True)
+    record = json.loads((directory / "rounds.jsonl").read_text().splitlines()[4])
+    at_work = iter([True, False])
+
+    def run(*given, **named):
+        progress = named.get("progress") or given[-1]
+        progress.started("first", 30, 0, directory)
+        progress.round("first", record)
+        if not next(at_work):
+            progress.finished("first", None)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(called, run)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        for said in (
+            f"first stopped after round 5 of 30: {directory} holds a checkpoint of round 4",
+            "stopped between two runs: what had finished is kept",
+        ):
+            status, _, errors = inside(monkeypatch, capsys, tmp_path, *command, "--quiet")
+            assert (status, errors) == (143, f"{said}; repeat the command to continue\n")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_the_version_and_what_there_is(tmp_path, monkeypatch, capsys):
     assert inside(monkeypatch, capsys, tmp_path, "--version") == (0, f"protofed {protofed_version}\n", "")
     _, output, _ = inside(monkeypatch, capsys, tmp_path, "list")

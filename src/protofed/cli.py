@@ -184,10 +184,10 @@ def sweep(
     with uncollected():
         from protofed import api
         from protofed.experiments.batch import seconds
-        from protofed.progress import progress_bar
+        from protofed.progress import Several, progress_bar
 
     limit = seconds(budget)
-    with _resumable(), progress_bar(console, quiet=quiet) as progress:
+    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
         result = api.sweep(
             recipe,
             items or [],
@@ -195,7 +195,7 @@ def sweep(
             [_integer(seed, "--seeds") for seed in _names(seeds)],
             _overrides([], device, data_dir),
             out=out,
-            progress=progress,
+            progress=Several([kept, shown]),
             jobs=jobs,
             budget=limit,
             yes=yes,
@@ -231,10 +231,10 @@ def tune(
         from protofed import api
         from protofed.analysis.tables import trials_table
         from protofed.experiments.batch import seconds
-        from protofed.progress import progress_bar
+        from protofed.progress import Several, progress_bar
 
     limit = seconds(budget)
-    with _resumable(), progress_bar(console, quiet=quiet) as progress:
+    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
         result = api.tune(
             recipe,
             items,
@@ -242,7 +242,7 @@ def tune(
             [_integer(seed, "--seeds") for seed in _names(seeds)],
             _overrides([], device, data_dir),
             out=out,
-            progress=progress,
+            progress=Several([kept, shown]),
             trials=trials,
             jobs=jobs,
             budget=limit,
@@ -292,7 +292,7 @@ def reproduce(
     """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
     with uncollected():
         from protofed.experiments.batch import seconds
-        from protofed.progress import progress_bar
+        from protofed.progress import Several, progress_bar
         from protofed.reproduction import cli as reproduction
 
     if "=" in target:
@@ -306,8 +306,8 @@ def reproduce(
     cells = reproduction.only(only or [])
     place = _overrides([], device, data_dir)
     request = reproduction.Request(target, scope, out, jobs, seconds(budget), run, cells, place)
-    with _resumable(), progress_bar(console, quiet=quiet or not run) as progress:
-        found = reproduction.reproduce(request, progress)
+    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet or not run) as shown:
+        found = reproduction.reproduce(request, Several([kept, shown]))
     reproduction.show(
         found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     )
@@ -633,8 +633,12 @@ def main() -> None:
 
 
 @contextmanager
-def _resumable() -> Iterator[Kept]:
-    """Yield a receiver of progress reports; if the run is stopped, print what was kept and how to continue."""
+def _resumable(*, resume: bool = True) -> Iterator[Kept]:
+    """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue.
+
+    Args:
+        resume: Whether the command needs ``--resume`` to go on.
+    """
     from protofed.progress import Kept
 
     kept = Kept()
@@ -644,12 +648,11 @@ def _resumable() -> Iterator[Kept]:
         # A signal inside a C library may surface as one of the library's own exceptions.
         if not _signals:
             raise
-        told = kept.told() or "stopped before the first round: nothing was kept"
-        goes_on = "; repeat the command with --resume to continue"
-        if kept.running:
+        goes_on = "; repeat the command" + " with --resume" * resume + " to continue"
+        if kept.running and resume:
             place = next(iter(kept.running.values()))[0]
             goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
-        errors.print(escape(told) + escape(goes_on), highlight=False, soft_wrap=True)
+        errors.print(escape(kept.told()) + escape(goes_on), highlight=False, soft_wrap=True)
         raise KeyboardInterrupt from None
 
 

@@ -315,6 +315,7 @@ class Kept(Progress):
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[Path, int, int]] = {}
+        self.ended = 0
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Remember where a run is."""
@@ -328,13 +329,17 @@ class Kept(Progress):
     def finished(self, label: str, run: Run) -> None:
         """Forget a run that needs no more."""
         self.running.pop(label, None)
+        self.ended += 1
 
     def told(self) -> str:
         """Return what was kept of the runs that were stopped."""
-        return "; ".join(
+        stopped = "; ".join(
             f"{label} stopped after round {done} of {rounds}: {directory} holds {self._state(directory)}"
             for label, (directory, done, rounds) in self.running.items()
         )
+        if stopped or not self.ended:
+            return stopped or "stopped before the first round: nothing was kept"
+        return "stopped between two runs: what had finished is kept"
 
     @staticmethod
     def _state(directory: Path) -> str:

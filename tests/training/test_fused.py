@@ -125,7 +125,10 @@ def images(size: int = 8, train: tuple[int, ...] = (9, 14, 6)) -> FederatedData:
     return FederatedData(tuple(clients), K, tuple("abcd"), (3, size, size))
 
 
-def test_images_dropout_and_convolutions():
+@pytest.mark.parametrize("alone", [True, False])
+def test_images_dropout_and_convolutions(alone, monkeypatch):
+    if not alone:  # as on a GPU
+        monkeypatch.setattr("protofed.training.stacked.faster_alone", lambda model: False)
     options = {"model__name": "support:Images", "model__options": {}, "execution__convolutions": "auto"}
     assert not assert_alike("fedproto", images(), **options).refused
 
@@ -138,7 +141,8 @@ def test_images_dropout_and_convolutions():
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("shufflenet_v2_x1_0", "mobilenet_v2")),
     ],
 )
-def test_the_papers_networks(name):
+def test_the_papers_networks(name, monkeypatch):
+    monkeypatch.setattr("protofed.training.stacked.faster_alone", lambda model: False)
     # Small steps on no tiny batches: otherwise BatchNorm on single pixels blows any difference up.
     options = {"model__name": name, "model__options": {}, "model__d": 8, "rounds": 1}
     options |= {"training__lr": 1e-4, "training__batch_size": 16}

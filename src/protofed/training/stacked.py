@@ -23,6 +23,7 @@ from protofed.samples import Samples
 from protofed.training.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.training.client import LocalPlan, balance
 from protofed.training.clipping import clip
+from protofed.training.plain import PlainSteps
 from protofed.training.roster import versions
 from protofed.training.stacking import (
     PooledSamples,
@@ -76,6 +77,7 @@ class StackedSteps(Steps):
             {},
         )
         self.padding = padded_layers(bare)
+        self.passes_alone = faster_alone(model)
         self.sums: dict[str, Tensor] = {}
         self.samples: dict[str, Tensor] = {}
 
@@ -183,6 +185,8 @@ class StackedSteps(Steps):
     @torch.no_grad()
     def statistics(self, data: Sequence[Samples]) -> list[Tensors]:
         """Return each client's statistics of its data, in eval mode."""
+        if self.passes_alone:
+            return [alone.statistics([own])[0] for alone, own in zip(self._each(), data, strict=True)]
         self.bare.eval()
 
         def outputs(tensors: Tensors, x: Tensor) -> Output:
@@ -203,6 +207,9 @@ class StackedSteps(Steps):
     @torch.no_grad()
     def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[Tensors]:
         """Return the number of correctly classified samples per client, rule and class."""
+        if self.passes_alone:
+            own = zip(self._each(), data, locals_, strict=True)
+            return [alone.score([samples], [local])[0] for alone, samples, local in own]
         prediction = _Prediction(self.bare.eval(), self.method)
 
         def one(tensors: Tensors, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
@@ -224,6 +231,14 @@ class StackedSteps(Steps):
                 correct[rule].scatter_add_(1, batch.y, ((classes == batch.y) & real).long())
         correct = {rule: numbers.cpu() for rule, numbers in correct.items()}
         return [unstack(correct, c) for c in range(len(data))]
+
+    def _each(self) -> Iterator[PlainSteps]:
+        """Yield the steps of one client after the other, alone."""
+        for client in range(self.clients):
+            with self.model(client) as model:
+                alone = PlainSteps(self.method)
+                alone.take(0, model)
+                yield alone
 
     def _pairs(self, model: SplitModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every stacked tensor with the corresponding tensor of ``model``."""
@@ -444,6 +459,20 @@ class _Prediction(nn.Module):
 
     def forward(self, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         return self.method.predict(self.model, batch, received, state)
+
+
+def faster_alone(model: nn.Module) -> bool:
+    """Return whether passes over all samples are faster client by client than stacked.
+
+    Stacked, a convolution has a group per client, for which CPUs have no fast kernel. In steps of a few samples
+    that may cost less than separate steps do; a pass over hundreds takes four times as long
+    (``docs/performance.md``).
+
+    Args:
+        model: Model of the clients, on their device.
+    """
+    convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))]
+    return bool(convolutions) and all(m.weight.device.type == "cpu" for m in convolutions)
 
 
 def evaluation_batches(parts: Sequence[Samples], dtype: torch.dtype) -> Iterator[tuple[Batch, list[int]]]:
