@@ -2,7 +2,8 @@
 
 Both come from the results in ``src/protofed/reproduction/results``, at the scales and rounds of ``verdicts.json``
 there. What lies between two marks of a page is replaced; a test runs this with ``--check``. After further runs,
-``--verdicts`` first writes the verdicts on the results into ``verdicts.json``: look at what it changes.
+``--add FILE`` takes in the ``results.csv`` of a folder in which ``protofed reproduce`` ran, and ``--verdicts``
+writes the verdicts on the results into ``verdicts.json``: look at what it changes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from protofed.reproduction.judging import judged
 from protofed.reproduction.layout import Scope, Sheet, committed_scopes, formula_runs
 from protofed.reproduction.output import as_markdown, facts_of
 from protofed.reproduction.papers import Claim, Paper, papers
-from protofed.reproduction.results import FOLDER, Result, committed
+from protofed.reproduction.results import FOLDER, Result, committed, read_results, write_results
 from protofed.reproduction.verdicts import NOT_RUN, UNTESTABLE, Judgement
 
 PAGES = Path(__file__).parent.parent / "docs" / "reproduction"
@@ -81,6 +82,18 @@ def smoke(paper: Paper, scope: Scope) -> Iterator[str]:
     yield f"At scale `smoke`, {done} of the {len(keys)} runs of these tables end; their numbers mean nothing.\n"
 
 
+def add_results(path: Path) -> None:
+    """Take finished runs into the committed results, scale by scale; a configuration that is there is replaced."""
+    runs = [result for result in read_results(path) if result.done]
+    for scale in {result.scale for result in runs}:
+        own = FOLDER / f"{scale}.csv"
+        kept = {(r.key, r.seed): r for r in (read_results(own) if own.is_file() else [])}
+        kept |= {(r.key, r.seed): r for r in runs if r.scale == scale}
+        write_results(own, kept.values())
+    committed.cache_clear()
+    RESULTS.update({result.key: result for result in committed().values()})
+
+
 def keep_verdicts() -> None:
     """Write the verdicts on the committed results, scale by scale."""
     path = FOLDER / "verdicts.json"
@@ -108,8 +121,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     parser.add_argument("--verdicts", action="store_true", help="write verdicts.json anew from the results")
+    parser.add_argument("--add", type=Path, metavar="FILE", help="results.csv whose finished runs to take in")
     given = parser.parse_args()
     check = given.check
+    if given.add:
+        add_results(given.add)
     if given.verdicts:
         keep_verdicts()
     for paper in papers().values():

@@ -35,8 +35,15 @@ NAMES = [f"{paper.name}-{table.number}" for paper, table in RUNS]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def sheet(paper: str, number: int, scale: str = "full", values: tuple[float, ...] = (), **facts: object) -> Sheet:
-    """Return a table in which every run gave the accuracies ``values``, one per seed."""
+def sheet(
+    paper: str,
+    number: int,
+    scale: str = "full",
+    values: tuple[float, ...] = (),
+    images: int = 110_000,
+    **facts: object,
+) -> Sheet:
+    """Return a table in which every run gave the accuracies ``values``, one per seed, on so many images."""
     own = Sheet(
         PAPERS[paper], PAPERS[paper].table(number), Scope(scale, tuple(range(max(1, len(values))))), lambda k: None
     )
@@ -45,7 +52,7 @@ def sheet(paper: str, number: int, scale: str = "full", values: tuple[float, ...
         numbers = dict.fromkeys(("best", "client_mean"), values[experiment.seed]) | {"up": 4000.0, "down": 4000.0}
         k = experiment.key
         results[k] = Result(
-            k, scale, experiment.recipe, method, experiment.seed, 10, 99, "s", "head", values=numbers
+            k, scale, experiment.recipe, method, experiment.seed, 10, images, "s", "head", values=numbers
         )
     return Sheet(own.paper, own.table, own.scope, results.get, **facts)
 
@@ -134,6 +141,16 @@ def test_scales():
     assert shots.partition_options.k == 10
 
 
+@pytest.mark.parametrize(("method", "dataset"), [("tinyproto-fp", "cifar10"), ("tinyproto-ft", "tinyimagenet")])
+def test_a_tenth_of_the_images_leaves_the_length_of_scaled_prototypes_as_it_is(method, dataset):
+    paper = PAPERS["tinyproto"]
+    given = (paper, paper.table(1), {"dataset": dataset}, method, 0)
+    full, tenth = (experiment_of(*given, scale, {}).to_tree()["method"]["mu"] for scale in ("full", "tenth"))
+    assert full > 0
+    assert tenth == pytest.approx(10 * full)
+    assert experiment_of(*given, "tenth", {"method.mu": 0.5}).to_tree()["method"]["mu"] == 0.5
+
+
 @pytest.mark.parametrize(("paper", "table"), RUNS, ids=NAMES)
 def test_a_table_that_was_not_run_says_so_in_80_columns(paper, table):
     own = sheet(paper.name, table.number)
@@ -194,6 +211,11 @@ def test_a_cell_has_paper_ours_interval_and_verdict():
         == "(agrees)"
     )
     assert sheet("protonorm", 1, values=(0.8,)).filled(row, ("practical", "cifar10")).verdict == "1 seed"
+    part = sheet("protonorm", 1, values=(0.8, 0.82, 0.87), images=11_000)
+    assert part.filled(row, ("practical", "cifar10")).verdict == "(agrees)"  # all rounds, but not all images
+    shots = sheet("gfpl", 1, values=(0.8, 0.82, 0.87), images=11_000)
+    fedproto = next(row for row in shots.layout.rows if row.section == ("cifar10",) and row.method == "fedproto")
+    assert shots.filled(fedproto, ("3",)).verdict == "higher"  # shots per class are all that the paper uses
     markdown = as_markdown(own, facts_of(own, "x"))
     assert "| 82.90 / 83.0 ± 9.0 agrees |" in markdown
     lines = markdown.splitlines()

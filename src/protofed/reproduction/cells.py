@@ -123,6 +123,15 @@ def scaled(tree: Tree, method: str, seed: int, scale: str, overrides: Mapping[st
     return resolve(apply_overrides(tree, {**given, **overrides}), method=method, seed=seed)
 
 
+def divided(experiment: Experiment) -> int:
+    """Return how many images are divided among the clients where a data set is divided as a whole; 0 elsewhere.
+
+    Args:
+        experiment: An experiment at the paper's scale.
+    """
+    return 0 if experiment.partition == "nway_kshot" else IMAGES.get(experiment.data.source, 0)
+
+
 def _tenth(tree: Tree) -> Tree:
     """Return a tenth of the images: of the shots per class, or else of the whole data set."""
     partition = tree.get("partition", {})
@@ -132,7 +141,12 @@ def _tenth(tree: Tree) -> Tree:
             "partition.k_std": round(partition.get("k_std", 2) / 10),
         }
     images = IMAGES.get(tree["data"]["source"])
-    return {} if images is None else {"data.samples": images // 10}
+    if images is None:
+        return {}
+    given: Tree = {"data.samples": images // 10}
+    if mu := tree.get("methods", {}).get("tinyproto", {}).get("mu"):
+        given["methods.tinyproto.mu"] = round(10 * mu, 9)  # μ·n_ij, the length of what is sent, stays the paper's
+    return given
 
 
 def _smoke(tree: Tree) -> Tree:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from protofed.experiments.config import Experiment, load_recipe, resolve
-from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, experiment_of, is_control
+from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_control
 from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
 from protofed.reproduction.results import FOLDER, Result, committed
 from protofed.reproduction.verdicts import (
@@ -26,8 +26,8 @@ from protofed.reproduction.verdicts import (
 
 Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""
-
-
+NEARLY_ALL = 0.95
+"""Share of a data set's images from which a run is at the paper's scale: a partition may leave a few out."""
 Run = tuple[tuple[tuple[str, str], ...], str]
 """Settings and method behind a number."""
 Only = Mapping[str, Collection[str]]
@@ -170,11 +170,10 @@ def measured(paper: Paper, result: Result, metric: str) -> float | None:
     if not result.done:
         return None
     values = result.values
-    ways = ("up",) if paper.traffic == "up" else ("up", "down")
     if metric in (ACCURACY, "accuracy"):
         value, factor = values.get(paper.metric), 100.0
-    elif metric in ("traffic", "traffic_mean", "params_thousands", "params_millions"):
-        names = [f"{way}_mean" if metric == "traffic_mean" else way for way in ways]
+    elif metric in ("traffic", "params_thousands", "params_millions"):
+        names = ("up", "down") if paper.traffic == "both" else (paper.traffic,)
         value = sum(values[n] for n in names) if all(n in values for n in names) else None
         factor = METRICS.get(metric, ("", 1.0))[1]
     elif metric == "alignment_change":
@@ -371,14 +370,21 @@ class Sheet:
             verdict = ""
         else:
             verdict = number_verdict(entry.printed.value, values, counted=entry.metric.startswith("params"))
-        if values and verdict and not self.comparable:
+        if values and verdict and not self.comparable(entry):
             verdict = "smoke" if self.scope.scale == "smoke" else f"({verdict})"
         return Filled(entry, values, verdict, state)
 
-    @property
-    def comparable(self) -> bool:
-        """Whether the runs are the paper's in scale."""
-        return self.scope.scale == "full" and not self.scope.overrides
+    def comparable(self, entry: Entry) -> bool:
+        """Return whether the runs behind a number are the paper's in scale: all rounds, and all images.
+
+        Args:
+            entry: The number.
+        """
+        if self.scope.scale != "full" or self.scope.overrides:
+            return False
+        experiments = [e for seed in self.scope.seeds for e in self.experiments(entry, seed)]
+        found = [(divided(e), self.find(e.key)) for e in experiments]
+        return all(result is None or result.images >= NEARLY_ALL * images for images, result in found)
 
     def _state(self, entry: Entry) -> str:
         dataset = self.dataset(entry)

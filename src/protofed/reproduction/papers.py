@@ -160,7 +160,8 @@ class Paper:
         reference: Authors and place.
         metric: Attribute of :class:`~protofed.runs.RuleOutcome` that it prints as accuracy.
         metric_why: The words that say so.
-        traffic: Whether it counts parameters ``up`` or in ``both`` directions.
+        traffic: What it counts as parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``,
+            those sent up as the mean over all rounds, of which some may send nothing.
         scope: What can be run here.
         recipes: Pattern of a recipe's name by printed method, and the ``default``.
         methods: Method or variant by printed method.
