@@ -130,10 +130,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def shown(interval: Interval) -> str:
-    if interval.high == float("inf"):
-        return f"{interval.mean:+.1f}"
-    text = f"{interval.mean:+.1f} ({interval.low:+.1f} … {interval.high:+.1f})"
-    return f"**{text}**" if interval.sign > 0 else text
+    return f"**{interval.text()}**" if interval.sign > 0 else interval.text()
 
 
 def arms_of(places: Sequence[Path]) -> list[Arm]:

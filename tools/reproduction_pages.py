@@ -1,9 +1,10 @@
-"""Claims with their verdicts, and tables, in docs/reproduction: ``python tools/reproduction_pages.py [--check]``.
+"""What the docs say of the papers' tables and claims: ``python tools/reproduction_pages.py [--check]``.
 
-Both come from the results in ``src/protofed/reproduction/results``, at the scales and rounds of ``verdicts.json``
-there. What lies between two marks of a page is replaced; a test runs this with ``--check``. After further runs,
-``--add FILE`` takes in the ``results.csv`` of a folder in which ``protofed reproduce`` ran, and ``--verdicts``
-writes the verdicts on the results into ``verdicts.json``: look at what it changes.
+Tables and claims with their verdicts in docs/reproduction, and gains over controls in docs/does-it-help.md, come
+from the results in ``src/protofed/reproduction/results``, at the scales and rounds of ``verdicts.json`` there. What
+lies between two marks of a page is replaced; a test runs this with ``--check``. After further runs, ``--add FILE``
+takes in the ``results.csv`` of a folder in which ``protofed reproduce`` ran, and ``--verdicts`` writes the verdicts
+on the results into ``verdicts.json``: look at what it changes.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from protofed.analysis.paired import difference
 from protofed.reproduction import cli
+from protofed.reproduction.cells import CONTROLS
 from protofed.reproduction.judging import judged
-from protofed.reproduction.layout import Scope, Sheet, committed_scopes, formula_runs
-from protofed.reproduction.output import as_markdown, facts_of
-from protofed.reproduction.papers import Claim, Paper, papers
+from protofed.reproduction.layout import Row, Scope, Sheet, committed_scopes, formula_runs
+from protofed.reproduction.output import as_markdown, facts_of, heading, section_label
+from protofed.reproduction.papers import ACCURACY, Claim, Paper, papers
 from protofed.reproduction.results import FOLDER, Result, committed, read_results, write_results
 from protofed.reproduction.verdicts import NOT_RUN, UNTESTABLE, Judgement
 
-PAGES = Path(__file__).parent.parent / "docs" / "reproduction"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = DOCS / "reproduction"
 RESULTS = {result.key: result for result in committed().values()}
 
 
@@ -70,6 +74,70 @@ def results(paper: Paper) -> Iterator[str]:
                 target = f"{paper.name}/table{table.number}"
                 command = f"protofed reproduce {target} --scale {scope.scale} --seeds {seeds}{options}"
                 yield as_markdown(sheet, facts_of(sheet, command))
+
+
+def gains() -> Iterator[str]:
+    """Compare each paper's own methods, and the best of the others, with the best control, column by column."""
+    yield "| table | setting | seeds | best control | its own | the paper's method | the best of the others |"
+    yield "|---|---|---|---|---|---|---|"
+    for scope in committed_scopes().values():
+        for paper in papers().values() if scope.scale != "smoke" else ():
+            own = list(dict.fromkeys(claim.a for claim in paper.claims if claim.ours))
+            shown: set[frozenset[str]] = set()
+            for table in paper.tables:
+                if table.kind != "runs":
+                    continue
+                sheet = Sheet(paper, table, scope, find)
+                for section, column in _columns(sheet):
+                    scores, keys = _scores(sheet, section, column)
+                    if any(name not in scores for name in (*CONTROLS, *own)) or keys in shown:
+                        continue
+                    shown.add(keys)
+                    name = f"{paper.name}/table{table.number} (`{scope.scale}`)"
+                    where = ", ".join(part for part in (section, *heading(sheet, column)) if part)
+                    yield f"| {name} | {where} | {_gains(scores, own)} |"
+
+
+def _columns(sheet: Sheet) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the columns of accuracies, with the section of rows that they belong to."""
+    found = {
+        (section_label(sheet, row), column): None
+        for (row, column), entry in sheet.layout.entries.items()
+        if entry.metric == ACCURACY
+    }
+    return list(found)
+
+
+Scores = dict[str, dict[int, float]]
+"""Accuracy in percent by method and seed."""
+
+
+def _scores(sheet: Sheet, section: str, column: tuple[str, ...]) -> tuple[Scores, frozenset[str]]:
+    """Return the accuracies of methods that ran with two seeds or more, and the keys of their runs."""
+
+    def here(row: Row) -> bool:
+        return section_label(sheet, row) == section and not any(row.inner)
+
+    entries = {row.method: entry for (row, c), entry in sheet.layout.entries.items() if c == column and here(row)}
+    scores = {method: values for method, entry in entries.items() if len(values := sheet.values(entry)) > 1}
+    runs = [e for method in scores for seed in scores[method] for e in sheet.experiments(entries[method], seed)]
+    return scores, frozenset(e.key for e in runs)
+
+
+def _gains(scores: Scores, own: list[str]) -> str:
+    seeds = sorted(set.intersection(*(set(scores[name]) for name in (*CONTROLS, *own))))
+    values = {name: [of[s] for s in seeds] for name, of in scores.items() if set(seeds) <= set(of)}
+    mean = {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
+    control = max(CONTROLS, key=mean.__getitem__)
+    others = [name for name in values if name not in (*CONTROLS, *own)]
+
+    def against(name: str) -> str:
+        gain = difference(values[name], values[control])
+        return f"{name} **{gain.text()}**" if gain.sign > 0 else f"{name} {gain.text()}"
+
+    best = against(max(others, key=mean.__getitem__)) if others else ""
+    cells = (len(seeds), f"`{control}`", f"{mean[control]:.1f}", ", ".join(map(against, own)), best)
+    return " | ".join(map(str, cells))
 
 
 def smoke(paper: Paper, scope: Scope) -> Iterator[str]:
@@ -128,11 +196,12 @@ def main() -> None:
         add_results(given.add)
     if given.verdicts:
         keep_verdicts()
-    for paper in papers().values():
-        path = PAGES / f"{paper.name}.md"
-        text = path.read_text(encoding="utf-8")
-        page = replaced(text, "claims", "\n".join(claims(paper)))
-        page = replaced(page, "results", "\n".join(results(paper)))
+    parts = {PAGES / f"{p.name}.md": {"claims": claims(p), "results": results(p)} for p in papers().values()}
+    parts[DOCS / "does-it-help.md"] = {"gains": gains()}
+    for path, made in parts.items():
+        page = text = path.read_text(encoding="utf-8")
+        for name, lines in made.items():
+            page = replaced(page, name, "\n".join(lines))
         if check and page != text:
             sys.exit(f"{path} is out of date: run python tools/reproduction_pages.py")
         path.write_text(page, encoding="utf-8")

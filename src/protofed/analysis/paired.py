@@ -25,6 +25,19 @@ class Interval(NamedTuple):
         """1 if the whole interval lies above 0, -1 if below, otherwise 0."""
         return int(self.low > 0) - int(self.high < 0)
 
+    def text(self, digits: int = 1) -> str:
+        """Return the mean with its sign and, of more than one value, the interval.
+
+        Args:
+            digits: Digits after the point.
+
+        Example:
+            >>> Interval(0.75, -0.5, 2.0).text(2)
+            '+0.75 (-0.50 … +2.00)'
+        """
+        numbers = [f"{value:+.{digits}f}" for value in self]
+        return numbers[0] if self.high == float("inf") else f"{numbers[0]} ({numbers[1]} … {numbers[2]})"
+
 
 def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return the mean of independent values with Student's t interval.

@@ -398,13 +398,6 @@ def claim_lines(
         lines += textwrap.wrap(claim.note, WIDTH - 4)
     if details:
         for comparison in judgement.comparisons:
-            lines += textwrap.wrap(_comparison(comparison.what, comparison.interval), WIDTH - 4)
+            found = comparison.interval.text(2) if comparison.interval else NOT_RUN
+            lines += textwrap.wrap(f"{comparison.what}: {found}", WIDTH - 4)
     return [lines[0], *(f"    {line}" for line in lines[1:])]
-
-
-def _comparison(what: str, interval: tuple[float, float, float] | None) -> str:
-    if interval is None:
-        return f"{what}: not run"
-    mean, low, high = interval
-    ends = "" if high == float("inf") else f" ({low:+.2f} … {high:+.2f})"
-    return f"{what}: {mean:+.2f}{ends}"

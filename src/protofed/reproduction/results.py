@@ -130,8 +130,10 @@ def _made(run: RunData) -> str:
     facts = run.summary.environment if run.summary else {}
     version = run.summary.protofed if run.summary else ""
     device = facts.get("device")
-    where = facts.get("processor", "") if device == "cpu" else device
-    executor = f", executor {facts['executor']}" if "executor" in facts else ""  # results differ in their last bits
+    # Results differ in their last bits by the processor's instructions and by executor.
+    processor = " ".join(str(facts[name]) for name in ("processor", "instructions") if name in facts)
+    where = processor if device == "cpu" else device
+    executor = f", executor {facts['executor']}" if "executor" in facts else ""
     return f"protofed {version}, torch {facts.get('torch', '')}, {where}, {os.cpu_count()} cores{executor}"
 
 
