@@ -13,12 +13,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from protofed.analysis.paired import difference
-from protofed.reproduction import cli
 from protofed.reproduction.cells import CONTROLS
-from protofed.reproduction.judging import judged
+from protofed.reproduction.judging import judged, verdicts
 from protofed.reproduction.layout import Row, Scope, Sheet, committed_scopes, formula_runs
 from protofed.reproduction.output import as_markdown, facts_of, heading, section_label
 from protofed.reproduction.papers import ACCURACY, Claim, Paper, papers
@@ -27,7 +27,9 @@ from protofed.reproduction.verdicts import NOT_RUN, UNTESTABLE, Judgement
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = DOCS / "reproduction"
-RESULTS = {result.key: result for result in committed().values()}
+RESULTS = dict(committed())
+OTHER_RULE = "head"
+"""Inference rule that nearly all methods have, by which tables are shown once more."""
 
 
 def find(key: str) -> Result | None:
@@ -46,7 +48,7 @@ def verdict(paper: Paper, claim: Claim) -> str:
         if any(comparison.differences for comparison in own.comparisons):
             tested = sum(comparison.side is not None for comparison in own.comparisons)
             count = f", {tested} of {len(own.comparisons)} comparisons" if tested < len(own.comparisons) else ""
-            return f"**{own.verdict}** (`{scope.scale}`{count})"
+            return f"**{scope.shown(own.verdict)}** (`{scope.scale}`{count})"
     return UNTESTABLE if claim.untestable else NOT_RUN
 
 
@@ -67,35 +69,57 @@ def results(paper: Paper) -> Iterator[str]:
         for table in paper.tables:
             if table.kind != "runs":
                 continue
-            sheet = Sheet(paper, table, scope, find)
-            if any(result.done for result in sheet.results()):
-                seeds = ",".join(map(str, scope.seeds))
-                options = "".join(f" {name}={value}" for name, value in scope.overrides.items())
-                target = f"{paper.name}/table{table.number}"
-                command = f"protofed reproduce {target} --scale {scope.scale} --seeds {seeds}{options}"
-                yield as_markdown(sheet, facts_of(sheet, command))
+            sheet, by_head = (Sheet(paper, table, replace(scope, rule=rule), find) for rule in ("", OTHER_RULE))
+            if not any(result.done for result in sheet.results()):
+                continue
+            seeds = ",".join(map(str, scope.seeds))
+            options = "".join(f" {name}={value}" for name, value in scope.overrides.items())
+            target = f"{paper.name}/table{table.number}"
+            command = f"protofed reproduce {target} --scale {scope.scale} --seeds {seeds}{options}"
+            yield as_markdown(sheet, facts_of(sheet, command))
+            if any(result.rule != OTHER_RULE and result.others.get(OTHER_RULE) for result in sheet.results()):
+                yield as_markdown(by_head, facts_of(by_head, f"{command} --rule {OTHER_RULE}"))
+
+
+Scores = dict[str, dict[int, float]]
+"""Accuracy in percent by method and seed."""
 
 
 def gains() -> Iterator[str]:
     """Compare each paper's own methods, and the best of the others, with the best control, column by column."""
-    yield "| table | setting | seeds | best control | its own | the paper's method | the best of the others |"
-    yield "|---|---|---|---|---|---|---|"
+    names = (
+        "table",
+        "setting",
+        "rule",
+        "seeds",
+        "best control",
+        "its own",
+        "the paper's method",
+        "best of the others",
+    )
+    yield f"| {' | '.join(names)} |"
+    yield "|---" * len(names) + "|"
     for scope in committed_scopes().values():
         for paper in papers().values() if scope.scale != "smoke" else ():
-            own = list(dict.fromkeys(claim.a for claim in paper.claims if claim.ours))
-            shown: set[frozenset[str]] = set()
+            shown: list[Scores] = []
             for table in paper.tables:
-                if table.kind != "runs":
-                    continue
-                sheet = Sheet(paper, table, scope, find)
-                for section, column in _columns(sheet):
-                    scores, keys = _scores(sheet, section, column)
-                    if any(name not in scores for name in (*CONTROLS, *own)) or keys in shown:
-                        continue
-                    shown.add(keys)
-                    name = f"{paper.name}/table{table.number} (`{scope.scale}`)"
-                    where = ", ".join(part for part in (section, *heading(sheet, column)) if part)
-                    yield f"| {name} | {where} | {_gains(scores, own)} |"
+                for rule in ("", OTHER_RULE) if table.kind == "runs" else ():
+                    sheet = Sheet(paper, table, replace(scope, rule=rule), find)
+                    yield from _rows(sheet, shown)
+
+
+def _rows(sheet: Sheet, shown: list[Scores]) -> Iterator[str]:
+    """Compare a table's methods, but where the same numbers were compared before, and add those to ``shown``."""
+    own = list(dict.fromkeys(claim.a for claim in sheet.paper.claims if claim.ours))
+    for section, column in _columns(sheet):
+        scores = _scores(sheet, section, column)
+        if any(name not in scores for name in (*CONTROLS, *own)) or scores in shown:
+            continue
+        shown.append(scores)
+        name = f"{sheet.paper.name}/table{sheet.table.number} (`{sheet.scope.scale}`)"
+        where = ", ".join(part for part in (section, *heading(sheet, column)) if part)
+        rule = sheet.scope.rule or "the paper's"
+        yield f"| {name} | {where} | {rule} | {_gains(scores, own)} |"
 
 
 def _columns(sheet: Sheet) -> list[tuple[str, tuple[str, ...]]]:
@@ -108,20 +132,14 @@ def _columns(sheet: Sheet) -> list[tuple[str, tuple[str, ...]]]:
     return list(found)
 
 
-Scores = dict[str, dict[int, float]]
-"""Accuracy in percent by method and seed."""
-
-
-def _scores(sheet: Sheet, section: str, column: tuple[str, ...]) -> tuple[Scores, frozenset[str]]:
-    """Return the accuracies of methods that ran with two seeds or more, and the keys of their runs."""
+def _scores(sheet: Sheet, section: str, column: tuple[str, ...]) -> Scores:
+    """Return the accuracies of methods that ran with two seeds or more."""
 
     def here(row: Row) -> bool:
         return section_label(sheet, row) == section and not any(row.inner)
 
     entries = {row.method: entry for (row, c), entry in sheet.layout.entries.items() if c == column and here(row)}
-    scores = {method: values for method, entry in entries.items() if len(values := sheet.values(entry)) > 1}
-    runs = [e for method in scores for seed in scores[method] for e in sheet.experiments(entries[method], seed)]
-    return scores, frozenset(e.key for e in runs)
+    return {method: values for method, entry in entries.items() if len(values := sheet.values(entry)) > 1}
 
 
 def _gains(scores: Scores, own: list[str]) -> str:
@@ -151,15 +169,15 @@ def smoke(paper: Paper, scope: Scope) -> Iterator[str]:
 
 
 def add_results(path: Path) -> None:
-    """Take finished runs into the committed results, scale by scale; a configuration that is there is replaced."""
-    runs = [result for result in read_results(path) if result.done]
+    """Take runs into the committed results, scale by scale; a configuration that is there is replaced."""
+    runs = read_results(path)
     for scale in {result.scale for result in runs}:
         own = FOLDER / f"{scale}.csv"
-        kept = {(r.key, r.seed): r for r in (read_results(own) if own.is_file() else [])}
-        kept |= {(r.key, r.seed): r for r in runs if r.scale == scale}
+        kept = {r.key: r for r in (read_results(own) if own.is_file() else [])}
+        kept |= {r.key: r if scale != "smoke" else replace(r, others={}) for r in runs if r.scale == scale}
         write_results(own, kept.values())
     committed.cache_clear()
-    RESULTS.update({result.key: result for result in committed().values()})
+    RESULTS.update(committed())
 
 
 def keep_verdicts() -> None:
@@ -171,7 +189,7 @@ def keep_verdicts() -> None:
         kept[scale] = {"rounds": rounds.pop() if scale == "tenth" and len(rounds) == 1 else None}
     path.write_text(json.dumps(kept), encoding="utf-8")  # the scopes come from there
     for scale, scope in committed_scopes().items():
-        kept[scale]["claims"] = cli.verdicts(scope, Path("nowhere"))
+        kept[scale]["claims"] = verdicts(scope, find)
     path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 

@@ -283,6 +283,9 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE,…", help="Run only these cells, e.g. dataset=mnist; repeatable."),
     ] = None,
+    rule: Annotated[
+        str, typer.Option(help="Show accuracies by another inference rule than the paper's, e.g. head.")
+    ] = "",
     output: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
     out: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduction"),
     device: Device = "auto",
@@ -298,7 +301,7 @@ def reproduce(
     if "=" in target:
         raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
     numbers = tuple(_integer(seed, "--seeds") for seed in _names(seeds))
-    scope = reproduction.scope(scale, numbers, _overrides(items or [], "auto", None))
+    scope = reproduction.scope(scale, numbers, _overrides(items or [], "auto", None), rule)
     if not target:
         for line in reproduction.listing(scope, out):
             console.print(line, markup=False, highlight=False, soft_wrap=True)

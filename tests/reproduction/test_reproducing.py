@@ -6,11 +6,12 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.reproduction import cli, papers, running
+from protofed.reproduction import cli, judging, papers, running
 from protofed.reproduction.cells import figure_cells
 from protofed.reproduction.judging import judged
 from protofed.reproduction.layout import Scope, Sheet, committed_scopes
@@ -162,12 +163,53 @@ def test_damaged_results_are_refused_in_one_line(tmp_path, text):
 
 
 def test_results_are_read_as_they_were_written(tmp_path):
-    one = Result("k", "tenth", "r", "m", 3, 10, 99, "s", "head", values={"final": 0.8125, "up": 4000.0})
+    others = {"local": {"final": 0.5, "best": 0.75}, "global": {"final": 0.25}}
+    one = Result(
+        "k", "tenth", "r", "m", 3, 10, 99, "s", "head", "done", "x", {"final": 0.8125, "up": 4000.0}, others
+    )
     other = Result("l", "full", "r", "m", 0, state="failed: x, y")
     write_results(tmp_path / "r.csv", [other, one])
     assert sorted(read_results(tmp_path / "r.csv"), key=lambda r: r.key) == [one, other]
     write_results(tmp_path / "s.csv", [one, other])
     assert (tmp_path / "r.csv").read_bytes() == (tmp_path / "s.csv").read_bytes()
+
+
+def test_a_line_by_another_rule_belongs_to_a_run(tmp_path):
+    write_results(tmp_path / "r.csv", [Result("k", "full", "r", "m", 0, others={"local": {"final": 0.5}})])
+    first, main, other = (tmp_path / "r.csv").read_text().splitlines()
+    (tmp_path / "r.csv").write_text("\n".join([first, main.replace("k,", "l,", 1), other]))
+    with pytest.raises(CheckpointError, match=r"r\.csv: cannot be read \(not a table of results\)"):
+        read_results(tmp_path / "r.csv")
+
+
+def test_accuracies_by_another_rule_are_those_of_that_rule_alone():
+    values = {"final": 0.5, "converged": 3.0, "up": 7.0}
+    own = Result("k", "full", "r", "m", 0, rule="local", values=values, others={"head": {"final": 0.75}})
+    assert own.by("") == own.by("local") == values
+    assert own.by("head") == {"final": 0.75, "up": 7.0}
+    assert own.by("global") == {"up": 7.0}
+
+
+def test_a_run_that_diverges_has_failed_and_a_claim_is_about_where_it_ended(tmp_path):
+    scope = Scope("smoke", (7,), {"training.lr": 1e12})
+    request = Request("protonorm/table5", scope, tmp_path, only={"method": ("fedproto",), "gamma": ("1.0", "1.4")})
+    found = reproduce(request)
+    results = read_results(tmp_path / "results.csv")
+    assert len(results) == 4  # CIFAR-10 and CIFAR-100
+    assert all(re.fullmatch(r"failed: \d+ of 5 clients diverged", r.state) for r in results)
+    assert not found.failed  # the runs themselves ended
+    sheet = found.sheets[0]
+    row = next(row for row in sheet.layout.rows if row.method == "fedproto" and row.section == ("cifar10",))
+    plain, printed_dash = (sheet.filled(row, (gamma,)) for gamma in ("1.0", "1.4"))
+    assert (plain.values, plain.state, plain.verdict) == ((), "failed", "failed")
+    assert printed_dash.verdict == "agrees"
+    assert sheet.values(plain.entry) == {}
+    ended = sheet.values(plain.entry, "accuracy")
+    assert ended == {7: pytest.approx(100 * next(r for r in results if r.key == key(sheet, plain)).values["final"])}
+
+
+def key(sheet: Sheet, filled: Any) -> str:
+    return sheet.experiments(filled.entry, 7)[0].key
 
 
 def _all_better(claim, paper, sign: float):
@@ -182,6 +224,36 @@ def _all_better(claim, paper, sign: float):
         k = experiment.key
         results[k] = Result(k, "tenth", "", "", experiment.seed, values=values)
     return results.get
+
+
+def test_one_run_contradicts_a_claim_about_every_run():
+    paper, scope = PAPERS["protonorm"], Scope("tenth", (0, 1, 2))
+    claim = next(c for c in paper.claims if c.every)
+    sheet = Sheet(paper, paper.table(1), scope, lambda k: None)
+    runs = {e.key: e for _, e, method in sheet.all() if method == "protonorm"}
+    for most, verdict in ((499.0, "reproduced"), (500.0, "contradicted")):
+        results = {
+            k: Result(k, "tenth", "", "", e.seed, values={"alignment_most": most if e.seed == 1 else 60.0})
+            for k, e in runs.items()
+        }
+        assert judged(paper, claim, scope, results.get).verdict == verdict
+
+
+def test_a_claim_can_compare_two_tables():
+    paper, scope = PAPERS["protonorm"], Scope("tenth", (0, 1, 2))
+    claim = next(c for c in paper.claims if c.other is not None)
+    results = {}
+    for number, best in ((1, 0.8), (5, 0.7)):
+        for _, experiment, method in Sheet(paper, paper.table(number), scope, lambda k: None).all():
+            value = best + 0.001 * experiment.seed + (0.1 if method == "protonorm" else 0.0)
+            results[experiment.key] = Result(
+                experiment.key, "tenth", "", "", experiment.seed, values={"best": value}
+            )
+    own = judged(paper, claim, scope, results.get)
+    assert own.verdict == "reproduced"
+    assert len(own.comparisons) == 20  # CIFAR-10 and CIFAR-100, two methods, five scales
+    assert {c.what.split(" (")[0] for c in own.comparisons} == {"protonorm"}
+    assert not any("pathological" in c.what for c in own.comparisons)
 
 
 @pytest.mark.parametrize(("name", "number"), [("protonorm", 1), ("gfpl", 1), ("tinyproto", 4), ("fedproto", 10)])
@@ -201,7 +273,7 @@ def test_a_claim_about_a_figure_is_tested_at_a_scale_that_changes_its_option():
     paper, scope = PAPERS["fedproto"], Scope("tenth", (0, 1, 2))
     results = {}
     for seed in scope.seeds:
-        for given, experiment in figure_cells(paper.figure("2"), seed, "tenth", {}):
+        for given, experiment in figure_cells(paper, paper.figure("2"), seed, "tenth", {}):
             value = 0.5 + 0.002 * given["partition.k"] + 0.001 * seed
             results[experiment.key] = Result(experiment.key, "tenth", "", "", seed, values={"client_mean": value})
     judgement = judged(paper, paper.claim(7), scope, results.get)
@@ -230,7 +302,7 @@ def test_verdicts_on_committed_results_are_those_that_were_committed():
     scopes = committed_scopes()
     assert set(scopes) == set(kept)
     for scale, verdicts in kept.items():
-        assert cli.verdicts(scopes[scale], Path("nowhere")) == verdicts["claims"], scale
+        assert judging.verdicts(scopes[scale], committed().get) == verdicts["claims"], scale
 
 
 def test_the_list_tells_the_state_of_every_part(made):

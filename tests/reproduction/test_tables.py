@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from protofed.reproduction import papers as all_papers
-from protofed.reproduction.cells import CONTROLS, experiment_of, figure_runs
+from protofed.reproduction.cells import CONTROLS, experiment_of, figure_cells, figure_runs
 from protofed.reproduction.layout import Scope, Sheet, formula_runs, hyperparameters, layout
 from protofed.reproduction.output import (
     as_csv,
@@ -151,6 +151,12 @@ def test_a_tenth_of_the_images_leaves_the_length_of_scaled_prototypes_as_it_is(m
     assert experiment_of(*given, "tenth", {"method.mu": 0.5}).to_tree()["method"]["mu"] == 0.5
 
 
+def test_rows_that_no_paper_prints_surround_those_that_it_prints():
+    rows = [row.method for row in layout(PAPERS["tinyproto"].table(1)).rows]
+    assert rows[:2] == ["local", "fixed_etf"]
+    assert rows[-2:] == ["tinyproto-ft", "tinyproto-ft-scripts"]
+
+
 @pytest.mark.parametrize(("paper", "table"), RUNS, ids=NAMES)
 def test_a_table_that_was_not_run_says_so_in_80_columns(paper, table):
     own = sheet(paper.name, table.number)
@@ -233,6 +239,44 @@ def test_counts_agree_with_what_is_printed_in_its_own_unit():
     assert (filled.mean, filled.verdict) == (pytest.approx(4.0), "agrees")  # what is sent up
 
 
+def test_a_printed_bound_is_shown_as_one():
+    own = sheet("tinyproto", 1, values=(0.8, 0.81))
+    row = next(row for row in own.layout.rows if row.method == "feddistill")
+    assert own.filled(row, ("cifar10", "params_millions")).verdict == "agrees"  # 0.008 million
+    assert "| <0.01 / 0.01 agrees |" in as_markdown(own, facts_of(own, "x"))
+
+
+def test_who_sends_nothing_needs_no_rounds_of_communication():
+    found = {}
+    for _, experiment, method in sheet("gfpl", 1).all():
+        values = {"client_mean": 0.9, "converged": 68.0, "up": 4000.0 * (method != "local"), "up_mean": 4.0}
+        found[experiment.key] = Result(experiment.key, "full", "", method, experiment.seed, 100, values=values)
+    own = Sheet(PAPERS["gfpl"], PAPERS["gfpl"].table(1), Scope("full", (0, 1)), found.get)
+    rows = {row.method: row for row in own.layout.rows if row.section == ("mnist",)}
+    assert own.filled(rows["local"], ("rounds",)).values == (0.0,)
+    assert own.filled(rows["gfpl"], ("rounds",)).values == (68.0,)
+
+
+def test_another_rule_than_the_papers_is_shown_in_brackets():
+    plain = sheet("protonorm", 1, values=(0.6, 0.61))
+    found = {}
+    for _, experiment, method in plain.all():
+        others = {"head": {"best": 0.8 + 0.01 * experiment.seed}}
+        facts = (experiment.key, "full", "", method, experiment.seed, 300, 110_000, "s")
+        found[experiment.key] = Result(*facts, "local", "done", "", {"best": 0.6}, others)
+    own = Sheet(plain.paper, plain.table, Scope("full", (0, 1)), found.get)
+    by_head = Sheet(plain.paper, plain.table, Scope("full", (0, 1), {}, "head"), found.get)
+    rows = {row.method: row for row in own.layout.rows}
+    place = ("practical", "cifar10")
+    assert own.filled(rows["fedproto"], place).mean == pytest.approx(60.0)
+    assert own.filled(rows["fixed_etf"], place).mean == pytest.approx(80.5)  # it has no rule local
+    assert by_head.filled(rows["fedproto"], place).mean == pytest.approx(80.5)
+    assert by_head.filled(rows["fedproto"], place).verdict == "(agrees)"
+    assert "By rule head, which is not the paper's." in as_text(by_head, facts_of(by_head, "x"))
+    none = Sheet(plain.paper, plain.table, Scope("full", (0, 1), {}, "etf"), found.get)
+    assert none.filled(rows["fedproto"], place).verdict == "not run"
+
+
 def test_a_csv_has_one_line_per_number():
     own = sheet("gfpl", 1, values=(0.8, 0.81))
     rows = list(csv.DictReader(io.StringIO(as_csv(own))))
@@ -267,9 +311,17 @@ def test_hyperparameters_are_those_of_the_recipes():
 
 
 @pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
+def test_figures_adjust_methods_as_tables_do(paper):
+    for figure in paper.figures:
+        for given, experiment in figure_cells(paper, figure, 0, "full", {}):
+            wanted = paper.adjust.get(given["method"], {}).get("evaluation.rule", "")
+            assert not wanted or experiment.evaluation.rule == wanted, figure.number
+
+
+@pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
 def test_figures_have_runs_or_need_none(paper):
     for figure in paper.figures:
-        runs = figure_runs(figure, 0, "full", {})
+        runs = figure_runs(paper, figure, 0, "full", {})
         combinations = len(figure.methods)
         for values in figure.vary.values():
             combinations *= len(values)

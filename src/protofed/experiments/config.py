@@ -40,7 +40,8 @@ class ModelOptions(Options):
     )
     init: Literal["same", "own"] = option(
         "same",
-        "initial weights: the same for all clients of one architecture, as in all public code, or own per client",
+        "initial weights: the same for all clients of one architecture, as in HtFLlib; or each client's own, as in "
+        "the code of FedProto, TinyProto and ProtoNorm",
     )
     start: str = option(
         "",

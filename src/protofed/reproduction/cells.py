@@ -80,7 +80,7 @@ def experiment_of(
     name = pattern.format(dataset=DATASETS.get(dataset, dataset))
     tree = _recipe(name)
     chosen = paper.methods.get(method, method)
-    given = overrides_of(paper, tree, settings, method=not is_control(table, method))
+    given = overrides_of(paper, tree, settings, method=not is_added(table, method))
     given |= paper.adjust.get(method, {})
     return scaled(apply_overrides(tree, given), chosen, seed, scale, overrides)
 
@@ -91,14 +91,14 @@ def _recipe(name: str) -> Tree:
     return load_recipe(name)
 
 
-def is_control(table: Table, method: str) -> bool:
-    """Return whether a row was added to a table: a method that sends nothing.
+def is_added(table: Table, method: str) -> bool:
+    """Return whether a row was added to a table: a method that sends nothing, or a variant that it does not print.
 
     Args:
         table: The table.
         method: Name of the row's method.
     """
-    return method in CONTROLS and all(printed.method != method for printed in table.printed)
+    return method in (*CONTROLS, *table.added) and all(printed.method != method for printed in table.printed)
 
 
 CONTROLS = ("local", "fixed_etf")
@@ -144,8 +144,11 @@ def _tenth(tree: Tree) -> Tree:
     if images is None:
         return {}
     given: Tree = {"data.samples": images // 10}
-    if mu := tree.get("methods", {}).get("tinyproto", {}).get("mu"):
-        given["methods.tinyproto.mu"] = round(10 * mu, 9)  # μ·n_ij, the length of what is sent, stays the paper's
+    places = {"methods.tinyproto": tree.get("methods", {}).get("tinyproto", {})}
+    places |= {f"variants.{name}.method": own.get("method", {}) for name, own in tree.get("variants", {}).items()}
+    for place, options in places.items():
+        if mu := options.get("mu"):  # of TinyProto: μ·n_ij, the length of what is sent, stays the paper's
+            given[f"{place}.mu"] = round(10 * mu, 9)
     return given
 
 
@@ -176,11 +179,12 @@ def _smoke(tree: Tree) -> Tree:
 
 
 def figure_cells(
-    figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]
+    paper: Paper, figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]
 ) -> list[tuple[Tree, Experiment]]:
     """Return the runs that a figure shows, each with its ``method`` and the values that vary, as printed.
 
     Args:
+        paper: The paper.
         figure: The figure.
         seed: The seed.
         scale: One of :data:`SCALES`.
@@ -202,7 +206,13 @@ def figure_cells(
     return [
         (
             {"method": method, **values},
-            scaled(apply_overrides(tree, {**part["set"], **values}), method, seed, scale, overrides),
+            scaled(
+                apply_overrides(tree, {**paper.adjust.get(method, {}), **part["set"], **values}),
+                method,
+                seed,
+                scale,
+                overrides,
+            ),
         )
         for part in parts
         for values in combinations(part["vary"])
@@ -210,16 +220,19 @@ def figure_cells(
     ]
 
 
-def figure_runs(figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]) -> list[Experiment]:
+def figure_runs(
+    paper: Paper, figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]
+) -> list[Experiment]:
     """Return the different runs that a figure shows.
 
     Args:
+        paper: The paper.
         figure: The figure.
         seed: The seed.
         scale: One of :data:`SCALES`.
         overrides: Further values by dotted name.
     """
-    return list({e.key: e for _, e in figure_cells(figure, seed, scale, overrides)}.values())
+    return list({e.key: e for _, e in figure_cells(paper, figure, seed, scale, overrides)}.values())
 
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Tree]:

@@ -46,7 +46,7 @@ def listing(scope: Scope, out: Path) -> list[str]:
             lines += _entry(f"{paper.name}/figure{figure.number}", state, figure.caption)
         for claim in paper.claims:
             judgement = judged(paper, claim, scope, find)
-            lines += _entry(f"{paper.name}/claim{claim.number}", judgement.verdict, claim.text)
+            lines += _entry(f"{paper.name}/claim{claim.number}", scope.shown(judgement.verdict), claim.text)
     return lines
 
 
@@ -66,13 +66,14 @@ def _entry(name: str, state: str, text: str) -> list[str]:
     return [f"  {name:<20} {state:<16} {first}", *(" " * 40 + line for line in rest)]
 
 
-def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any]) -> Scope:
+def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: str = "") -> Scope:
     """Return what to run.
 
     Args:
         scale: One of :data:`~protofed.reproduction.cells.SCALES`.
         seeds: The seeds.
         overrides: Options that differ from the paper's.
+        rule: Inference rule of accuracies; ``""`` for the paper's.
 
     Raises:
         ConfigError: If there is no such scale, or no or a repeated seed.
@@ -81,7 +82,7 @@ def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any]) -> Sco
         raise ConfigError(unknown_name("scale", scale, SCALES))
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError("--seeds must name different seeds")
-    return Scope(scale, tuple(seeds), overrides)
+    return Scope(scale, tuple(seeds), overrides, rule)
 
 
 def only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -142,32 +143,11 @@ def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
         write(f"{paper.name}/figure{figure.number}: {place}")
     details = "/claim" in request.target
     for paper, claim, judgement in found.claims:
-        write("\n".join(claim_lines(paper, claim, judgement, request.scope.scale, details=details)))
+        write("\n".join(claim_lines(paper, claim, judgement, request.scope, details=details)))
     write_page(request.out / "report.html", found, request.scope, command)
     if found.waiting:
         write(f"Time is up: {found.waiting} runs are not finished; repeat the command to go on.")
     write(f"Files: {folder}; report: {request.out / 'report.html'}")
 
 
-def verdicts(scope: Scope, out: Path) -> Mapping[str, str]:
-    """Return the verdict on every claim, with the counts behind it.
-
-    Args:
-        scope: Scale, seeds and overrides.
-        out: Folder of runs and results, beside those of the library.
-
-    Raises:
-        ProtofedError: If its results cannot be read.
-    """
-    find = Library(out).find
-    found: dict[str, str] = {}
-    for paper in papers().values():
-        for claim in paper.claims:
-            own = judged(paper, claim, scope, find)
-            found[f"{paper.name}/claim{claim.number}"] = (
-                f"{own.verdict} ({own.tally})" if own.tally else own.verdict
-            )
-    return found
-
-
-__all__ = ["Request", "listing", "only", "reproduce", "scope", "show", "verdicts"]
+__all__ = ["Request", "listing", "only", "reproduce", "scope", "show"]

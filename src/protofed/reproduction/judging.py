@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from protofed.reproduction.cells import figure_cells
-from protofed.reproduction.layout import Find, Scope, Sheet, measured
-from protofed.reproduction.papers import ACCURACY, Claim, Paper, Printed
+from protofed.reproduction.layout import Entry, Find, Scope, Sheet, measured
+from protofed.reproduction.papers import ACCURACY, Claim, Paper, Printed, papers
 from protofed.reproduction.verdicts import UNTESTABLE, Comparison, Judgement, judge
 
 
@@ -23,12 +23,31 @@ def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:
     if claim.untestable:
         return Judgement(UNTESTABLE, (), claim.untestable)
     if claim.table is not None:
-        comparisons = _from_table(paper, claim, Sheet(paper, paper.table(claim.table), scope, find))
+        sheet = Sheet(paper, paper.table(claim.table), scope, find)
+        other = sheet if claim.other is None else Sheet(paper, paper.table(claim.other), scope, find)
+        comparisons = _from_tables(paper, claim, sheet, other)
     else:
         comparisons = _from_figure(paper, claim, scope, find)
     if scope.scale == "smoke" and any(c.differences for c in comparisons):
         return Judgement(UNTESTABLE, tuple(comparisons), "the scale smoke runs other data for two rounds")
     return judge(comparisons, claim.need)
+
+
+def verdicts(scope: Scope, find: Find) -> dict[str, str]:
+    """Return the verdict on every claim of every paper, with the counts behind it.
+
+    Args:
+        scope: What was run.
+        find: Returns a result by the key of its configuration.
+    """
+    found: dict[str, str] = {}
+    for paper in papers().values():
+        for claim in paper.claims:
+            own = judged(paper, claim, scope, find)
+            found[f"{paper.name}/claim{claim.number}"] = (
+                f"{own.verdict} ({own.tally})" if own.tally else own.verdict
+            )
+    return found
 
 
 def _difference(claim: Claim, a: Mapping[int, float], b: Mapping[int, float] | None) -> tuple[float, ...]:
@@ -43,29 +62,34 @@ def _wanted(part: Any) -> dict[str, str]:
     return {"method": part} if isinstance(part, str) else dict(part)
 
 
-def _from_table(paper: Paper, claim: Claim, sheet: Sheet) -> list[Comparison]:
-    """Pair the numbers of one side with those of the other that differ from them in nothing else."""
-    numbers = [
+def _numbers(sheet: Sheet) -> list[tuple[dict[str, str], Entry]]:
+    """Return the accuracies of a table with their settings and method."""
+    return [
         ({"method": row.method, **_settings(entry.printed, entry.runs)}, entry)
         for (row, _), entry in sheet.layout.entries.items()
         if entry.metric == ACCURACY
     ]
+
+
+def _from_tables(paper: Paper, claim: Claim, sheet: Sheet, others: Sheet) -> list[Comparison]:
+    """Pair the numbers of one side with those of the other that differ from them in nothing else."""
     found = []
     for a in [claim.a, *([claim.also] if claim.also else [])]:
         left = _wanted(a)
-        for settings, entry in numbers:
+        for settings, entry in _numbers(sheet):
             if any(settings.get(n) != v for n, v in {**left, **claim.over}.items()):
                 continue
             values = sheet.values(entry, claim.metric)
             if not claim.b:
-                found.append(Comparison(_named(settings, left), _difference(claim, values, None)))
+                own = _difference(claim, values, None)
+                found.append(Comparison(_named(settings, left), own, claim.every))
             for part in claim.b:
                 right = _wanted(part)
                 free = {"method", *left, *right, *_of_methods(paper)}
-                for other, against in numbers:
+                for other, against in _numbers(others):
                     same = all(other.get(n) == v for n, v in settings.items() if n not in free)
                     if same and all(other.get(n) == v for n, v in right.items()):
-                        difference = _difference(claim, values, sheet.values(against, claim.metric))
+                        difference = _difference(claim, values, others.values(against, claim.metric))
                         found.append(Comparison(f"{_named(settings, left)} against {_words(right)}", difference))
     return found
 
@@ -96,7 +120,7 @@ def _words(side: Mapping[str, Any]) -> str:
 def _from_figure(paper: Paper, claim: Claim, scope: Scope, find: Find) -> list[Comparison]:
     """Compare runs of a figure that have one value of an option, or one method, with others."""
     figure = paper.figure(claim.figure)
-    runs = {seed: figure_cells(figure, seed, scope.scale, scope.overrides) for seed in scope.seeds}
+    runs = {seed: figure_cells(paper, figure, seed, scope.scale, scope.overrides) for seed in scope.seeds}
 
     def side(part: Any, others: Mapping[str, Any]) -> dict[int, float]:
         wanted = {"method": part} if isinstance(part, str) else {part["option"]: part["value"]}
@@ -106,7 +130,7 @@ def _from_figure(paper: Paper, claim: Claim, scope: Scope, find: Find) -> list[C
                 if any(given.get(name) != value for name, value in {**wanted, **others}.items()):
                     continue
                 result = find(experiment.key)
-                value = measured(paper, result, claim.metric) if result else None
+                value = measured(paper, result, claim.metric, scope.rule) if result else None
                 if value is not None:
                     found[seed] = value
         return found

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from protofed.experiments.config import Experiment, load_recipe, resolve
-from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_control
+from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
 from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
 from protofed.reproduction.results import FOLDER, Result, committed
 from protofed.reproduction.verdicts import (
@@ -20,6 +20,7 @@ from protofed.reproduction.verdicts import (
     NO_DATA,
     NOT_RUN,
     UNREACHED,
+    UNTESTABLE,
     half_width,
     number_verdict,
 )
@@ -93,15 +94,17 @@ def layout(table: Table) -> Layout:
         own = printed.settings
         section = tuple(own.get(name, "") for name in table.rows)
         column = tuple(own.get(name, "") for name in table.columns)
-        for method in CONTROLS:
-            control = Row(section, method, ("",) * len(table.inner))
-            if is_control(table, method):
-                rows.setdefault(control)
-                entries.setdefault((control, column), Entry(None, ACCURACY, ((_frozen(own), method),)))
+        for method in (*CONTROLS, *table.added):
+            added = Row(section, method, ("",) * len(table.inner))
+            if is_added(table, method):
+                if method in CONTROLS:
+                    rows.setdefault(added)  # before the methods of the section, variants after them
+                entries.setdefault((added, column), Entry(None, ACCURACY, ((_frozen(own), method),)))
         row = Row(section, printed.method, tuple(own.get(name, "") for name in table.inner))
         rows.setdefault(row)
         columns.setdefault(column)
         entries[row, column] = Entry(printed, ACCURACY, ((_frozen(own), printed.method),))
+    rows |= dict.fromkeys(row for row, _ in entries)
     for printed in table.printed:
         if printed.metric != ACCURACY:
             _add_count(table, printed, scores, rows, columns, entries)
@@ -159,17 +162,25 @@ METRICS = {
 }
 
 
-def measured(paper: Paper, result: Result, metric: str) -> float | None:
+LAST = {"best": "final", "best_client_mean": "client_mean"}
+"""The accuracy after the last round that belongs to one of the best round."""
+
+
+def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float | None:
     """Return a number of a result as the paper would print it; None if it has none.
+
+    A run in which clients diverged has no number in a table; claims are about where it ended.
 
     Args:
         paper: The paper, which decides which accuracy and which direction of traffic is meant.
         result: The result.
         metric: A printed metric, or one of claims.
+        rule: Inference rule of accuracies; ``""`` for the paper's.
     """
+    values = result.by(rule or paper.rules.get(result.method, ""))
     if not result.done:
-        return None
-    values = result.values
+        ended = values.get(LAST.get(paper.metric, paper.metric))
+        return 100.0 * ended if metric == "accuracy" and ended is not None else None
     if metric in (ACCURACY, "accuracy"):
         value, factor = values.get(paper.metric), 100.0
     elif metric in ("traffic", "params_thousands", "params_millions"):
@@ -179,6 +190,8 @@ def measured(paper: Paper, result: Result, metric: str) -> float | None:
     elif metric == "alignment_change":
         known = "alignment_first" in values
         value, factor = (values["alignment_last"] - values["alignment_first"] if known else None), 1.0
+    elif metric == "rounds" and not values.get("up") and not values.get("down"):
+        value, factor = 0.0, 1.0  # of communication
     else:
         name, factor = METRICS.get(metric, (metric, 100.0 if metric == "client_std" else 1.0))
         value = values.get(name)
@@ -193,11 +206,26 @@ class Scope:
         scale: One of :data:`~protofed.reproduction.cells.SCALES`.
         seeds: The seeds.
         overrides: Further values by dotted name, such as ``rounds``.
+        rule: Inference rule of accuracies, by which runs without it have none; ``""`` for the paper's.
     """
 
     scale: str = "full"
     seeds: tuple[int, ...] = (0, 1, 2)
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    rule: str = ""
+
+    @property
+    def as_printed(self) -> bool:
+        """Whether runs are at the paper's scale and scored by its rule."""
+        return self.scale == "full" and not self.overrides and not self.rule
+
+    def shown(self, verdict: str) -> str:
+        """Return a verdict as it is shown: in brackets where nothing follows from it for the paper.
+
+        Args:
+            verdict: The verdict on a number or a claim.
+        """
+        return verdict if self.as_printed or verdict in (NOT_RUN, UNTESTABLE) else f"({verdict})"
 
 
 def committed_scopes() -> dict[str, Scope]:
@@ -341,7 +369,8 @@ class Sheet:
         found: dict[int, float] = {}
         for seed in self.scope.seeds:
             results = [self.find(experiment.key) for experiment in self.experiments(entry, seed)]
-            values = [measured(self.paper, r, metric or entry.metric) if r else None for r in results]
+            wanted = (metric or entry.metric, self.scope.rule)
+            values = [measured(self.paper, r, *wanted) if r else None for r in results]
             if values and None not in values:
                 found[seed] = statistics.fmean(v for v in values if v is not None)
         return found
@@ -360,7 +389,8 @@ class Sheet:
         entry = self.layout.entries.get((row, column))
         if entry is None:
             return None
-        values = tuple(self.values(entry).values())
+        failed = self._state(entry) == FAILED
+        values = () if failed else tuple(self.values(entry).values())
         state = "done" if values else self._state(entry)
         if not values and state == FAILED and entry.printed and not entry.printed.value:
             verdict = AGREES
@@ -369,18 +399,19 @@ class Sheet:
         elif entry.printed is None:
             verdict = ""
         else:
-            verdict = number_verdict(entry.printed.value, values, counted=entry.metric.startswith("params"))
+            kind = {"counted": entry.metric.startswith("params"), "bound": entry.printed.bound}
+            verdict = number_verdict(entry.printed.value, values, **kind)
         if values and verdict and not self.comparable(entry):
             verdict = "smoke" if self.scope.scale == "smoke" else f"({verdict})"
         return Filled(entry, values, verdict, state)
 
     def comparable(self, entry: Entry) -> bool:
-        """Return whether the runs behind a number are the paper's in scale: all rounds, and all images.
+        """Return whether the runs behind a number are the paper's: all rounds, all images, its rule.
 
         Args:
             entry: The number.
         """
-        if self.scope.scale != "full" or self.scope.overrides:
+        if not self.scope.as_printed:
             return False
         experiments = [e for seed in self.scope.seeds for e in self.experiments(entry, seed)]
         found = [(divided(e), self.find(e.key)) for e in experiments]
@@ -393,7 +424,7 @@ class Sheet:
         results = [self.find(e.key) for seed in self.scope.seeds for e in self.experiments(entry, seed)]
         if any(r is not None and not r.done for r in results):
             return FAILED
-        return UNREACHED if results and None not in results else NOT_RUN
+        return UNREACHED if entry.metric == "rounds" and results and None not in results else NOT_RUN
 
     def dataset(self, entry: Entry) -> str:
         """Return the name of the data set of a number's runs.

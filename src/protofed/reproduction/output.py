@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from protofed.reproduction.layout import Filled, Formula, Hyperparameter, Row, Sheet, hyperparameters
+from protofed.reproduction.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
 from protofed.reproduction.papers import ACCURACY, Claim, Paper, Table
 from protofed.reproduction.verdicts import NOT_RUN, Judgement
 
@@ -79,6 +79,7 @@ def facts_of(sheet: Sheet, command: str) -> Facts:
         + (f", {images[0]:,} to {images[-1]:,} images" if images else "")
         + ".",
         f"Accuracy: {sheet.paper.metric}, {sheet.paper.metric_why}.",
+        f"By rule {sheet.scope.rule}, which is not the paper's." if sheet.scope.rule else "",
         sheet.moved(),
         *(f"Not at hand: {why}" for why in sheet.missing.values()),
     ]
@@ -119,7 +120,9 @@ def _ours(filled: Filled) -> str:
 
 def _printed(filled: Filled) -> str:
     printed = filled.entry.printed
-    return "" if printed is None else printed.value or "–"
+    if printed is None:
+        return ""
+    return f"<{printed.value}" if printed.bound else printed.value or "–"
 
 
 def cell_lines(filled: Filled | None) -> list[str]:
@@ -378,7 +381,7 @@ def formula_lines(paper: Paper, table: Table, rows: Sequence[Formula]) -> list[s
 
 
 def claim_lines(
-    paper: Paper, claim: Claim, judgement: Judgement, scale: str, *, details: bool = False
+    paper: Paper, claim: Claim, judgement: Judgement, scope: Scope, *, details: bool = False
 ) -> list[str]:
     """Return a claim with its verdict as text.
 
@@ -386,13 +389,11 @@ def claim_lines(
         paper: The paper.
         claim: The claim.
         judgement: The verdict.
-        scale: Scale at which runs were judged.
+        scope: What was judged.
         details: Whether to list all comparisons.
     """
-    kind = "question" if claim.ours else "claim"
-    head = f"{paper.name}/claim{claim.number}  {judgement.verdict}, scale {scale}"
-    where = f" ({claim.where})" if claim.where else f" ({kind} of ours)"
-    lines = [head, *textwrap.wrap(f"{claim.text}{where}", WIDTH - 4)]
+    head = f"{paper.name}/claim{claim.number}  {scope.shown(judgement.verdict)}, scale {scope.scale}"
+    lines = [head, *textwrap.wrap(f"{claim.text} ({claim.origin})", WIDTH - 4)]
     lines += textwrap.wrap(judgement.why or judgement.tally, WIDTH - 4)
     if claim.note:
         lines += textwrap.wrap(claim.note, WIDTH - 4)

@@ -57,7 +57,8 @@ def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Pat
     claims = Table(["Number", "Claim", "Verdict", "Comparisons"], text_columns=4)
     for paper, claim, judgement in found.claims:
         name = f"{paper.name}/claim{claim.number}"
-        claims.add(name, Cell(claim.text, claim.origin), judgement.verdict, judgement.why or judgement.tally)
+        verdict = scope.shown(judgement.verdict)
+        claims.add(name, Cell(claim.text, claim.origin), verdict, judgement.why or judgement.tally)
     template = environment().get_template("reproduction.html")
     text = template.render(sections=sections, figures=figures, claims=claims, command=command)
     write_text(path, text)

@@ -37,6 +37,11 @@ class Printed(NamedTuple):
     std: str
     note: str
 
+    @property
+    def bound(self) -> bool:
+        """Whether the paper prints no number but "less than" one."""
+        return self.note.startswith("printed '<")
+
 
 @dataclass(frozen=True)
 class Table:
@@ -53,6 +58,7 @@ class Table:
         recipe: Pattern of the recipe's name, where the paper's own does not apply.
         recipes: The same by method.
         options: Option of each hyperparameter, by name, or by method and name.
+        added: Rows that the paper does not print, beside the controls: variants of its recipes.
     """
 
     number: int
@@ -65,6 +71,7 @@ class Table:
     recipe: str = ""
     recipes: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    added: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class Claim:
         text: What is claimed.
         where: Where in the paper.
         table: Table from which the comparisons come.
+        other: Table from which ``b`` comes, if it is another one.
         figure: Figure from which they come.
         metric: What is compared.
         better: ``higher`` or ``lower``.
@@ -86,6 +94,7 @@ class Claim:
         factor: Factor on the other value.
         margin: Difference that is claimed.
         need: ``all`` comparisons, or ``most``.
+        every: Whether it is about every single run, so that one contradicts it.
         ours: Whether it is no claim of the paper but a question that its tables leave open.
         untestable: Why no comparison can decide it.
         note: Remark.
@@ -95,6 +104,7 @@ class Claim:
     text: str
     where: str = ""
     table: int | None = None
+    other: int | None = None
     figure: str = ""
     metric: str = "accuracy"
     better: str = "higher"
@@ -105,6 +115,7 @@ class Claim:
     factor: float = 1.0
     margin: float = 0.0
     need: str = "all"
+    every: bool = False
     ours: bool = False
     untestable: str = ""
     note: str = ""
@@ -163,6 +174,7 @@ class Paper:
         traffic: What it counts as parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``,
             those sent up as the mean over all rounds, of which some may send nothing.
         scope: What can be run here.
+        rules: Inference rule by printed method or control, where it is not that of the run.
         recipes: Pattern of a recipe's name by printed method, and the ``default``.
         methods: Method or variant by printed method.
         options: Option, or overrides by value, of each setting.
@@ -184,6 +196,7 @@ class Paper:
     tables: Sequence[Table]
     claims: Sequence[Claim]
     figures: Sequence[Figure]
+    rules: Mapping[str, str] = field(default_factory=dict)
     methods: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     translate: Mapping[str, Any] = field(default_factory=dict)

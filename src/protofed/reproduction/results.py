@@ -21,18 +21,15 @@ from protofed.errors import CheckpointError
 from protofed.files import write_text
 from protofed.reading import read_text, reason
 from protofed.runs import RunData
+from protofed.runs.trouble import diverged
 
 RESULTS_BYTES = 64 * 1024 * 1024
 FOLDER = Path(str(resources.files("protofed.reproduction") / "results"))
 """Results that come with the library."""
+BY_RULE = ("final", "best", "client_mean", "best_client_mean", "client_std", "converged", "moved")
+"""Numbers that depend on how test samples are classified; accuracies in fractions."""
 VALUES = (
-    "final",
-    "best",
-    "client_mean",
-    "best_client_mean",
-    "client_std",
-    "converged",
-    "moved",
+    *BY_RULE,
     "up",
     "down",
     "up_mean",
@@ -42,7 +39,7 @@ VALUES = (
     "alignment_last",
     "alignment_most",
 )
-"""Numbers of a result; accuracies in fractions, by the main rule."""
+"""Numbers of a result; those by rule are by its main rule."""
 FACTS = ("key", "scale", "recipe", "method", "seed", "rounds", "images", "split", "rule", "state", "made")
 
 
@@ -59,10 +56,11 @@ class Result:
         rounds: Number of rounds.
         images: Training and test samples of all clients together.
         split: Hash of every client's samples per class.
-        rule: Inference rule of the accuracies.
-        state: ``done``, or why it failed.
+        rule: Inference rule that headline numbers are about.
+        state: ``done``, or why it failed, such as clients that diverged.
         made: Versions and hardware.
         values: Numbers by name; what is not known is left out.
+        others: Those of :data:`BY_RULE` by each other rule.
     """
 
     key: str
@@ -77,11 +75,23 @@ class Result:
     state: str = "done"
     made: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
         """Whether the run ended with numbers."""
         return self.state == "done"
+
+    def by(self, rule: str) -> Mapping[str, float]:
+        """Return the numbers by a rule; without accuracies if the run has none by it.
+
+        Args:
+            rule: An inference rule; ``""`` for the main one.
+        """
+        if rule in ("", self.rule):
+            return self.values
+        rest = {name: value for name, value in self.values.items() if name not in BY_RULE}
+        return {**rest, **self.others.get(rule, {})}
 
 
 def split_hash(run: RunData) -> str:
@@ -103,15 +113,9 @@ def result_of(run: RunData, key: str, scale: str, method: str) -> Result:
         scale: Scale at which it was run.
         method: Method or variant.
     """
-    outcome = run.outcome
-    rule = run.main_rule
-    own = outcome.accuracy[rule]
-    traffic = outcome.communication
+    traffic = run.outcome.communication
     overall = traffic.parameters_over_all_rounds or {}
     known: dict[str, float | None] = {
-        **{name: getattr(own, name) for name in ("final", "best", "client_mean", "best_client_mean", "client_std")},
-        "converged": own.rounds_to_convergence,
-        "moved": _moved(run, rule),
         **{way: traffic.parameters_per_round[way] for way in ("up", "down")},
         **{f"{way}_mean": overall.get(way) for way in ("up", "down")},
         "formula": _formula(run),
@@ -121,9 +125,25 @@ def result_of(run: RunData, key: str, scale: str, method: str) -> Result:
     if counts:
         known |= {"alignment_first": counts[0], "alignment_last": counts[-1], "alignment_most": max(counts)}
     images = sum(sum(c.train) + sum(c.test) for c in run.clients)
-    values = {n: float(v) for n, v in known.items() if v is not None and math.isfinite(v)}
-    facts = (run.seed, run.last_round, images, split_hash(run), rule, "done", _made(run))
-    return Result(key, scale, run.recipe, method, *facts, values)
+    by_rule = {rule: _finite(_by_rule(run, rule)) for rule in run.outcome.accuracy}
+    rule = run.main_rule
+    lost = diverged(run.rounds)
+    state = f"failed: {len(lost)} of {len(run.clients)} clients diverged" if lost else "done"
+    facts = (run.seed, run.last_round, images, split_hash(run), rule, state, _made(run))
+    return Result(key, scale, run.recipe, method, *facts, by_rule.pop(rule) | _finite(known), by_rule)
+
+
+def _by_rule(run: RunData, rule: str) -> dict[str, float | None]:
+    own = run.outcome.accuracy[rule]
+    return {
+        **{name: getattr(own, name) for name in ("final", "best", "client_mean", "best_client_mean", "client_std")},
+        "converged": own.rounds_to_convergence,
+        "moved": _moved(run, rule),
+    }
+
+
+def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {n: float(v) for n, v in values.items() if v is not None and math.isfinite(v)}
 
 
 def _made(run: RunData) -> str:
@@ -175,6 +195,8 @@ def _formula(run: RunData) -> float | None:
 def write_results(path: Path, results: Iterable[Result]) -> None:
     """Write results as CSV, in an order that does not depend on that in which they were run.
 
+    A run's first line has everything by its main rule; one line for each other rule has what depends on it.
+
     Args:
         path: The file.
         results: The results.
@@ -183,10 +205,15 @@ def write_results(path: Path, results: Iterable[Result]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*FACTS, *VALUES])
     for result in sorted(results, key=lambda r: (r.scale, r.recipe, r.method, r.key, r.seed)):
-        facts = [getattr(result, name) for name in FACTS]
-        numbers = [f"{result.values[name]:.8g}" if name in result.values else "" for name in VALUES]
-        writer.writerow([*facts, *numbers])
+        writer.writerow([*(getattr(result, name) for name in FACTS), *_numbers(result.values)])
+        for rule, values in sorted(result.others.items()):
+            known = {"key": result.key, "rule": rule}
+            writer.writerow([*(known.get(name, "") for name in FACTS), *_numbers(values)])
     write_text(path, text.getvalue())
+
+
+def _numbers(values: Mapping[str, float]) -> list[str]:
+    return [f"{values[name]:.8g}" if name in values else "" for name in VALUES]
 
 
 def read_results(path: Path) -> list[Result]:
@@ -202,23 +229,32 @@ def read_results(path: Path) -> list[Result]:
         reader = csv.DictReader(io.StringIO(read_text(path, RESULTS_BYTES)), strict=True)
         if not {*FACTS} <= {*(reader.fieldnames or ())}:
             raise ValueError("not a table of results")
-        return [_result(row) for row in reader]
+        return _results(reader)
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         why = reason(error) if isinstance(error, (OSError, ValueError)) else "not a table of results"
         raise CheckpointError(f"{path}: cannot be read ({why})") from None
 
 
-def _result(row: dict[str, Any]) -> Result:
-    facts: dict[str, Any] = {name: claims.clean(row[name], 400) for name in FACTS}
-    for name in ("seed", "rounds", "images"):
-        facts[name] = int(row[name])
-    values = {name: float(row[name]) for name in VALUES if row.get(name)}
-    if not all(map(math.isfinite, values.values())):
-        raise ValueError("has numbers that are not finite")
-    return Result(**facts, values=values)
+def _results(rows: Iterable[dict[str, Any]]) -> list[Result]:
+    first: dict[str, dict[str, Any]] = {}
+    others: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        facts: dict[str, Any] = {name: claims.clean(row[name], 400) for name in FACTS}
+        values = {name: float(row[name]) for name in VALUES if row.get(name)}
+        if not all(map(math.isfinite, values.values())):
+            raise ValueError("has numbers that are not finite")
+        if facts["scale"]:
+            for name in ("seed", "rounds", "images"):
+                facts[name] = int(facts[name])
+            first[facts["key"]] = {**facts, "values": values}
+        else:
+            others.setdefault(facts["key"], {})[facts["rule"]] = values
+    if others.keys() - first.keys():
+        raise ValueError("not a table of results")
+    return [Result(**facts, others=others.get(key, {})) for key, facts in first.items()]
 
 
 @cache
-def committed() -> dict[tuple[str, int], Result]:
-    """Return the results that come with the library, by key and seed."""
-    return {(r.key, r.seed): r for path in sorted(FOLDER.glob("*.csv")) for r in read_results(path)}
+def committed() -> dict[str, Result]:
+    """Return the results that come with the library, by key."""
+    return {r.key: r for path in sorted(FOLDER.glob("*.csv")) for r in read_results(path)}

@@ -131,7 +131,7 @@ class Library:
     def __init__(self, out: Path) -> None:
         self.path = out / "results.csv"
         self.own = {r.key: r for r in read_results(self.path)} if self.path.is_file() else {}
-        self.given = {r.key: r for r in committed().values()}
+        self.given = committed()
 
     def find(self, key: str) -> Result | None:
         """Return the result of a configuration; None if it was not run.
@@ -193,9 +193,9 @@ def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
         for paper, table in found.others if not request.only else ():
             if table.kind == "formulas":
                 wanted += [_Wanted(e, method) for method, e in formula_runs(paper, table, scope).items()]
-        for _, figure in figures if not request.only else ():
+        for paper, figure in figures if not request.only else ():
             for seed in scope.seeds if not figure.models else scope.seeds[:1]:
-                runs = figure_runs(figure, seed, scope.scale, scope.overrides)
+                runs = figure_runs(paper, figure, seed, scope.scale, scope.overrides)
                 wanted += [_Wanted(e, e.method, figure.models) for e in runs]
         _run(wanted, request, library, found, progress or Progress())
     for paper, figure in figures:
@@ -280,7 +280,7 @@ def _drawn(
     scope = request.scope
     places: list[Path] = []
     for seed in scope.seeds:
-        for experiment in figure_runs(figure, seed, scope.scale, scope.overrides):
+        for experiment in figure_runs(paper, figure, seed, scope.scale, scope.overrides):
             directory = _directory(request, experiment, figure.models)
             if experiment.data.source in found.missing:
                 return [], found.missing[experiment.data.source]

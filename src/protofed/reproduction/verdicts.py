@@ -14,7 +14,7 @@ AGREES, HIGHER, LOWER, ONE_SEED, FAILED, NO_DATA = "agrees", "higher", "lower", 
 UNREACHED = "unreached"
 
 
-def number_verdict(printed: str, values: Sequence[float], *, counted: bool = False) -> str:
+def number_verdict(printed: str, values: Sequence[float], *, counted: bool = False, bound: bool = False) -> str:
     """Return how values of seeds relate to a printed number.
 
     Accuracies agree if the 95 % interval over seeds contains the printed mean. Counts, which have no spread, agree
@@ -24,6 +24,7 @@ def number_verdict(printed: str, values: Sequence[float], *, counted: bool = Fal
         printed: The number as printed; empty for a dash, which stands for a failure to converge.
         values: One value per seed.
         counted: Whether values are counts.
+        bound: Whether "less than" is printed before the number.
 
     Example:
         >>> number_verdict("90.0", [89.0, 90.0, 91.5]), number_verdict("0.15", [0.1512], counted=True)
@@ -36,6 +37,8 @@ def number_verdict(printed: str, values: Sequence[float], *, counted: bool = Fal
     wanted = float(printed)
     if counted:
         mean = sum(values) / len(values)
+        if bound:
+            return AGREES if mean < wanted else HIGHER
         half = 0.5 * 10.0 ** -len(printed.partition(".")[2])
         # Large numbers are printed with two or three digits.
         half = max(half, 0.005 * abs(wanted) if abs(wanted) >= 1000 else 0.0)
@@ -54,10 +57,12 @@ class Comparison(NamedTuple):
     Attributes:
         what: What is compared.
         differences: ``a - factor · b - margin`` of each seed, positive on the claimed side.
+        every: Whether the claim is about every single run, so that chance plays no part.
     """
 
     what: str
     differences: tuple[float, ...]
+    every: bool = False
 
     @property
     def interval(self) -> Interval | None:
@@ -67,6 +72,8 @@ class Comparison(NamedTuple):
     @property
     def side(self) -> int | None:
         """1 on the claimed side, -1 on the other, 0 undecided; None if fewer than two seeds were run."""
+        if self.every and self.differences:
+            return 1 if min(self.differences) > 0 else -1
         if len(self.differences) < 2:
             return None
         return interval(self.differences).sign

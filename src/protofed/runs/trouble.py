@@ -52,6 +52,16 @@ def unheard(rounds: Sequence[RoundRecord]) -> list[str]:
     return [client for client, times in refused.items() if times >= asked.get(client, 0) and client not in hostile]
 
 
+def diverged(rounds: Sequence[RoundRecord]) -> list[str]:
+    """Return the clients whose upload was refused as diverged the last time that they took part."""
+    last: dict[str, bool] = {}
+    for record in rounds:
+        away = {absence.client for absence in record.missing if absence.phase == "training"}
+        refused = {refusal.client: refusal.diverged for refusal in record.refused}
+        last |= {client: refused.get(client, False) for client in record.participants if client not in away}
+    return [client for client, was in last.items() if was]
+
+
 def ruin(rounds: Sequence[RoundRecord]) -> str:
     """Return a sentence that says why a run's numbers are worth nothing; "" if they are not."""
     if lost := unheard(rounds):
