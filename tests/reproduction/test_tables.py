@@ -226,6 +226,9 @@ def test_a_cell_has_paper_ours_interval_and_verdict():
     assert "| 82.90 / 83.0 ± 9.0 agrees |" in markdown
     lines = markdown.splitlines()
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    assert as_markdown(own, facts_of(own, "x"), known=True) == markdown
+    none = sheet("protonorm", 1)
+    assert "| fedproto |" not in as_markdown(none, facts_of(none, "x"), known=True)
 
 
 def test_counts_agree_with_what_is_printed_in_its_own_unit():

@@ -232,12 +232,13 @@ def _short(filled: Filled | None, plus: str = " ± ") -> str:
     return f"{text}{plus + half[1:] if half else ''}{' ' + verdict if verdict else ''}"
 
 
-def as_markdown(sheet: Sheet, facts: Facts) -> str:
+def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:
     """Return a table as Markdown.
 
     Args:
         sheet: The table.
         facts: How it was made.
+        known: Whether to leave out the rows without any number of ours.
     """
     names = [" ".join(heading(sheet, column)) for column in sheet.layout.columns]
     labels = ["setting"] if sheet.table.rows else []
@@ -246,7 +247,10 @@ def as_markdown(sheet: Sheet, facts: Facts) -> str:
     lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in sheet.layout.rows:
         first = [section_label(sheet, row)] if labels else []
-        cells = [_short(sheet.filled(row, column)) for column in sheet.layout.columns]
+        filled = [sheet.filled(row, column) for column in sheet.layout.columns]
+        if known and not any(own.values for own in filled if own):
+            continue
+        cells = [_short(own) for own in filled]
         lines.append(f"| {' | '.join([*first, ' '.join(row_labels(sheet, row)), *cells])} |")
     return "\n".join([*lines, "", *(f"- {line}" for line in facts.lines())]) + "\n"
 
