@@ -74,11 +74,19 @@ def results(paper: Paper) -> Iterator[str]:
                 continue
             seeds = ",".join(map(str, scope.seeds))
             options = "".join(f" {name}={value}" for name, value in scope.overrides.items())
-            target = f"{paper.name}/table{table.number}"
+            target = f"{paper.name}/table{table.number}{_only(sheet)}"
             command = f"protofed reproduce {target} --scale {scope.scale} --seeds {seeds}{options}"
             yield as_markdown(sheet, facts_of(sheet, command))
             if any(result.rule != OTHER_RULE and result.others.get(OTHER_RULE) for result in sheet.results()):
                 yield as_markdown(by_head, facts_of(by_head, f"{command} --rule {OTHER_RULE}"), known=True)
+
+
+def _only(sheet: Sheet) -> str:
+    """Return the option that names the data sets of the runs that are there, where the table has others too."""
+    entries = sheet.layout.entries.values()
+    runs = [(dict(settings).get("dataset", ""), entry) for entry in entries for settings, _ in entry.runs]
+    ran = {dataset for dataset, entry in runs if sheet.values(entry)}
+    return f" --only dataset={','.join(sorted(ran))}" if ran != {dataset for dataset, _ in runs} else ""
 
 
 Scores = dict[str, dict[int, float]]
