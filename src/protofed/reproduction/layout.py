@@ -166,6 +166,17 @@ LAST = {"best": "final", "best_client_mean": "client_mean"}
 """The accuracy after the last round that belongs to one of the best round."""
 
 
+def scores(paper: Paper, result: Result, rule: str = "") -> Mapping[str, float]:
+    """Return the numbers of a result by the rule that a table shows.
+
+    Args:
+        paper: The paper.
+        result: The result.
+        rule: Inference rule; ``""`` for the paper's.
+    """
+    return result.by(rule or paper.rules.get(result.method, ""))
+
+
 def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float | None:
     """Return a number of a result as the paper would print it; None if it has none.
 
@@ -177,7 +188,7 @@ def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float
         metric: A printed metric, or one of claims.
         rule: Inference rule of accuracies; ``""`` for the paper's.
     """
-    values = result.by(rule or paper.rules.get(result.method, ""))
+    values = scores(paper, result, rule)
     if not result.done:
         ended = values.get(LAST.get(paper.metric, paper.metric))
         return 100.0 * ended if metric == "accuracy" and ended is not None else None
@@ -436,7 +447,8 @@ class Sheet:
 
     def moved(self) -> str:
         """Return in one sentence how accuracies still moved at the end of the runs."""
-        moves = [100 * r.values["moved"] for r in self.results() if "moved" in r.values]
+        scored = [scores(self.paper, result, self.scope.rule) for result in self.results()]
+        moves = [100 * values["moved"] for values in scored if "moved" in values]
         if not moves:
             return ""
         rounds = sorted({r.rounds for r in self.results() if r.done})
