@@ -83,6 +83,12 @@ def test_unknown_cells_are_refused_in_one_line(tmp_path, item, message):
     assert "\n" not in str(error.value)
 
 
+def test_an_unknown_rule_is_refused_in_one_line():
+    assert cli.scope("full", (0,), {}, "head").rule == "head"
+    with pytest.raises(ConfigError, match="--rule: unknown rule 'hed'"):
+        cli.scope("full", (0,), {}, "hed")
+
+
 def test_a_spent_budget_leaves_everything_for_later(tmp_path):
     found = reproduce(Request("protonorm/table5", SMOKE, tmp_path, budget=-1))
     assert found.waiting == 24

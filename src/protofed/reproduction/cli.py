@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from protofed.analysis.tables import RULES
 from protofed.errors import ConfigError, unknown_name
 from protofed.files import write_text
 from protofed.reproduction.cells import SCALES
@@ -76,12 +77,14 @@ def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: 
         rule: Inference rule of accuracies; ``""`` for the paper's.
 
     Raises:
-        ConfigError: If there is no such scale, or no or a repeated seed.
+        ConfigError: If there is no such scale or rule, or no or a repeated seed.
     """
     if scale not in SCALES:
         raise ConfigError(unknown_name("scale", scale, SCALES))
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError("--seeds must name different seeds")
+    if rule and rule not in RULES:
+        raise ConfigError(f"--rule: {unknown_name('rule', rule, RULES)}")
     return Scope(scale, tuple(seeds), overrides, rule)
 
 
