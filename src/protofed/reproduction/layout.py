@@ -400,9 +400,9 @@ class Sheet:
         entry = self.layout.entries.get((row, column))
         if entry is None:
             return None
-        failed = self._state(entry) == FAILED
-        values = () if failed else tuple(self.values(entry).values())
-        state = "done" if values else self._state(entry)
+        state = self._state(entry)
+        values = () if state == FAILED else tuple(self.values(entry).values())
+        state = "done" if values else state
         if not values and state == FAILED and entry.printed and not entry.printed.value:
             verdict = AGREES
         elif not values:
