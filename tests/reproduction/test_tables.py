@@ -280,6 +280,21 @@ def test_another_rule_than_the_papers_is_shown_in_brackets():
     assert none.filled(rows["fedproto"], place).verdict == "not run"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "as_printed"),
+    [
+        ({}, True),
+        ({"execution.executor": "fused", "data.data_dir": "elsewhere"}, True),
+        ({"execution.executor": "fused", "rounds": 30}, False),
+        ({"training.lr": 0.02}, False),
+    ],
+)
+def test_only_what_changes_results_puts_verdicts_in_brackets(overrides, as_printed):
+    own = Scope("full", (0, 1), overrides)
+    assert own.as_printed is as_printed
+    assert own.shown("agrees") == ("agrees" if as_printed else "(agrees)")
+
+
 def test_a_csv_has_one_line_per_number():
     own = sheet("gfpl", 1, values=(0.8, 0.81))
     rows = list(csv.DictReader(io.StringIO(as_csv(own))))

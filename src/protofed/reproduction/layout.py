@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from protofed.experiments.config import Experiment, load_recipe, resolve
+from protofed.experiments.config import Experiment, apply_overrides, identity, load_recipe, resolve
 from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
 from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
 from protofed.reproduction.results import FOLDER, Result, committed
@@ -24,6 +24,7 @@ from protofed.reproduction.verdicts import (
     half_width,
     number_verdict,
 )
+from protofed.runs import flat
 
 Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""
@@ -227,8 +228,9 @@ class Scope:
 
     @property
     def as_printed(self) -> bool:
-        """Whether runs are at the paper's scale and scored by its rule."""
-        return self.scale == "full" and not self.overrides and not self.rule
+        """Whether runs are at the paper's scale and scored by its rule, however they are computed."""
+        changed = flat(identity(apply_overrides({}, self.overrides)))
+        return self.scale == "full" and not changed and not self.rule
 
     def shown(self, verdict: str) -> str:
         """Return a verdict as it is shown: in brackets where nothing follows from it for the paper.
