@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,28 @@ def test_only_the_cells_that_are_asked_for_are_run(tmp_path):
     ],
 )
 def test_unknown_cells_are_refused_in_one_line(tmp_path, item, message):
+    out = tmp_path / "out"
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
-        reproduce(Request("protonorm/table5", SMOKE, tmp_path, only=cli.only([item])))
+        reproduce(Request("protonorm/table5", SMOKE, out, only=cli.only([item])))
     assert "\n" not in str(error.value)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("run", [True, False])
+def test_an_option_that_no_method_of_a_table_has_is_refused(tmp_path, run):
+    out = tmp_path / "out"
+    scope = replace(SMOKE, overrides={"method.lamda": 2.0})
+    with pytest.raises(ConfigError, match="unknown option of method 'lamda': did you mean 'lambda'"):
+        reproduce(Request("protonorm/table5", scope, out, run=run))
+    assert not out.exists()
+
+
+def test_an_option_of_some_methods_of_a_table_is_theirs_alone(tmp_path):
+    scope = replace(SMOKE, overrides={"method.lambda": 2.0})
+    found = reproduce(Request("protonorm/table5", scope, tmp_path / "out", run=False))
+    values = {e.method: getattr(e.method_options, "lambda_", None) for _, e, _ in found.sheets[0].all()}
+    assert values["fedproto"] == 2.0
+    assert values["local"] is None
 
 
 def test_an_unknown_rule_is_refused_in_one_line():

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib import resources
@@ -546,18 +546,31 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
     options = build_options(CompareOptions, _table(tree, "compare"), "compare")
     if options.methods == ("all",):
         options = replace(options, methods=tuple(every_method()))
-    known = {"name"}
     varied = {option for overrides in options.combinations().values() for option in overrides}
     for name in options.methods:
         fixed = flat(_table(tree, "variants").get(name) or variants().get(name) or {})
         if clash := sorted(varied & fixed.keys()):
             raise ConfigError(f"the variant {name!r} fixes {clash[0]}, which an axis of the comparison varies")
-        known |= set(option_fields(methods.get(variant(tree, name)[1] or name).Options))
-    given = [*_table(tree, "method"), *(o.removeprefix("method.") for o in varied if o.startswith("method."))]
-    for name in given:
-        if options.methods and name.partition(".")[0] not in known:
-            raise ConfigError(unknown_name("option of method", name, known))
+    given = [*(f"method.{n}" for n in _table(tree, "method") if n != "name"), *varied]
+    check_method_options(given, [variant(tree, name)[1] or name for name in options.methods])
     return options
+
+
+def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:
+    """Refuse an option of methods that none of those chosen has.
+
+    Args:
+        given: Options by dotted name, of which those that begin with ``method.`` matter.
+        chosen: Names of methods; with none, nothing is refused.
+
+    Raises:
+        ConfigError: If an option belongs to none of them.
+    """
+    known = {option for name in chosen for option in option_fields(methods.get(name).Options)}
+    for name in given:
+        section, _, option = name.partition(".")
+        if chosen and section == "method" and option.partition(".")[0] not in known:
+            raise ConfigError(unknown_name("option of method", option, known))
 
 
 def every_method() -> list[str]:

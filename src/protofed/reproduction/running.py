@@ -11,7 +11,7 @@ from typing import Any
 
 from protofed.errors import CheckpointError, ConfigError, DataError, OutputError, ProtofedError, unknown_name
 from protofed.experiments.batch import Task, claim, folder, run_tasks
-from protofed.experiments.config import Experiment, apply_overrides, resolve
+from protofed.experiments.config import Experiment, apply_overrides, check_method_options, resolve
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress
 from protofed.reproduction.cells import figure_runs
@@ -176,8 +176,6 @@ def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
         ProtofedError: If there is no such part, or the folder holds something else.
     """
     tables, figures, claims = parts_of(request.target)
-    if request.run:
-        claim(request.out)
     library = Library(request.out)
     found = Reproduced()
     scope = request.scope
@@ -188,15 +186,17 @@ def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
             found.others.append((paper, table))
     found.find = library.find
     _check_only(request, found.sheets)
+    wanted = [_Wanted(e, method) for sheet in found.sheets for _, e, method in sheet.all(request.only)]
+    for paper, table in found.others if not request.only else ():
+        if table.kind == "formulas":
+            wanted += [_Wanted(e, method) for method, e in formula_runs(paper, table, scope).items()]
+    for paper, figure in figures if not request.only else ():
+        for seed in scope.seeds if not figure.models else scope.seeds[:1]:
+            runs = figure_runs(paper, figure, seed, scope.scale, scope.overrides)
+            wanted += [_Wanted(e, e.method, figure.models) for e in runs]
+    check_method_options(scope.overrides, {want.experiment.method for want in wanted})
     if request.run:
-        wanted = [_Wanted(e, method) for sheet in found.sheets for _, e, method in sheet.all(request.only)]
-        for paper, table in found.others if not request.only else ():
-            if table.kind == "formulas":
-                wanted += [_Wanted(e, method) for method, e in formula_runs(paper, table, scope).items()]
-        for paper, figure in figures if not request.only else ():
-            for seed in scope.seeds if not figure.models else scope.seeds[:1]:
-                runs = figure_runs(paper, figure, seed, scope.scale, scope.overrides)
-                wanted += [_Wanted(e, e.method, figure.models) for e in runs]
+        claim(request.out)
         _run(wanted, request, library, found, progress or Progress())
     for paper, figure in figures:
         paths, why = _drawn(paper, figure, request, library, found)
