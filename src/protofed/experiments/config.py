@@ -557,10 +557,10 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
 
 
 def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:
-    """Refuse an option of methods that none of those chosen has.
+    """Refuse an option that none of the chosen methods has.
 
     Args:
-        given: Options by dotted name, of which those that begin with ``method.`` matter.
+        given: Options by dotted name; only those that begin with ``method.`` are checked.
         chosen: Names of methods; with none, nothing is refused.
 
     Raises:

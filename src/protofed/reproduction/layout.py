@@ -228,9 +228,10 @@ class Scope:
 
     @property
     def as_printed(self) -> bool:
-        """Whether runs are at the paper's scale and scored by its rule, however they are computed."""
-        changed = flat(identity(apply_overrides({}, self.overrides)))
-        return self.scale == "full" and not changed and not self.rule
+        """Whether runs have the paper's scale, options and rule, however and wherever they are computed."""
+        if self.scale != "full" or self.rule:
+            return False
+        return not flat(identity(apply_overrides({}, self.overrides)))
 
     def shown(self, verdict: str) -> str:
         """Return a verdict as it is shown: in brackets where nothing follows from it for the paper.
