@@ -76,6 +76,14 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
     assert "runs/quickstart-2/report.html" in output
 
 
+def test_reproduce_refuses_a_format_that_there_is_not_before_anything_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("protofed.reproduction.cli.reproduce", lambda *_: pytest.fail("it ran"))
+    status, _, error = inside(monkeypatch, capsys, tmp_path, "reproduce", "fedproto/table2", "--format", "latx")
+    assert status == 2
+    assert error == "error: unknown format 'latx': did you mean 'latex'? Valid: csv, latex, markdown, text\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_sweep_prints_a_table_of_two_options_within_80_columns(tmp_path, monkeypatch, capsys):
     chosen = [*SMALL, "method.s=2,4", "method.scaling=true,false", "--methods", "local,tinyproto", "--quiet"]
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "sweep", "quickstart", *chosen)

@@ -306,6 +306,7 @@ def reproduce(
         for line in reproduction.listing(scope, out):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
+    reproduction.check_kind(output)
     cells = reproduction.only(only or [])
     place = _overrides([], device, data_dir)
     request = reproduction.Request(target, scope, out, jobs, seconds(budget), run, cells, place)

@@ -60,6 +60,21 @@ def test_without_running_only_what_is_there_is_shown(tmp_path):
     assert found.sheets[0].filled(row, found.sheets[0].layout.columns[0]).verdict == "not run"
 
 
+@pytest.mark.parametrize("target", ["fedproto/table2", "protonorm/figure1a"])
+def test_a_folder_in_which_results_were_shown_can_be_run_in(tmp_path, target):
+    only = {"dataset": ("mnist",), "method": ("local",)} if "table" in target else {}
+    for run in (False, True):
+        request = Request(target, SMOKE, tmp_path, only=only, run=run)
+        found = reproduce(request)
+        cli.show(found, request, "text", lambda text: None)
+    assert not found.failed
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        cli.show(found, replace(request, out=tmp_path / "other", run=False), "text", lambda text: None)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
+
+
 def test_only_the_cells_that_are_asked_for_are_run(tmp_path):
     only = {"dataset": ("cifar10",), "method": ("fedproto", "local")}
     found = reproduce(Request("protonorm/table5", SMOKE, tmp_path, only=only))

@@ -12,6 +12,7 @@ from typing import Any
 
 from protofed.analysis.tables import RULES
 from protofed.errors import ConfigError, unknown_name
+from protofed.experiments.batch import claim
 from protofed.files import write_text
 from protofed.reproduction.cells import SCALES
 from protofed.reproduction.judging import judged
@@ -45,9 +46,9 @@ def listing(scope: Scope, out: Path) -> list[str]:
             drawn = (out / "figures" / f"{paper.name}-figure{figure.number}-{scope.scale}.png").is_file()
             state = "drawn" if drawn else "not run"
             lines += _entry(f"{paper.name}/figure{figure.number}", state, figure.caption)
-        for claim in paper.claims:
-            judgement = judged(paper, claim, scope, find)
-            lines += _entry(f"{paper.name}/claim{claim.number}", scope.shown(judgement.verdict), claim.text)
+        for own in paper.claims:
+            judgement = judged(paper, own, scope, find)
+            lines += _entry(f"{paper.name}/claim{own.number}", scope.shown(judgement.verdict), own.text)
     return lines
 
 
@@ -106,6 +107,19 @@ def only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def check_kind(kind: str) -> None:
+    """Refuse a format that there is not, before hours of runs rather than after them.
+
+    Args:
+        kind: Format to print tables in.
+
+    Raises:
+        ConfigError: If it is no key of :data:`~protofed.reproduction.output.FORMATS`.
+    """
+    if kind not in FORMATS:
+        raise ConfigError(unknown_name("format", kind, FORMATS))
+
+
 def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
     """Write the files of what was reproduced and print it.
 
@@ -116,11 +130,12 @@ def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
         write: Prints a text.
 
     Raises:
-        ConfigError: If there is no such format.
+        ConfigError: If there is no such format, or the folder holds something else.
+        CheckpointError: If another version of the library wrote the folder.
         OutputError: If a file cannot be written.
     """
-    if kind not in FORMATS:
-        raise ConfigError(unknown_name("format", kind, FORMATS))
+    check_kind(kind)
+    claim(request.out)
     for name, why in found.missing.items():
         columns = sorted({" ".join(c) for s in found.sheets for c in s.columns_of(name)})
         about = f" (missing columns: {', '.join(columns)})" if columns else ""
@@ -145,12 +160,12 @@ def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
         place = ", ".join(map(str, paths)) or why
         write(f"{paper.name}/figure{figure.number}: {place}")
     details = "/claim" in request.target
-    for paper, claim, judgement in found.claims:
-        write("\n".join(claim_lines(paper, claim, judgement, request.scope, details=details)))
+    for paper, own, judgement in found.claims:
+        write("\n".join(claim_lines(paper, own, judgement, request.scope, details=details)))
     write_page(request.out / "report.html", found, request.scope, command)
     if found.waiting:
         write(f"Time is up: {found.waiting} runs are not finished; repeat the command to go on.")
     write(f"Files: {folder}; report: {request.out / 'report.html'}")
 
 
-__all__ = ["Request", "listing", "only", "reproduce", "scope", "show"]
+__all__ = ["Request", "check_kind", "listing", "only", "reproduce", "scope", "show"]

@@ -195,8 +195,9 @@ def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
             runs = figure_runs(paper, figure, seed, scope.scale, scope.overrides)
             wanted += [_Wanted(e, e.method, figure.models) for e in runs]
     check_method_options(scope.overrides, {want.experiment.method for want in wanted})
-    if request.run:
+    if request.run or figures:
         claim(request.out)
+    if request.run:
         _run(wanted, request, library, found, progress or Progress())
     for paper, figure in figures:
         paths, why = _drawn(paper, figure, request, library, found)
