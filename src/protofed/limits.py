@@ -29,6 +29,10 @@ CLIENTS = 2**20
 """Clients of a run."""
 FILE_NAME_BYTES = 255
 """Bytes of a file name that file systems allow."""
+SEEDS = 2**63
+"""What a seed stays below."""
+ROUNDS = 2**53
+"""What a number of rounds stays below."""
 REASON = 300
 """Characters of free text from another party."""
 

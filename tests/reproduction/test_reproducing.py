@@ -118,6 +118,12 @@ def test_an_option_of_some_methods_of_a_table_is_theirs_alone(tmp_path):
     assert values["local"] is None
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_no_run_can_have_is_refused_even_where_nothing_is_run(seed):
+    with pytest.raises(ConfigError, match=rf"seed must be an integer of at least 0.*, not {seed}"):
+        cli.scope("full", (0, seed), {})
+
+
 def test_an_unknown_rule_is_refused_in_one_line():
     assert cli.scope("full", (0,), {}, "head").rule == "head"
     with pytest.raises(ConfigError, match="--rule: unknown rule 'hed'"):

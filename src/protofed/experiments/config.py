@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from protofed import data, methods
+from protofed import data, limits, methods
 from protofed.data import DataOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
@@ -24,6 +24,7 @@ from protofed.privacy.secure_options import SecureOptions
 from protofed.reading import read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
 from protofed.runs import flat
+from protofed.runs.checks import is_count
 from protofed.training import LocalPlan, Schedule
 
 Tree = dict[str, Any]
@@ -435,10 +436,8 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     scalars = {n: tree.get(n, default) for n, default in SCALARS.items()}
     if seed is not None:
         scalars["seed"] = seed
-    for name in ("seed", "rounds"):
-        value = scalars[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < (name == "rounds"):
-            raise ConfigError(f"{name} must be an integer of at least {int(name == 'rounds')}, not {value!r}")
+    check_number("seed", scalars["seed"])
+    check_number("rounds", scalars["rounds"])
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
     method_name, method_options = _method(tree, method)
     partition = _table(tree, "partition")
@@ -452,6 +451,25 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         partition=partition_name,
         partition_options=build_options(kind.Options, partition, "partition"),
     )
+
+
+_RANGES = {"seed": (0, limits.SEEDS), "rounds": (1, limits.ROUNDS)}
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuse a seed or a number of rounds that the files of a run cannot have.
+
+    Args:
+        name: ``seed`` or ``rounds``.
+        value: Anything.
+
+    Raises:
+        ConfigError: If it is no integer, or is out of range.
+    """
+    least, most = _RANGES[name]
+    if not is_count(value, least, most):
+        below = f" and below 2**{most.bit_length() - 1}" if isinstance(value, int) and value >= most else ""
+        raise ConfigError(f"{name} must be an integer of at least {least}{below}, not {value!r}")
 
 
 @cache

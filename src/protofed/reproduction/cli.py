@@ -13,6 +13,7 @@ from typing import Any
 from protofed.analysis.tables import RULES
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.batch import claim
+from protofed.experiments.config import check_number
 from protofed.files import write_text
 from protofed.reproduction.cells import SCALES
 from protofed.reproduction.judging import judged
@@ -78,12 +79,14 @@ def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: 
         rule: Inference rule of accuracies; ``""`` for the paper's.
 
     Raises:
-        ConfigError: If there is no such scale or rule, or no or a repeated seed.
+        ConfigError: If there is no such scale or rule, or no, a repeated or an impossible seed.
     """
     if scale not in SCALES:
         raise ConfigError(unknown_name("scale", scale, SCALES))
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError("--seeds must name different seeds")
+    for seed in seeds:
+        check_number("seed", seed)
     if rule and rule not in RULES:
         raise ConfigError(f"--rule: {unknown_name('rule', rule, RULES)}")
     return Scope(scale, tuple(seeds), overrides, rule)
