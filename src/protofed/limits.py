@@ -29,10 +29,6 @@ CLIENTS = 2**20
 """Clients of a run."""
 FILE_NAME_BYTES = 255
 """Bytes of a file name that file systems allow."""
-SEEDS = 2**63
-"""What a seed stays below."""
-ROUNDS = 2**53
-"""What a number of rounds stays below."""
 REASON = 300
 """Characters of free text from another party."""
 
@@ -52,6 +48,7 @@ NETWORKS = 16
 LOSSES = 64
 """Terms of a loss."""
 ROUNDS = 10**6
+SEED = 2**63 - 1
 ORDER = 2**62
 """Number of a request."""
 JSON_CHARACTERS = 2**22

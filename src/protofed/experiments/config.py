@@ -453,7 +453,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     )
 
 
-_RANGES = {"seed": (0, limits.SEEDS), "rounds": (1, limits.ROUNDS)}
+_RANGES = {"seed": (0, limits.SEED), "rounds": (1, limits.ROUNDS)}
 
 
 def check_number(name: str, value: Any) -> None:
@@ -467,9 +467,8 @@ def check_number(name: str, value: Any) -> None:
         ConfigError: If it is no integer, or is out of range.
     """
     least, most = _RANGES[name]
-    if not is_count(value, least, most):
-        below = f" and below 2**{most.bit_length() - 1}" if isinstance(value, int) and value >= most else ""
-        raise ConfigError(f"{name} must be an integer of at least {least}{below}, not {value!r}")
+    if not is_count(value, least, most + 1):
+        raise ConfigError(f"{name} must be an integer of at least {least} and at most {most}, not {value!r}")
 
 
 @cache

@@ -61,8 +61,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: {name} should be a table")
     if not isinstance(config.get("method", {}).get("name"), str):
         raise CheckpointError(f"{path}: lacks [method] name: this is no resolved configuration")
-    seed, rounds = config.get("seed", 0), config.get("rounds", 1)
-    if not (is_count(seed, most=limits.SEEDS) and is_count(rounds, most=limits.ROUNDS)):
+    if not (is_count(config.get("seed", 0), most=limits.SEED + 1) and is_count(config.get("rounds", 1))):
         raise CheckpointError(f"{path}: seed and rounds should be whole numbers")
     for name, value in (("method.name", config["method"]["name"]), ("recipe", config.get("recipe", ""))):
         if not is_text(value):
