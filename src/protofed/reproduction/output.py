@@ -74,9 +74,10 @@ def facts_of(sheet: Sheet, command: str) -> Facts:
     expected = sum(1 for _ in sheet.all())
     scale = sheet.scope.scale
     images = sorted({r.images for r in results})
+    counts = " to ".join(f"{n:,}" for n in dict.fromkeys((images[0], images[-1]))) if images else ""
     notes = [
         f"{len(results)} of {expected} runs at scale {scale}, seeds {', '.join(map(str, sheet.scope.seeds))}"
-        + (f", {images[0]:,} to {images[-1]:,} images" if images else "")
+        + (f", {counts} images" if counts else "")
         + ".",
         f"Accuracy: {sheet.paper.metric}, {sheet.paper.metric_why}.",
         f"By rule {sheet.scope.rule}, which is not the paper's." if sheet.scope.rule else "",
