@@ -1,4 +1,4 @@
-"""What the methods of a comparison do not have in common, apart from being different methods.
+"""Remarks on a comparison: what exchanging gained, and what methods do not have in common.
 
 Everything is read from the resolved configurations and the clients' models, wherever a difference comes from.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from protofed.analysis.gain import gain, own_classes
 from protofed.formats import number
 from protofed.options import option_fields
 from protofed.runs import NOT_THE_METHODS, RunData, flat
@@ -21,14 +22,14 @@ LONGEST = 60
 
 
 def remarks(runs: Sequence[RunData]) -> list[str]:
-    """Return one line on hyperparameters and one on models, each if methods differ in them.
+    """Return lines on the gain from exchanging, and on hyperparameters and models if methods differ in them.
 
     Runs are compared with those of the same values along the axes of their comparison.
 
     Args:
         runs: The runs.
     """
-    return [line for line in (hyperparameters(runs), models(runs)) if line]
+    return [line for line in (gain(runs), own_classes(runs), hyperparameters(runs), models(runs)) if line]
 
 
 def hyperparameters(runs: Sequence[RunData]) -> str:

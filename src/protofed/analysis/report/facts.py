@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from protofed.analysis.style import rule_title
 from protofed.formats import area, duration, mean_std, number, percent, size
-from protofed.runs import TOLERANCE, RunData, by_label, read_text, rule_of, settled
+from protofed.runs import TOLERANCE, RunData, read_text, rule_of, settled
 from protofed.runs.trouble import first_trouble, ruin
 
 RULE_TEXTS = {
@@ -188,23 +188,6 @@ def beyond(runs: Sequence[RunData]) -> str:
     return (
         f"“All classes” is the accuracy of every client on the test samples of all clients together{alike}, after "
         "the last evaluated round; “unseen classes” is the part of them that the client has no training samples of."
-    )
-
-
-def alone_ahead(runs: Sequence[RunData]) -> str:
-    """Return why training alone can be ahead, and where accuracy on other classes is; "" if no method does."""
-    if all(run.outcome.communication.sent for run in runs if run.rounds) or len(by_label(runs)) < 2:
-        return ""
-    measured = any(outcome.unseen for run in runs for outcome in run.outcome.accuracy.values())
-    where = (
-        "the columns “All classes” and “Unseen classes” have it"
-        if measured
-        else "it was not measured here (evaluation.on=union does)"
-    )
-    return (
-        "Clients are tested on samples of their own classes, mostly few, so a method that sends nothing can be "
-        "ahead: its clients never have to tell those classes from others. What an exchange adds shows on classes "
-        f"that a client lacks; {where}."
     )
 
 
