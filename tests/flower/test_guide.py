@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
+import protofed
 from conftest import REPOSITORY
 from deployment import Programs, free_port, rounds_of, until
 
@@ -21,7 +22,7 @@ GUIDE = REPOSITORY / "docs" / "deployment.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORTS = ("18443", "9101", "9102", "9103")
 STAYS = ("flower-superlink", "flower-supernode")
-INSTALLS = "pip install 'protofed[flower]'"
+INSTALLS = f"uv build --wheel\npip install 'dist/protofed-{protofed.__version__}-py3-none-any.whl[flower]'"
 
 
 @dataclass
