@@ -210,13 +210,16 @@ def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str
     """
     open_names = [(site, tuple(n for n in names if settled.get(n) != n)) for site, names in sites]
     votes = Counter(names for _, names in open_names if names)  # many sites have the same names
-    holders: dict[str, set[Names]] = {}
-    for names in votes:
+    lists = list(votes)
+    holders: dict[str, set[int]] = {}
+    for place, names in enumerate(lists):
         for name in names:
-            holders.setdefault(name, set()).add(names)
-    number = {name: sum(votes[names] for names in held) for name, held in holders.items()}
-    odd = _spellings(holders, number)
-    forms = _abbreviations({name: held for name, held in holders.items() if name not in odd}, number)
+            holders.setdefault(name, set()).add(place)
+    sites_of = list(votes.values())
+    number = {name: sum(sites_of[place] for place in places) for name, places in holders.items()}
+    odd = _spellings(holders, lists, number)
+    rest = {name: places for name, places in holders.items() if name not in odd}
+    forms = _abbreviations(rest, lists, number)
     odd = {name: forms.get(usual, usual) for name, usual in odd.items()} | forms
     what, found = f"column {_shown(column)} has" if column else "has the classes", []
     for site, names in open_names:
@@ -236,8 +239,10 @@ def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str
     ]
 
 
-def _spellings(holders: Mapping[str, set[Names]], number: Mapping[str, int]) -> dict[str, str]:
-    """Return the usual spelling for every other one."""
+def _spellings(
+    holders: Mapping[str, set[int]], lists: Sequence[Names], number: Mapping[str, int]
+) -> dict[str, str]:
+    """Return the usual spelling for every other one; the arguments are those of :func:`_abbreviations`."""
     alike: dict[str, list[str]] = {}
     for name in holders:
         alike.setdefault(_folded(name), []).append(name)
@@ -245,7 +250,7 @@ def _spellings(holders: Mapping[str, set[Names]], number: Mapping[str, int]) -> 
     for names in alike.values():
         usual = max(names, key=lambda name: number[name])
         # A site with both letters, such as a and A, tells them apart.
-        if max(map(len, names)) > 1 or not any(set(names) <= set(own) for own in holders[usual]):
+        if max(map(len, names)) > 1 or not any(set(names) <= set(lists[place]) for place in holders[usual]):
             odd |= {name: usual for name in names if name != usual}
     return odd
 
@@ -256,21 +261,29 @@ def _folded(name: str) -> str:
     return _EMPTY.sub("", text) or text
 
 
-def _abbreviations(holders: Mapping[str, set[Names]], number: Mapping[str, int]) -> dict[str, str]:
+def _abbreviations(
+    holders: Mapping[str, set[int]], lists: Sequence[Names], number: Mapping[str, int]
+) -> dict[str, str]:
     """Return the usual form for every name that is an abbreviation, or has one that is more usual.
 
     Both forms may not occur at one site, or else all its names of one letter have to be abbreviations there. At
     least half of the names of some site have to be abbreviations, which ``A`` and ``AB`` or ``I`` and ``III`` of
     different sites are not taken for.
+
+    Args:
+        holders: Places in ``lists`` of the lists with each name.
+        lists: Different lists of names.
+        number: Number of sites that have each name.
     """
     pairs = _pairs(list(holders))
     found: dict[str, str] = {}
-    for names in dict.fromkeys(names for short in pairs for names in holders[short]):
+    for place in sorted(set().union(*(holders[short] for short in pairs))):
+        names = lists[place]
         own = {short: pairs[short] for short in names if short in pairs}
         apart = {short: long for short, long in own.items() if not holders[short] & holders[long]}
         if 2 * len(apart) >= len(names) and _telling(apart):
             found |= apart
-        within = {short: long for short, long in own.items() if len(short) == 1 and long in names}
+        within = {short: long for short, long in own.items() if len(short) == 1 and place in holders[long]}
         if 2 <= len(within) == sum(len(n) == 1 and n.isalpha() for n in names) and _telling(within):
             found |= within
     shorts, longs = (sum(number[name] for name in side) for side in (found.keys(), found.values()))

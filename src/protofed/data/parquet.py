@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +48,7 @@ def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Bu
             )
         tables.append(table)
     try:
-        return from_arrow(pa.concat_tables(tables), columns, where, budget)
+        return from_arrow(pa.concat_tables(tables), replace(columns, drop=()), where, budget)
     except DataError:
         raise
     except pa.ArrowException as error:
