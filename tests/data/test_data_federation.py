@@ -310,7 +310,7 @@ def test_bad_columns(federation):
     refused(federation, "north/train.parquet", "cannot identify the label column among image, target, label")
     refused(federation, "north/train.parquet", "did you mean 'label'", label_column="lable")
     write_parquet(path, [0], text=["word"])
-    refused(federation, "north/test.parquet", "holds no table, but .*north/train.parquet does")
+    refused(federation, "north/train.parquet", "holds a table, but .*north/test.parquet does not")
     write_parquet(path, [0, None], [png(), png()])
     refused(federation, "north/train.parquet", "column 'label' has no value in row 1")
     write_parquet(path, [0, 1], v=[[1.0], [1.0, 2.0]])

@@ -14,8 +14,9 @@ from pyarrow import csv
 
 from data.files import write_npz
 from protofed.data import DataOptions, Table, load, load_pool
+from protofed.data.comparing import Site, check, compare, merged
 from protofed.data.federation import load_client
-from protofed.data.tables import Moments, RawColumn, agree, fit, moments, own, pooled
+from protofed.data.tables import Moments, RawColumn, fit, moments, own, pooled
 from protofed.errors import ConfigError, DataError, ProtofedError
 from protofed.options import build_options
 
@@ -106,7 +107,7 @@ def test_the_index_of_a_data_frame_is_never_a_feature(tmp_path):
 
 
 def test_one_table_divided_by_a_column_of_ids(tmp_path):
-    text = "ward,age,patient,label\n" + "".join(f"{'ab'[i % 2]},{i},p{i},{i // 10}\n" for i in range(30))
+    text = "ward,age,patient,label\n" + "".join(f"{'ab'[i % 2]},{i * 7 % 20},p{i},{i // 10}\n" for i in range(30))
     (tmp_path / "t.csv").write_text(text)
     options = DataOptions(
         source="path", path=str(tmp_path / "t.csv"), clients=0, options={"id_column": "ward"}, drop=("patient",)
@@ -114,7 +115,9 @@ def test_one_table_divided_by_a_column_of_ids(tmp_path):
     data = load(options, "natural", None, 0)
     assert len(data.clients) == 2
     assert data.table.inputs == ("age",)
-    with pytest.raises(DataError, match=r"column 'patient' has 30 different values in 30 rows, like an identifier"):
+    with pytest.raises(
+        DataError, match=r"'patient' looks like an identifier.* data\.drop=patient .* data\.keep=patient"
+    ):
         load_pool(DataOptions(source="path", path=str(tmp_path / "t.csv"), options={"id_column": "ward"}), 0)
 
 
@@ -295,7 +298,7 @@ def test_a_table_from_elsewhere_is_read_strictly(change):
         (HEADER + rows(11) + "1e31,m,60,1\n", ["column 'age', row 11", "1e+31"]),
         (HEADER + rows(2) + "1,2\n", ["line 4: expected 4 columns, got 2"]),
         ("age,sex,label\n1,f,0\n2,m,1\n", ["lacks the column 'pulse'", "test.csv has"]),
-        ("age,sex,pulse,bmi,label\n1,f,60,20,0\n2,m,61,21,1\n", ["lacks the column 'bmi'"]),
+        ("age,sex,pulse,bmi,label\n1,f,60,20,0\n2,m,61,21,1\n", ["has the column 'bmi', which", "test.csv lacks"]),
         ("age,sex,pulse\n1,f,0\n", ["cannot identify the label column"]),
         (HEADER + rows(11) + "1,m,60,\n", ["column 'label' has no value in row 11"]),
         (HEADER.replace("pulse", "age") + rows(3), ["several columns have the same name"]),
@@ -331,7 +334,7 @@ def test_a_table_beside_arrays_is_refused(sites):
     for split in ("train", "test"):
         (sites / "clients" / "Köln" / f"{split}.csv").unlink()
         write_npz(sites / "clients" / "Köln" / f"{split}.npz", np.ones((3, 4)), [0, 1, 1])
-    refused(sites, "holds no table, but")
+    refused(sites, "train.csv and 1 more: holds a table, but", "Köln/train.npz does not")
 
 
 def test_a_series_of_another_length_is_refused(tmp_path):
@@ -341,15 +344,20 @@ def test_a_series_of_another_length_is_refused(tmp_path):
     refused(tmp_path, "b/train.npz: samples are float32 (2, 31), but those of", "(2, 30)")
 
 
+def sites_of(**columns):
+    return [Site(name, columns=(column,)) for name, column in columns.items()]
+
+
 def test_agreement_names_who_differs():
+    options = DataOptions()
     with pytest.raises(DataError, match="south: column 'a' holds categories, but numbers at north"):
-        agree([("north", (RawColumn("a"),)), ("south", (RawColumn("a", "category", ("x",)),))], {})
-    many = tuple(f"c{n:03}" for n in range(200))
-    more = tuple(f"d{n:03}" for n in range(200))
-    with pytest.raises(DataError, match="column 'a' has 400 categories over all sites"):
-        agree([(n, (RawColumn("a", "category", c),)) for n, c in (("north", many), ("south", more))], {})
-    unknown = agree([("north", (RawColumn("a", "unknown"),)), ("south", (RawColumn("a", "category", ("x",)),))], {})
-    assert unknown == (RawColumn("a", "category", ("x",)),)
+        check(sites_of(north=RawColumn("a"), south=RawColumn("a", "category", ("x",))), options)
+    many, more = (RawColumn("a", "category", tuple(f"{c}{n:03}" for n in range(200))) for c in "cd")
+    with pytest.raises(DataError, match="south: brings the categories of column 'a' to more than 256"):
+        check(sites_of(north=many, south=more), options)
+    unknown = sites_of(north=RawColumn("a", "unknown"), south=RawColumn("a", "category", ("x",)))
+    assert compare(unknown, options) == []
+    assert merged(unknown, options) == (RawColumn("a", "category", ("x",)),)
 
 
 def test_a_client_alone_has_its_own_columns(sites):

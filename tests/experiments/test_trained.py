@@ -352,8 +352,8 @@ def test_tables_by_columns(tmp_path):
     table.to_parquet(tmp_path / "t.parquet")
     assert run.predict("ann", tmp_path / "t.parquet").labels.tolist() == expected
     for wrong, message in (
-        (table[["a", "b"]], "2 numeric columns, but the model takes 4"),
-        (table.assign(a="x"), "column 'a' holds no numbers"),
+        (table[["a", "b"]], "2 columns, but the model takes 4"),
+        (table.assign(a="x"), "column 'a', row 0: 'x' is not a number"),
         (table.assign(b=[float("nan")] * 10), "row 0: column 'b' has no finite value"),
     ):
         with pytest.raises(DataError, match=message):

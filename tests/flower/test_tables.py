@@ -148,16 +148,16 @@ def test_clients_with_other_columns_are_left_out():
     chosen = experiment("fedproto", **MODEL, data__categories={"sex": ["m", "f"]})
     admission = admit(chosen, [*good, other, number, undeclared, none])
     assert [d.name for d in admission.clients] == ["a", "b", "c"]
-    assert (
-        admission.left_out["d"]
-        == "has other columns than most clients (age, ages): all sites need the same columns"
-    )
-    assert admission.left_out["e"] == "column 'sex' holds numbers, at most clients categories"
-    assert admission.left_out["f"] == "column 'sex' has the category 'q', not declared"
-    assert admission.left_out["g"] == "has no table: all sites need the same columns"
+    for name, problem in (
+        ("d", "lacks the column 'age', which a has: all sites need the same columns"),
+        ("e", "column 'sex' holds numbers, but categories at a"),
+        ("f", "column 'sex': unknown category 'q'"),
+        ("g", "holds no table, but a does"),
+    ):
+        assert admission.left_out[name].startswith(problem)
     many = [site(n, replace(sex, categories=tuple(f"{n}{i}" for i in range(200)))) for n in "ab"]
     assert admit(experiment("fedproto", **MODEL), many).left_out == {
-        "b": "brings the categories of 'sex' to more than 256"
+        "b": "brings the categories of column 'sex' to more than 256: leave it out by data.drop=sex"
     }
 
 
@@ -228,3 +228,74 @@ def test_what_the_federation_agreed_on_does_not_fit(sites):
     path.write_text(path.read_text().replace("sex", "gender"))
     with pytest.raises(DataError, match="lacks the column"):
         source.load(chosen, "ann", summary)
+
+
+def named(sites: Path, name: str, words: dict[str, str], column: int) -> None:
+    """Give the values of a column of one client other names."""
+    for split in ("train", "test"):
+        path = sites / "clients" / name / f"{split}.csv"
+        head, *lines = (line.split(",") for line in path.read_text().splitlines())
+        for line in lines:
+            line[column] = words.get(line[column], line[column])
+        path.write_text("\n".join(",".join(line) for line in [head, *lines]) + "\n")
+
+
+def test_names_of_sites_are_compared_before_training(sites, tmp_path):
+    """A site with other words for the same is left out with a proposal, which gives the numbers of a simulation."""
+    for name in ("ann", "bob", "Köln"):
+        named(sites, name, {"0": "healthy", "1": "benign", "2": "malignant"}, -1)
+    named(sites, "Köln", {"f": "Female", "m": "Male"}, 1)
+    named(sites, "Köln", {"healthy": "Healthy", "benign": "B", "malignant": "M"}, -1)
+    options = {"data__missing": "mean", "participation__min_clients": 2}
+    chosen = wanted("fedproto", sites, rounds=1, **options, **MODEL)
+    over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "run")
+    described = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert [client["name"] for client in described["clients"]] == ["ann", "bob"]
+    (left_out,) = described["left_out"]
+    assert left_out["client"] == "Köln"
+    for part in (
+        "column 'sex' has 'Female', 'Male' beside 'f', 'm'",
+        "has the classes 'B', 'Healthy', 'M' beside 'benign', 'healthy', 'malignant'",
+        'set data.categories.sex={Female = "f", Male = "m"}',
+        'set data.labels={B = "benign", Healthy = "healthy", M = "malignant"}',
+    ):
+        assert part in left_out["reason"]
+    with pytest.raises(DataError, match=r"Köln/train.csv and 1 more: column 'sex' has 'Female', 'Male'"):
+        load_federation(sites, chosen.data, PathOptions(), 0)
+    options |= {
+        "data__categories": {"sex": {"Female": "f", "Male": "m"}},
+        "data__labels": {"B": "benign", "Healthy": "healthy", "M": "malignant"},
+    }
+    chosen = wanted("fedproto", sites, rounds=1, **options, **MODEL)
+    local = locally(chosen, tmp_path / "a")
+    remote = over(FakeGrid(nodes_of(sites, tmp_path / "other")), chosen, tmp_path / "b")
+    assert local.rounds[0]["losses"] == remote.rounds[0]["losses"]
+    assert local.rounds[0]["accuracy"] == remote.rounds[0]["accuracy"]
+    here, there = (json.loads((tmp_path / d / "federation.json").read_text()) for d in "ab")
+    assert here["class_names"] == there["class_names"] == ["benign", "healthy", "malignant"]
+    assert here["table"] == there["table"]
+
+
+def test_an_identifier_is_refused_by_the_node_that_holds_it(sites):
+    path = sites / "clients" / "ann" / "train.csv"
+    head, *lines = path.read_text().splitlines()
+    rows = [f"{line},{10**6 + 7919 * i}" for i, line in enumerate(lines)]
+    path.write_text("\n".join([f"{head},patient_id", *rows]) + "\n")
+    path.with_name("test.csv").write_text(path.read_text())
+    with pytest.raises(DataError, match=r"column 'patient_id' looks like an identifier.* data.drop=patient_id"):
+        describe(sites, "ann", data__missing="mean")
+    marked = site("d", GOOD, SiteColumn("nr", "identifier"))
+    others = [site(n, GOOD, SiteColumn("nr", "number")) for n in "abc"]
+    admission = admit(experiment("fedproto", **MODEL), [*others, marked])
+    assert list(admission.left_out) == ["d"]
+
+
+def test_one_hostile_site_leaves_out_nobody_but_itself():
+    """Neither many spellings nor many abbreviations of one site outvote the others."""
+    names = ("benign", "malignant")
+    good = [Description(n, names, True, (3, 3), (1, 1), 0, (4,)) for n in "abc"]
+    odd = ("BENIGN", "Malignant", "B", "m\u200b", "ma", "benign.")
+    hostile = Description("x", odd, True, (1,) * 6, (1,) * 6, 0, (4,))
+    admission = admit(experiment("fedproto", **MODEL), [hostile, *good])
+    assert [d.name for d in admission.clients] == ["a", "b", "c"]
+    assert admission.left_out["x"].isprintable()

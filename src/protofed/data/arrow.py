@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -18,7 +18,7 @@ from protofed.data.checks import as_labels, check_names, check_sample
 from protofed.data.images import decode
 from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
-from protofed.data.typed import read_columns
+from protofed.data.typed import Renamed, read_columns
 from protofed.errors import DataError, unknown_name
 from protofed.limits import Budget
 from protofed.reading import parse_json
@@ -39,8 +39,10 @@ class Columns:
         channels: 1 for grey, 3 for RGB.
         resize: Side in pixels to which images are resized; 0 keeps the stored size.
         drop: Columns that are not read.
-        categories: Columns that hold categories whatever their type.
+        keep: Columns that are used although they look like identifiers.
+        categories: Columns that hold categories whatever their type, with names in place of others.
         missing: Whether missing values of tables are allowed.
+        labelled: Whether the samples have labels; else columns that are not read may be absent too.
     """
 
     image: str = ""
@@ -49,8 +51,10 @@ class Columns:
     channels: int = 0
     resize: int = 0
     drop: tuple[str, ...] = ()
-    categories: Collection[str] = ()
+    keep: tuple[str, ...] = ()
+    categories: Renamed = field(default_factory=dict)
     missing: bool = False
+    labelled: bool = True
 
     @classmethod
     def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
@@ -61,8 +65,8 @@ class Columns:
             id: Column of natural ids.
             resize: Side in pixels to which images are resized.
         """
-        missing = data.missing != "refuse"
-        return cls(data.image_column, data.label_column, id, 0, resize, data.drop, data.categories, missing)
+        fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
+        return cls(*names, 0, resize, data.drop, data.keep, data.renamed, fills)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Chosen:
     """The columns of one table that are read.
 
     Attributes:
-        label: Column of labels.
+        label: Column of labels; empty if the samples have none.
         id: Column of natural ids; empty if there is none.
         features: One column of encoded images or lists, or all columns of a table.
         encoded: Whether ``features`` is one column of encoded images.
@@ -105,12 +109,12 @@ def choose(schema: Any, columns: Columns, where: str) -> Chosen:
     if len(set(schema.names)) < len(schema.names):
         raise DataError(f"{where}: several columns have the same name among {_list(schema.names)}")
     hub = _hub_features(schema, where)
-    label = _label_column(schema.names, columns, hub, where)
-    if columns.id:
-        _has(schema.names, columns.id, "id", where)
-    for name in columns.drop:
-        _has(schema.names, name, "dropped", where)
-    left_out = {label, columns.id, *columns.drop, *_index(schema)}
+    label = _label_column(schema.names, columns, hub, where) if columns.labelled else ""
+    named = {"id": [columns.id] if columns.id else [], "dropped": columns.drop, "kept": columns.keep}
+    for role, names in named.items() if columns.labelled else ():
+        for name in names:
+            _has(schema.names, name, role, where)
+    left_out = {label or columns.label, columns.id, *columns.drop, *_index(schema)}
     rest = [c for c in schema.names if c not in left_out]
     image = columns.image or _image_column(schema, rest, where)
     if image:
@@ -124,10 +128,11 @@ def choose(schema: Any, columns: Columns, where: str) -> Chosen:
     listed = bool(image) and _is_list(schema.field(image).type)
     if listed:
         _check_numeric(image, schema.field(image).type, where)
-    names = hub.get(label, {}).get("names")
-    if names and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+    classes = hub.get(label, {}).get("names")
+    if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise DataError(f"{where}: class names in the metadata of {label!r} are not a list of names")
-    return Chosen(label, columns.id, features, encoded, listed, check_names(names, where) if names else None)
+    id = columns.id if columns.labelled else ""
+    return Chosen(label, id, features, encoded, listed, check_names(classes, where) if classes else None)
 
 
 def from_arrow(
@@ -149,7 +154,9 @@ def from_arrow(
         DataError: If columns are ambiguous, values are missing, or labels are invalid.
     """
     chosen = choose(table.schema, columns, where)
-    labels = as_labels(_values(table[chosen.label], where, chosen.label, budget), where, budget)
+    labels = np.zeros(len(table), np.int64)
+    if chosen.label:
+        labels = as_labels(_values(table[chosen.label], where, chosen.label, budget), where, budget)
     ids = _values(table[chosen.id], where, chosen.id, budget) if chosen.id else None
     if chosen.encoded:
         read = _EncodedImages(table[chosen.features[0]], columns, f"{where}: row ", budget)
@@ -157,8 +164,9 @@ def from_arrow(
     if chosen.listed:
         x = _numeric(table, chosen.features[0], where, budget)
         return Listing(labels, lambda rows: x[rows], where, chosen.classes, ids)
+    sources = files or [(where, len(table))]
     raw, kinds = read_columns(
-        table, chosen.features, columns.categories, columns.missing, files or [(where, len(table))], budget
+        table, chosen.features, columns.categories, columns.keep, columns.missing, sources, budget
     )
     return Listing(labels, lambda rows: raw[rows], where, chosen.classes, ids, kinds)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from protofed import claims, limits
+from protofed.data.comparing import Site, check
+from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
 from protofed.errors import DataError, unknown_name
 from protofed.limits import Budget
@@ -46,9 +48,10 @@ def as_labels(values: np.ndarray, where: str, budget: Budget) -> np.ndarray:
         if values.dtype.kind in "iub" or (values.dtype.kind == "f" and _whole(values, where)):
             return _numbered(values, where)
         if values.dtype.kind in "US":
-            return _named([_text(value, where) for value in values.tolist()], where, budget)
+            return _named([_text(value, where).strip() for value in values.tolist()], where, budget)
         if values.dtype.kind == "O" and all(isinstance(v, str) for v in values):
-            return _named(values.tolist(), where, budget) if len(values) else np.zeros(0, dtype=np.int64)
+            names = [value.strip() for value in values]
+            return _named(names, where, budget) if names else np.zeros(0, dtype=np.int64)
     raise DataError(
         f"{where}: labels are {values.dtype} of shape {values.shape}: expected whole numbers or names, "
         "one per sample"
@@ -125,31 +128,37 @@ def check_sample(size: int, where: str) -> None:
 
 
 def encode(
-    listings: Sequence[Listing], classes: int = 0, names: Sequence[str] = ()
+    listings: Sequence[Listing], data: DataOptions, names: Sequence[str] = ()
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Turn the labels of all listings into class numbers.
+    """Compare all listings with each other, and turn their labels into class numbers.
 
     Args:
         listings: Listings that are all labelled with integers, or all with class names.
-        classes: Number of classes ``K``; 0 derives it from ``names``, the names stored with the data, or the
-            largest label.
+        data: Data options of the run. The number of classes ``K`` is ``data.classes``; 0 derives it from ``names``,
+            the names stored with the data, or the largest label.
         names: Class names in order; if empty and the labels are names, their sorted union is used.
 
     Returns:
         One ``(n,)`` int64 tensor per listing, and the ``K`` class names.
 
     Raises:
-        DataError: If a label is outside ``0..K-1`` or not among the names, or the listings are inconsistent.
+        DataError: If a label is outside ``0..K-1`` or not among the names, the listings are inconsistent, or their
+            columns or names probably do not mean the same (see :func:`protofed.data.comparing.compare`).
     """
+    listings = [_renamed(item, data.labels) for item in listings]
+    check([_site(item) for item in listings if item.columns is not None or len(item)], data, names)
     named = [item for item in listings if item.labels.dtype.kind in "US"]
     if named and any(len(item) and item.labels.dtype.kind not in "US" for item in listings):
         other = next(item for item in listings if len(item) and item.labels.dtype.kind not in "US")
-        raise DataError(f"{other.where}: numbered labels, but {named[0].where} has class names: use one kind")
+        raise DataError(
+            f"{other.where}: numbered labels, but {named[0].where} has class names: use one kind, or set "
+            'data.labels={0 = "…", 1 = "…"}'
+        )
     if named:
         listings, names = _number(listings, names)
     known = tuple(names) or _common_names(listings)
     largest = max((int(item.labels.max()) for item in listings if len(item)), default=-1)
-    K = classes or len(known) or largest + 1
+    K = data.classes or len(known) or largest + 1
     if K > limits.CLASSES:
         raise DataError(f"{listings[0].where}: {K} classes in all: at most {limits.CLASSES} are allowed")
     for item in listings:
@@ -180,6 +189,20 @@ def check_classes(listings: Sequence[Listing], labels: Sequence[Tensor]) -> None
             f"{listings[0].where}: the label column is constant (all samples are {str(value)!r}): set "
             "data.label_column"
         )
+
+
+def _renamed(listing: Listing, names: Mapping[str, str]) -> Listing:
+    """Return a listing with class names in place of those in the data; numbers of classes may have some too."""
+    values, inverse = np.unique(listing.labels, return_inverse=True)
+    new = [names.get(str(value), value) for value in values.tolist()]
+    if new == values.tolist():
+        return listing
+    return replace(listing, labels=np.array(list(map(str, new)))[inverse], class_names=None)
+
+
+def _site(listing: Listing) -> Site:
+    classes = np.unique(listing.labels).tolist() if listing.labels.dtype.kind in "US" else ()
+    return Site(listing.where, tuple(classes), listing.columns)
 
 
 def _number(listings: Sequence[Listing], names: Sequence[str]) -> tuple[list[Listing], tuple[str, ...]]:

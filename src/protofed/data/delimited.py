@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,22 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
         tables.append(table)
         if sum(map(len, tables)) > limits.SAMPLES:
             raise DataError(f"{file}: more than {limits.SAMPLES} rows in all")
-    joined = pa.concat_tables(tables)
-    typed = [_typed(column) for column in joined.columns]
     sources = [(str(file), len(table)) for file, table in zip(files, tables, strict=True)]
-    return from_arrow(pa.table(typed, names=joined.column_names), columns, where, budget, sources)
+    return from_arrow(_typed(pa.concat_tables(tables), columns.categories), columns, where, budget, sources)
+
+
+def parse_csv(path: Path, texts: Collection[str], budget: Budget) -> Any:
+    """Return a file as a ``pyarrow.Table`` with a type for each column, as :func:`read_csv` reads it.
+
+    Args:
+        path: CSV file in UTF-8 with a header.
+        texts: Columns that stay text.
+        budget: Memory budget charged for the file.
+
+    Raises:
+        DataError: If the file is unreadable or too large.
+    """
+    return _typed(_table(path, budget), texts)
 
 
 def _table(path: Path, budget: Budget) -> Any:
@@ -115,7 +127,16 @@ def _with_points(column: Any) -> Any:
     return pc.replace_substring_regex(column, r"^([+-]?\d+),(\d+)([eE][+-]?\d+)?$", r"\1.\2\3")
 
 
-def _typed(column: Any) -> Any:
+def _typed(table: Any, texts: Collection[str]) -> Any:
+    """Return a table of texts with a type for each column except those that stay text."""
+    import pyarrow as pa
+
+    names = table.column_names
+    typed = [c if n in texts else _typed_column(c) for n, c in zip(names, table.columns, strict=True)]
+    return pa.table(typed, names=names)
+
+
+def _typed_column(column: Any) -> Any:
     """Return a text column as integers, numbers or truth values if all its values are, or else as it is."""
     import pyarrow as pa
 

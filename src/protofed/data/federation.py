@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: i
     budget = data.budget()
     parts = [_Part(f.name, split, item) for f in folders for split, item in _open(f, data, options, budget)]
     listings = [p.listing for p in parts]
-    labels, class_names = checks.encode(listings, data.classes, _class_names(root))
+    labels, class_names = checks.encode(listings, data, _class_names(root))
     checks.check_classes(listings, labels)
     chosen = _choose(parts, labels, data.samples, seed)
     x = [checks.features(part.listing, rows) for part, rows in zip(parts, chosen, strict=True)]
@@ -131,7 +131,8 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     options = resolve_options(PathOptions, data.options if data.source == "path" else None, "data.options")
     parts = [_Part(folder.name, split, item) for split, item in _open(folder, data, options, data.budget())]
     listings = [part.listing for part in parts]
-    labels, class_names = checks.encode(listings, len(classes) or data.classes, classes)
+    counted = replace(data, classes=len(classes) or data.classes)
+    labels, class_names = checks.encode(listings, counted, classes)
     x, columns, notes = raw_parts(listings, [checks.features(i, torch.arange(len(i))) for i in listings], data)
     samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
     client = _client(folder, samples, data, seed)
@@ -174,10 +175,9 @@ def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget)
 def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Budget) -> Listing:
     if path.suffix == ".npz":
         return read_npz(path, budget)
-    if path.suffix == ".parquet":
-        return read_parquet([path], Columns.of(data, "", options.resize), str(path), budget)
-    if path.suffix == ".csv":
-        return read_csv([path], Columns.of(data, "", options.resize), str(path), budget)
+    if path.suffix in (".parquet", ".csv"):
+        read = read_csv if path.suffix == ".csv" else read_parquet
+        return read([path], Columns.of(data, "", options.resize), str(path), budget)
     return read_class_folders(path, budget, options.resize, path.parent)
 
 

@@ -103,7 +103,7 @@ def _listing(data: DataOptions, seed: int) -> tuple[Listing, Tensor, tuple[str, 
     listing = opened.listing(data.source) if isinstance(opened, Pool) else opened
     if listing.columns is not None and data.source != "path":  # files are read without them
         listing = _without(listing, listing.columns, data.drop)
-    (y,), class_names = checks.encode([listing], data.classes)
+    (y,), class_names = checks.encode([listing], data)
     return listing, y, class_names
 
 

@@ -39,9 +39,13 @@ class DataOptions(Options):
     classes: int = option(0, "number of classes K (0 = as the data say)", least=0, most=limits.CLASSES)
     image_column: str = option("", "column with the images or features ('' = detect)")
     label_column: str = option("", "column with the labels ('' = detect)")
+    labels: dict[str, str] = option({}, 'class names in place of those in the data: {M = "malignant"}')
     drop: tuple[str, ...] = option((), "columns of a table that are not read, e.g. patient")
+    keep: tuple[str, ...] = option((), "columns of a table that are used although they look like identifiers")
     categories: dict[str, Any] = option(
-        {}, 'columns of a table that hold categories, with these in order ([] = all that occur): {"ward": [1, 2]}'
+        {},
+        "columns of a table that hold categories, with these in order ([] = all that occur), or with names in "
+        'place of others: {ward = [1, 2], sex = {f = "female"}}',
     )
     missing: Missing = option(
         "refuse", "missing values of a table: an error | the mean (no category) | also an input that says so"
@@ -65,10 +69,30 @@ class DataOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, values in self.categories.items():
-            if not isinstance(values, (list, tuple)) or len(set(map(category, values))) < len(values):
+            if isinstance(values, Mapping):
+                _check_renames(values, f"categories.{name}")
+            elif not isinstance(values, (list, tuple)) or len(set(map(category, values))) < len(values):
                 raise ValueError(
-                    f"categories.{name} must be a list of different categories, or [] for all that occur"
+                    f"categories.{name} must be a list of different categories, [] for all that occur, or a table "
+                    "of names in place of others"
                 )
+        _check_renames(self.labels, "labels")
+
+    @property
+    def declared(self) -> dict[str, tuple[str, ...]]:
+        """Categories in order, by column, of the columns that may have no others."""
+        lists = {name: values for name, values in self.categories.items() if not isinstance(values, Mapping)}
+        return {name: tuple(map(category, values)) for name, values in lists.items() if values}
+
+    @property
+    def renamed(self) -> dict[str, dict[str, str]]:
+        """Categories in place of others, by each column that holds categories whatever its type."""
+        return {
+            name: {category(old): category(new) for old, new in values.items()}
+            if isinstance(values, Mapping)
+            else {}
+            for name, values in self.categories.items()
+        }
 
     def standardised(self, table: bool) -> Standardise:
         """Return whose training samples standardise the data, given whether they are a table."""
@@ -79,6 +103,15 @@ class DataOptions(Options):
     def budget(self) -> Budget:
         """Return the memory budget of all loaded data together."""
         return Budget(self.max_gb or memory_gb() / 2)
+
+
+def _check_renames(names: Mapping[Any, Any], what: str) -> None:
+    """Check that names are given in place of others, once and not in chains."""
+    if not all(isinstance(name, str) and name.strip() for name in (*names, *names.values())):
+        raise ValueError(f'{what} must give names in place of others, such as {{M = "malignant"}}')
+    for new in names.values():
+        if names.get(new, new) != new:
+            raise ValueError(f"{what}: {new!r} is both a name and given another: give each name its last one")
 
 
 def memory_gb() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,12 +39,7 @@ def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Bu
     tables: list[Any] = []
     first: list[str] = []
     for file in files:
-        try:
-            table, names = _table(file, columns, budget, sum(map(len, tables)))
-        except DataError:
-            raise
-        except _damage() as error:
-            raise DataError(f"{file}: not a readable parquet file ({type(error).__name__})") from None
+        table, names = parse_parquet(file, columns, budget, sum(map(len, tables)))
         first = first or names
         if names != first:
             raise DataError(
@@ -52,7 +48,7 @@ def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Bu
             )
         tables.append(table)
     try:
-        return from_arrow(pa.concat_tables(tables), columns, where, budget)
+        return from_arrow(pa.concat_tables(tables), replace(columns, drop=()), where, budget)
     except DataError:
         raise
     except pa.ArrowException as error:
@@ -68,8 +64,27 @@ def _damage() -> tuple[type[Exception], ...]:
     return (pa.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 
 
+def parse_parquet(path: Path, columns: Columns, budget: Budget, before: int = 0) -> tuple[Any, list[str]]:
+    """Return the needed columns of a file as a ``pyarrow.Table``, and the names of all.
+
+    Args:
+        path: Parquet file.
+        columns: The columns the user asked for.
+        budget: Memory budget charged for the columns that are read.
+        before: Number of rows of earlier files of the data set.
+
+    Raises:
+        DataError: If the file is unreadable or too large, or the columns are ambiguous.
+    """
+    try:
+        return _table(path, columns, budget, before)
+    except DataError:
+        raise
+    except _damage() as error:
+        raise DataError(f"{path}: not a readable parquet file ({type(error).__name__})") from None
+
+
 def _table(path: Path, columns: Columns, budget: Budget, before: int) -> tuple[Any, list[str]]:
-    """Return the needed columns and the names of all; ``before`` rows were read from earlier files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from torch import Tensor
 
 from protofed.data import checks
+from protofed.data.comparing import Site, check, merged
 from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
-from protofed.data.tables import RawColumn, Table, agree, fit, moments, own, recode
+from protofed.data.tables import RawColumn, Table, fit, moments, own, recode
 from protofed.errors import ConfigError, DataError
 from protofed.samples import ClientData, FederatedData, Samples
 
@@ -54,8 +55,7 @@ def raw_parts(
     """
     named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
     if any(item.columns is not None for item in listings):
-        filled = [item for item in listings if item.columns is not None or len(item)]
-        agreed = agree([(item.where, item.columns) for item in filled], data.categories)
+        agreed = merged([Site(item.where, columns=item.columns) for item in listings], data)
         for name in data.categories.keys() - {column.name for column in agreed}:
             raise ConfigError(f"data.categories.{name}: {listings[0].where} has no such column among its features")
         recoded = [
@@ -63,9 +63,10 @@ def raw_parts(
             for item, (where, value) in zip(listings, named, strict=True)
         ]
         return checks.same_shape(recoded), agreed, ()
-    if data.categories or data.drop or data.missing != "refuse":
+    if data.categories or data.drop or data.keep or data.missing != "refuse":
         raise ConfigError(
-            f"data.categories, data.drop and data.missing are for tables, and {listings[0].where} is none"
+            f"data.categories, data.drop, data.keep and data.missing are for tables, and {listings[0].where} is "
+            "none"
         )
     named, grey = checks.same_mode(named)
     notes = colour_note([*(name for item in listings for name in item.converted), *grey])
@@ -125,7 +126,10 @@ def prepare_alone(
         federated = federated.map(partial(_coloured, next(iter(agreed.input_shape), 0)))
         federated = replace(federated, input_shape=tuple(federated.clients[0].train.x.shape[1:]))
     else:
-        common = agree([("the federation", table.raw), (str(where), columns)], _vocabularies(table))
+        sites = [Site("the federation", columns=table.raw), Site(str(where), columns=columns)]
+        given = replace(data, categories={c.name: c.categories for c in table.columns if c.categories})
+        check(sites, given)
+        common = merged(sites, given)
         federated = federated.map(lambda s: Samples(recode(s.x, columns, common), s.y))
         client = federated.clients[0]
         client = _prepared(client, own(table, moments(client.train.x)))
@@ -145,10 +149,6 @@ def _prepared(client: ClientData, table: Table) -> ClientData:
     assert train is not None
     assert test is not None
     return replace(client, train=train, test=test, validation=validation, table=table)
-
-
-def _vocabularies(table: Table) -> dict[str, tuple[str, ...]]:
-    return {column.name: column.categories for column in table.columns if column.categories}
 
 
 def _coloured(channels: int, samples: Samples) -> Samples:

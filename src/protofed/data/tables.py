@@ -8,6 +8,7 @@ agree on the columns (:func:`agree`), sum up their training samples (:func:`mome
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -21,12 +22,14 @@ from protofed.errors import DataError, unknown_name
 
 Standardise = Literal["none", "site", "federated"]
 Missing = Literal["refuse", "mean", "indicator"]
-Kind = Literal["number", "category", "unknown"]
+Kind = Literal["number", "category", "identifier", "unknown"]
 
 _CONSTANT = 1e-12
 """Standard deviation relative to the mean up to which a column is constant: what rounding leaves of none."""
 _SHOWN = 8
 """Columns that a note names."""
+_DECIMAL = re.compile(r"[+-]?\d{1,99}(\.\d{0,99})?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class RawColumn:
 
     Attributes:
         name: Name of the column.
-        kind: ``number``; ``category``; or ``unknown`` if no value is present.
+        kind: ``number``; ``category``; ``identifier`` if its values hardly repeat; ``unknown`` if it has none.
         categories: Names of the categories, in the order of their numbers.
     """
 
@@ -143,13 +146,20 @@ class Table:
         """Return the shape of a sample's inputs, given that of a raw sample."""
         return (len(self.inputs), *raw[1:])
 
-    def encode(self, columns: Mapping[str, Sequence[Any]], where: str = "table", unknown: bool = False) -> Tensor:
+    def encode(
+        self,
+        columns: Mapping[str, Sequence[Any]],
+        where: str = "table",
+        unknown: bool = False,
+        renamed: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> Tensor:
         """Return raw values ``(n, C)`` float64 of named columns, such as those of a data frame.
 
         Args:
             columns: Values of each column by name, of equal length; None or NaN is missing. Others are ignored.
             where: What error messages begin with.
             unknown: Whether a category may be unknown: it is then none of the column's.
+            renamed: Categories in place of others, by column (``data.categories``).
 
         Raises:
             DataError: If a column is missing, a number is none, or a category is unknown and must not be.
@@ -157,7 +167,8 @@ class Table:
         for column in self.columns:
             if column.name not in columns:
                 raise DataError(f"{where}: lacks the column {column.name!r}; it has {', '.join(map(str, columns))}")
-        found = [_encoded(c, list(columns[c.name]), where, unknown) for c in self.columns]
+        names = renamed or {}
+        found = [_encoded(c, list(columns[c.name]), where, unknown, names.get(c.name, {})) for c in self.columns]
         return torch.from_numpy(np.column_stack(found))
 
     def to_dict(self) -> dict[str, Any]:
@@ -230,7 +241,7 @@ class TableInputs(nn.Module):
 def _column(item: object) -> Column:
     fields = claims.mapping(item, "column", Column.__dataclass_fields__)
     raw = raw_column(fields["name"], fields["kind"], fields["categories"])
-    if raw.kind == "unknown":
+    if raw.kind not in ("number", "category"):
         raise ValueError(f"column {raw.name}: must be number or category")
     mean, fill = (claims.number(fields[n], n, -2 * limits.LARGEST, limits.LARGEST) for n in ("mean", "fill"))
     scale = claims.number(fields["scale"], "scale", 0.0, limits.LARGEST)
@@ -256,8 +267,10 @@ def raw_column(name: object, kind: object, categories: object) -> RawColumn:
     return RawColumn(claims.class_name(name), chosen, names)
 
 
-def _encoded(column: Column, values: list[Any], where: str, unknown: bool) -> np.ndarray:
-    codes = {name: float(code) for code, name in enumerate(column.categories)}
+def _encoded(
+    column: Column, values: list[Any], where: str, unknown: bool, renamed: Mapping[str, str]
+) -> np.ndarray:
+    codes = {category(name): float(code) for code, name in enumerate(column.categories)}
     found = np.full(len(values), np.nan)
     for row, value in enumerate(values):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
@@ -265,12 +278,13 @@ def _encoded(column: Column, values: list[Any], where: str, unknown: bool) -> np
         at = f"{where}: column {column.name!r}, row {row}"
         if column.kind == "category":
             name = category(value)
+            name = renamed.get(name, name)
             if name not in codes and not unknown:
                 raise DataError(f"{at}: {unknown_name('category', name, codes)}")
             found[row] = codes.get(name, len(codes))
             continue
         try:
-            found[row] = float(value)
+            found[row] = float(value if not isinstance(value, str) or is_number(value) else "text")
         except (TypeError, ValueError):
             raise DataError(f"{at}: {str(value)[:40]!r} is not a number") from None
         if not abs(found[row]) <= limits.LARGEST:
@@ -278,11 +292,20 @@ def _encoded(column: Column, values: list[Any], where: str, unknown: bool) -> np
     return found
 
 
+def is_number(text: str) -> bool:
+    """Return whether a text is a decimal number, in the form that CSV files have."""
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
 def category(value: object) -> str:
-    """Return a value as the name of a category: a whole number without decimals, text without outer spaces."""
+    """Return a value as the name of a category: text without outer spaces; 1 for 1.0 and 01, too."""
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         value = int(value)
-    return str(value).strip()
+    text = str(value).strip()
+    if not _DECIMAL.fullmatch(text):
+        return text
+    whole, _, decimals = text.partition(".")
+    return repr(float(text)) if decimals.strip("0") else str(int(whole))
 
 
 @dataclass(frozen=True)
@@ -366,70 +389,6 @@ def site_column(item: object) -> SiteColumn:
         claims.number(fields["mean"], "mean", -2 * limits.LARGEST, limits.LARGEST),
         squares,
     )
-
-
-def agree(
-    sites: Sequence[tuple[str, tuple[RawColumn, ...] | None]], declared: Mapping[str, Sequence[object]]
-) -> tuple[RawColumn, ...]:
-    """Return the columns that several files or sites have in common.
-
-    Args:
-        sites: Name of each file or site in error messages, and its columns; None if it holds no table, which at
-            least one does.
-        declared: Categories of columns by name; empty for all that occur.
-
-    Returns:
-        The columns in the order of the first site; the categories of a column as declared, or else the sorted union
-        of those that the sites have.
-
-    Raises:
-        DataError: If a site has other columns or kinds, or a category that is not declared.
-    """
-    home, first = next((where, columns) for where, columns in sites if columns is not None)
-    for where, columns in sites:
-        if columns is None:
-            raise DataError(f"{where}: holds no table, but {home} does: use one form for all clients")
-        for mine, theirs, at, by in ((columns, first, where, home), (first, columns, home, where)):
-            if lacking := next((c.name for c in theirs if c.name not in {m.name for m in mine}), None):
-                raise DataError(
-                    f"{at}: lacks the column {lacking!r}, which {by} has: all sites need the same columns "
-                    "(data.drop leaves some out)"
-                )
-    by_name = [(where, {c.name: c for c in columns or ()}) for where, columns in sites]
-    return tuple(_agreed(name.name, [(w, own[name.name]) for w, own in by_name], declared) for name in first)
-
-
-def _agreed(
-    name: str, sites: Sequence[tuple[str, RawColumn]], declared: Mapping[str, Sequence[object]]
-) -> RawColumn:
-    known = [(where, column) for where, column in sites if column.kind != "unknown"]
-    if not known:
-        return RawColumn(name)
-    home, like = known[0]
-    words = {"number": "numbers", "category": "categories"}
-    for where, column in known:
-        if column.kind != like.kind:
-            raise DataError(
-                f"{where}: column {name!r} holds {words[column.kind]}, but {words[like.kind]} at {home}: "
-                f"correct it, or declare categories by data.categories.{name}=[]"
-            )
-    if like.kind == "number":
-        return RawColumn(name)
-    order = tuple(map(category, declared.get(name, ())))
-    for where, column in known if order else ():
-        for value in column.categories:
-            if value not in order:
-                raise DataError(
-                    f"{where}: column {name!r}: {unknown_name('category', value, order)} (data.categories.{name} "
-                    "lists them)"
-                )
-    order = order or tuple(sorted({value for _, column in known for value in column.categories}))
-    if len(order) > limits.CATEGORIES:
-        raise DataError(
-            f"{home}: column {name!r} has {len(order)} categories over all sites, more than {limits.CATEGORIES}: "
-            f"leave it out by data.drop={name}"
-        )
-    return RawColumn(name, "category", order)
 
 
 def recode(raw: Tensor, own: tuple[RawColumn, ...], agreed: tuple[RawColumn, ...]) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,26 +11,47 @@ import torch
 from torch import Tensor
 
 from protofed import claims, limits
-from protofed.data.tables import RawColumn, category
+from protofed.data.tables import RawColumn, category, is_number
 from protofed.errors import DataError
 from protofed.limits import Budget
 
 Files = Sequence[tuple[str, int]]
 """Name and number of rows of each file that a table was read from."""
 
+Renamed = Mapping[str, Mapping[str, str]]
+"""Columns that hold categories whatever their type, with names in place of others."""
+
 _FEW = 20
-"""Categories up to which a text column may have one in every second row without being taken for identifiers."""
+"""Different values that are a few: no more categories than a person would read through."""
+_LEAST = 10
+"""Values below which nothing is taken for an identifier."""
+_REPEATS = 10
+"""Expected repetitions whose absence is no coincidence: its probability is below e^-10."""
+_THING = "(case|participant|patient|person|proband|record|row|sample|specimen|subject)"
+_COUNTED = rf"({_THING}|account|admission|chart|donor|encounter|insurance|phone|visit)"
+_NAMED = re.compile(
+    rf"(.* )?(guid|id|identifier|ids|mrn|pid|ssn|uid|uuid)( .*)?|{_THING}|idx|nr|number|\w+(nr|nummer)"
+    rf"|(.* )?{_COUNTED} ?(id|idx|index|key|nbr|no|nr|num|number)"
+)
+"""Names of identifiers, as words in lower case."""
 
 
 def read_columns(
-    table: Any, names: Sequence[str], declared: Collection[str], missing: bool, files: Files, budget: Budget
+    table: Any,
+    names: Sequence[str],
+    renamed: Renamed,
+    keep: Collection[str],
+    missing: bool,
+    files: Files,
+    budget: Budget,
 ) -> tuple[Tensor, tuple[RawColumn, ...]]:
     """Return the columns of a table as raw values.
 
     Args:
         table: A ``pyarrow.Table``.
         names: Columns to read.
-        declared: Columns that hold categories whatever their type; text always does.
+        renamed: Columns that hold categories whatever their type; text always does.
+        keep: Columns that are used although they look like identifiers.
         missing: Whether values may be missing.
         files: Name and number of rows of each file of the table, for error messages.
         budget: Memory budget charged for the result.
@@ -50,11 +72,11 @@ def read_columns(
             claims.class_name(name)
         except ValueError as error:
             raise DataError(f"{where}: a column cannot be used ({error}): rename it, or set data.drop") from None
-        values, column = _read(table[name], name, name in declared, files)
+        values, column = _read(table[name], name, renamed.get(name), name in keep, files)
         raw[:, number] = values
         columns.append(column)
         absent = np.flatnonzero(np.isnan(values))
-        if len(absent) and not missing:
+        if len(absent) and not missing and column.kind != "identifier":
             raise DataError(
                 f"{_at(files, name, absent[0])} has no value: fill it in, or set data.missing=mean or indicator"
             )
@@ -70,7 +92,9 @@ def _at(files: Files, name: str, row: int) -> str:
     return f"{files[number][0]}: column {name!r}, row {row}"
 
 
-def _read(column: Any, name: str, declared: bool, files: Files) -> tuple[np.ndarray, RawColumn]:
+def _read(
+    column: Any, name: str, renamed: Mapping[str, str] | None, keep: bool, files: Files
+) -> tuple[np.ndarray, RawColumn]:
     import pyarrow as pa
 
     kind = column.type
@@ -80,11 +104,33 @@ def _read(column: Any, name: str, declared: bool, files: Files) -> tuple[np.ndar
     if pa.types.is_null(kind):
         return np.full(len(column), np.nan), RawColumn(name, "unknown")
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not text and not declared:
-        return _numbers(column, name, files), RawColumn(name)
     if not text:
-        _numbers(column, name, files)  # refuses other types
-    return _categories(column, name, declared, files)
+        values = _numbers(column, name, files)  # refuses other types
+        if renamed is None:
+            identifier = not keep and _identifies(name, values[~np.isnan(values)])
+            return values, RawColumn(name, "identifier" if identifier else "number")
+    return _categories(column, name, renamed, keep, files)
+
+
+def _identifies(name: str, values: np.ndarray) -> bool:
+    """Return whether values identify samples rather than describe them; there are no missing ones.
+
+    Whole numbers and texts of a name such as ``patient_id`` do if more than a few of them, or more than half,
+    differ. Other texts do if both hold. Other whole numbers do if they do not repeat although chance would repeat
+    them: of n values in a range of R, n (n - 1) / 2R pairs or more are expected to be equal, whatever their
+    distribution.
+    """
+    n, text = len(values), values.dtype.kind == "U"
+    if n < _LEAST or (not text and (values % 1).any()):
+        return False
+    distinct = len(np.unique(values))
+    words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[^\W\dA-Z_])(?=[A-Z])", " ", name))
+    if _NAMED.fullmatch(" ".join(words).casefold()):
+        return distinct > min(_FEW, n / 2)
+    if text or distinct <= n / 2:
+        return text and distinct > max(_FEW, n / 2)
+    repeats = n * (n - 1) / 2 / float(values.max() - values.min() + 1)
+    return bool(repeats >= _REPEATS and n - distinct <= repeats / (2 * _REPEATS))
 
 
 def _numbers(column: Any, name: str, files: Files) -> np.ndarray:
@@ -105,24 +151,28 @@ def _numbers(column: Any, name: str, files: Files) -> np.ndarray:
     return values
 
 
-def _categories(column: Any, name: str, declared: bool, files: Files) -> tuple[np.ndarray, RawColumn]:
+def _categories(
+    column: Any, name: str, renamed: Mapping[str, str] | None, keep: bool, files: Files
+) -> tuple[np.ndarray, RawColumn]:
     encoded = column.combine_chunks().dictionary_encode()
     # Different values may have one name, such as 1 and 1.0, or texts that differ in outer spaces.
     named = [category(value) if value == value else "" for value in encoded.dictionary.to_pylist()]
+    named = [(renamed or {}).get(text, text) for text in named]
     indices = encoded.indices.to_numpy(zero_copy_only=False)
     absent = np.isnan(indices.astype(np.float64))
     indices = np.where(absent, 0, indices).astype(np.int64)
     absent |= np.array([not text for text in named] or [True])[indices]
-    if not declared:
+    if renamed is None:
         _check_no_numbers(named, indices, absent, name, files)
     order = tuple(sorted({text for text in named if text}))
-    present = int((~absent).sum())
     if not order:
         return np.full(len(column), np.nan), RawColumn(name, "unknown")
-    if len(order) > limits.CATEGORIES or (not declared and len(order) > max(_FEW, present / 2)):
+    if renamed is None and not keep and _identifies(name, np.array(named)[indices[~absent]]):
+        return np.zeros(len(column)), RawColumn(name, "identifier")
+    if len(order) > limits.CATEGORIES:
         raise DataError(
-            f"{files[0][0]}: column {name!r} has {len(order)} different values in {present} rows, like an "
-            f"identifier: leave it out by data.drop={name}"
+            f"{files[0][0]}: column {name!r} has {len(order)} different texts, more than {limits.CATEGORIES}: "
+            f"leave it out by data.drop={name}"
         )
     for text in order:
         try:
@@ -139,7 +189,7 @@ def _check_no_numbers(
     named: Sequence[str], indices: np.ndarray, absent: np.ndarray, name: str, files: Files
 ) -> None:
     """Refuse text among numbers: a column of which more than half of the values are numbers."""
-    numeric = np.array([_is_number(text) for text in named] or [False])[indices] & ~absent
+    numeric = np.array([is_number(text) for text in named] or [False])[indices] & ~absent
     odd = ~numeric & ~absent
     if odd.any() and numeric.sum() > odd.sum():
         row = int(np.flatnonzero(odd)[0])
@@ -147,11 +197,3 @@ def _check_no_numbers(
             f"{_at(files, name, row)}: text {named[indices[row]][:40]!r} in a column of numbers: correct it, or "
             f"declare categories by data.categories.{name}=[]"
         )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

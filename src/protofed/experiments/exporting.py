@@ -127,7 +127,7 @@ def _samples(trained: TrainedClient) -> Tensor:
         part = samples[:, i]
         codes = torch.randint(0, max(1, len(c.categories)), part.shape, generator=source)
         samples[:, i] = codes if c.kind == "category" else part * c.scale + c.mean
-    if trained.fills:
+    if trained.data.missing != "refuse":
         samples[torch.rand(shape, generator=source) < 0.1] = torch.nan
     return samples
 

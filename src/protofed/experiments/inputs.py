@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,13 @@ import torch
 from torch import Tensor
 
 from protofed import limits
-from protofed.data.arrow import INDEX, LABEL_NAMES
+from protofed.data.arrow import INDEX, LABEL_NAMES, Columns, choose, from_arrow
+from protofed.data.delimited import parse_csv
 from protofed.data.folders import visible
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.npz import read_npz
+from protofed.data.parquet import parse_parquet
+from protofed.data.tables import Column, Table
 from protofed.errors import DataError
 from protofed.limits import Budget
 from protofed.models import Classifier
@@ -47,7 +51,7 @@ def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:
     if isinstance(given, (str, Path)):
         return torch.cat([samples for _, samples in from_files([Path(given)], trained, resize)])
     if hasattr(given, "select_dtypes"):
-        return _from_table(given, trained, "the table")
+        return _from_table({str(name): given[name].tolist() for name in given.columns}, trained, "the table")
     if hasattr(given, "convert") and hasattr(given, "getbands"):
         return _from_picture(given, classifier, resize)
     if isinstance(given, (list, tuple)) and given and not _is_number(given[0]):
@@ -83,7 +87,7 @@ def from_files(
         elif path.suffix.lower() in SUFFIXES:
             yield [(str(path), None)], _from_image(path, classifier, resize, budget)
         elif path.suffix.lower() in TABLES:
-            samples = _from_table(_read_table(path), trained, str(path))
+            samples = _from_table_file(path, trained, resize)
             yield [(str(path), row) for row in range(len(samples))], samples
         elif path.suffix.lower() == ".npz":
             samples = _stored(_from_npz(path, budget), trained, str(path))
@@ -112,18 +116,16 @@ def _stored(x: Tensor, trained: TrainedClient, where: str) -> Tensor:
     if tuple(x.shape[1:]) != raw or x.is_complex():
         found, wanted = "×".join(map(str, x.shape)), "×".join(map(str, raw))
         raise DataError(f"{where}: of shape {found}, but the run has samples of {wanted}")
-    return _completed(x.double(), trained, where)
+    return _completed(x.double(), trained.table, trained, where)
 
 
-def _completed(raw: Tensor, trained: TrainedClient, where: str) -> Tensor:
+def _completed(raw: Tensor, table: Table, trained: TrainedClient, where: str) -> Tensor:
     """Return raw samples as models take them; missing values are refused unless the run filled them in."""
-    assert trained.table is not None
-    bad = raw.isinf() if trained.fills else ~raw.isfinite()
+    bad = ~raw.isfinite() if trained.data.missing == "refuse" else raw.isinf()
     if bad.any():
         row, column = bad.nonzero()[0, :2].tolist()
-        name = trained.table.columns[column].name
-        raise DataError(f"{where}: row {row}: column {name!r} has no finite value")
-    return trained.table.apply(raw)
+        raise DataError(f"{where}: row {row}: column {table.columns[column].name!r} has no finite value")
+    return table.apply(raw)
 
 
 def _shaped(x: Tensor, classifier: Classifier, where: str) -> Tensor:
@@ -160,38 +162,50 @@ def _typed(x: Tensor, classifier: Classifier, where: str) -> Tensor:
     )
 
 
-def _from_table(table: Any, trained: TrainedClient, where: str) -> Tensor:
-    """Return the columns of a pandas table by their names; where the run knows none, the numeric ones in order."""
-    if trained.table is not None:
-        by_name = {str(name): table[name].tolist() for name in table.columns}
-        raw = trained.table.encode(by_name, where, trained.embeds)
-        _warn(trained, by_name, raw, where)
-        return _completed(raw, trained, where)
-    classifier = trained.classifier
-    wanted = int(np.prod(classifier.input_shape))
-    chosen = table.drop(columns=[c for c in table.columns if str(c).startswith("__index_level_")])
-    labels = [c for c in chosen.columns if c in LABEL_NAMES]
-    if len(labels) == 1 and len(chosen.columns) == wanted + 1:
-        chosen = chosen.drop(columns=labels)
-    numeric = chosen.select_dtypes(["number", "bool"])
-    if left := [str(c) for c in chosen.columns if c not in numeric.columns]:
-        raise DataError(f"{where}: column {left[0]!r} holds no numbers: drop it")
-    if numeric.shape[1] != wanted:
-        raise DataError(
-            f"{where}: {numeric.shape[1]} numeric columns, but the model takes {wanted}, in the order of training"
-        )
-    values = np.array(numeric.to_numpy(np.float32))  # pandas may hand out what must not be written
-    rows, columns = np.nonzero(~np.isfinite(values))
-    if len(rows):
-        raise DataError(f"{where}: row {rows[0]}: column {str(numeric.columns[columns[0]])!r} has no finite value")
-    return _shaped(torch.from_numpy(values).reshape(-1, *classifier.input_shape), classifier, where)
+def _from_table_file(path: Path, trained: TrainedClient, resize: int) -> Tensor:
+    """Return the samples of a file as the run read its own: a table, or a column of images or lists."""
+    id = trained.data.options.get("id_column", "") if isinstance(trained.data.options, dict) else ""
+    columns = replace(Columns.of(trained.data, id, 0), labelled=False)
+    budget, where = Budget(_BUDGET_GB), str(path)
+    if path.suffix.lower() == ".csv":
+        texts = [column.name for column in trained.table.columns if column.categories] if trained.table else []
+        table = parse_csv(path, texts, budget)
+    else:
+        table, _ = parse_parquet(path, columns, budget)
+    chosen = choose(table.schema, columns, where)
+    if chosen.encoded:
+        _check_pictures(trained.classifier, where)
+        columns = replace(columns, resize=resize, channels=trained.classifier.input_shape[0])
+    if chosen.encoded or chosen.listed:
+        listing = from_arrow(table, columns, where, budget)
+        return _stored(listing.read(torch.arange(len(listing))), trained, where)
+    return _from_table({name: table[name].to_pylist() for name in chosen.features}, trained, where)
+
+
+def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, where: str) -> Tensor:
+    """Return the columns of a table by their names; where the run knows none, all but a label's in their order."""
+    if (table := trained.table) is not None:
+        raw = table.encode(columns, where, trained.embeds, trained.data.renamed)
+        _warn(trained, columns, raw, where)
+        return _completed(raw, table, trained, where)
+    wanted = int(np.prod(trained.classifier.input_shape))
+    names = [name for name in columns if not INDEX.fullmatch(name)]
+    labels = [name for name in names if name in LABEL_NAMES]
+    if len(labels) == 1 and len(names) == wanted + 1:
+        names.remove(labels[0])
+    if len(names) != wanted:
+        raise DataError(f"{where}: {len(names)} columns, but the model takes {wanted}, in the order of training")
+    table = Table("none", tuple(map(Column, names)))
+    x = _completed(table.encode(columns, where), table, trained, where)
+    return _shaped(x.reshape(-1, *trained.classifier.input_shape), trained.classifier, where)
 
 
 def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: str) -> None:
     """Warn of columns that the run did not have, and of categories; a label and an index are expected."""
     assert trained.table is not None
-    names = {column.name for column in trained.table.columns} | {*LABEL_NAMES, *trained.left_out}
-    others = [name for name in columns if name not in names and not INDEX.fullmatch(name)]
+    data = trained.data
+    expected = {column.name for column in trained.table.columns} | {*LABEL_NAMES, data.label_column, *data.drop}
+    others = [name for name in columns if name not in expected and not INDEX.fullmatch(name)]
     if others:
         few = ", ".join(map(repr, others[:_SHOWN])) + ", …" * (len(others) > _SHOWN)
         warnings.warn(f"{where}: columns that the run did not have are not used: {few}", stacklevel=5)
@@ -199,20 +213,6 @@ def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: st
     if number := sum(int(rows.sum()) for rows in at):
         what = "value takes" if number == 1 else "values take"
         warnings.warn(f"{where}: {number} {what} the place of unknown categories", stacklevel=5)
-
-
-def _read_table(path: Path) -> Any:
-    import pandas as pd
-
-    try:
-        if path.stat().st_size > limits.RUN_FILE_BYTES:
-            raise ValueError(f"has more than {limits.RUN_FILE_BYTES} bytes")
-        return pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
-    except Exception as error:  # pandas and pyarrow raise many types for a damaged file
-        why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DataError(f"{path}: cannot be read ({why})") from None
 
 
 def _from_npz(path: Path, budget: Budget) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from protofed import runs
-from protofed.data import Table
+from protofed.data import DataOptions, Table
 from protofed.data.tables import TableInputs
 from protofed.errors import CheckpointError, ConfigError, DataError, unknown_name
 from protofed.experiments.architectures import Architecture, FederationSummary
@@ -89,8 +89,7 @@ class TrainedClient:
         main_rule: Inference rule of the run's headline numbers.
         resize: Side in pixels to which the run scaled its images; 0 for none.
         table: Preparation of the client's samples, if they were a table or standardised; else None.
-        fills: Whether the run filled in missing values.
-        left_out: Columns of the run's tables that are no inputs: those dropped, of labels and of clients.
+        data: Data options of the run.
     """
 
     name: str
@@ -101,8 +100,7 @@ class TrainedClient:
     main_rule: str
     resize: int = 0
     table: Table | None = None
-    fills: bool = False
-    left_out: tuple[str, ...] = ()
+    data: DataOptions = field(default_factory=DataOptions)
 
     @property
     def embeds(self) -> bool:
@@ -217,9 +215,7 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
         model, run.class_names, stored.input_shape, eight_bit=stored.eight_bit, table=taken
     ).eval()
     data = builder.experiment.data
-    options = data.options
-    identifiers = [options.get("id_column")] if isinstance(options, dict) else []
-    resize = options.get("resize", 0) if isinstance(options, dict) else 0
+    resize = data.options.get("resize", 0) if isinstance(data.options, dict) else 0
     return TrainedClient(
         name,
         classifier.requires_grad_(False),
@@ -229,8 +225,7 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
         runs.main_rule(builder.method.rules, builder.experiment.evaluation.rule),
         resize if type(resize) is int else 0,
         table,
-        data.missing != "refuse",
-        (*data.drop, *(str(n) for n in (data.label_column, *identifiers) if n)),
+        data,
     )
 
 

@@ -7,12 +7,13 @@ exclude the others by being different.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import partial
 
 from protofed import claims, limits, methods, models
-from protofed.data.tables import Table, category
+from protofed.data.comparing import Finding, Site, compare, majority, told
+from protofed.data.tables import Table
 from protofed.errors import ConfigError
 from protofed.experiments.architectures import (
     Architecture,
@@ -26,8 +27,6 @@ from protofed.experiments.architectures import (
 from protofed.experiments.config import Experiment
 from protofed.flower.messages import Description
 from protofed.flower.summary import described_federation
-
-T = TypeVar("T", bound=Hashable)
 
 
 @dataclass
@@ -65,7 +64,7 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
         ConfigError: If the experiment itself does not suit the method, whatever the clients are.
     """
     admission = Admission(list(descriptions))
-    for check in (_settings, _counts, _tables, _shapes):
+    for check in (_settings, _counts, partial(_sites, chosen=chosen), _shapes):
         admission.drop(check(experiment, admission.clients))
     order, unfit = class_order(admission.clients, chosen, experiment.data.classes or limits.CLASSES)
     admission.classes = order
@@ -74,20 +73,6 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
     admission.drop(_models(experiment, admission.clients, order))
     admission.clients.sort(key=lambda d: (d.place, d.name))
     return admission
-
-
-def majority(values: Iterable[T], preferred: T | None = None) -> T:
-    """Return the most frequent value.
-
-    Args:
-        values: At least one value.
-        preferred: The value to return if it is among several that are equally frequent; otherwise the first one is
-            returned.
-    """
-    votes = Counter(values)
-    most = max(votes.values())
-    first = [value for value, n in votes.items() if n == most]
-    return preferred if preferred is not None and preferred in first else first[0]
 
 
 def class_order(
@@ -208,37 +193,18 @@ def _shapes(experiment: Experiment, descriptions: Sequence[Description]) -> dict
     }
 
 
-def _tables(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:
-    """Refuse clients whose columns differ from the majority's, or bring too many categories."""
-    if not any(d.table is not None for d in descriptions):
-        return {}
-    unfit: dict[str, str] = {}
-    usual = majority(_names(d) for d in descriptions)
-    for d in descriptions:
-        if (own := _names(d)) != usual:
-            odd = sorted({*(own or ())} ^ {*(usual or ())})
-            names = ", ".join(claims.clean(name, 40) for name in odd[:5])
-            what = "no table" if own is None else f"other columns than most clients ({names})"
-            unfit[d.name] = f"has {what}: all sites need the same columns"
-    kinds = {
-        name: majority(kinds) if (kinds := _kinds(descriptions, name, unfit)) else "unknown" for name in usual or ()
-    }
-    categories: dict[str, set[str]] = {name: set() for name in usual or ()}
-    for d in descriptions:
-        for column in d.table or () if d.name not in unfit else ():
-            union = categories[column.name].union(column.categories)
-            shown, declared = claims.clean(column.name, 40), experiment.data.categories.get(column.name, ())
-            beyond = set(column.categories) - set(map(category, declared)) if declared else ()
-            if column.kind not in ("unknown", kinds[column.name]):
-                usually = _WORDS[kinds[column.name]]
-                unfit[d.name] = f"column {shown!r} holds {_WORDS[column.kind]}, at most clients {usually}"
-            elif beyond:
-                unfit[d.name] = f"column {shown!r} has the category {claims.clean(min(beyond), 80)!r}, not declared"
-            elif len(union) > limits.CATEGORIES:
-                unfit[d.name] = f"brings the categories of {shown!r} to more than {limits.CATEGORIES}"
-            else:
-                categories[column.name] = union
-    return unfit
+def _sites(
+    experiment: Experiment, descriptions: Sequence[Description], chosen: Sequence[str] = ()
+) -> dict[str, str]:
+    """Refuse clients whose columns or names differ from those of most others though they probably mean the same."""
+    sites = [
+        Site(d.name, d.classes if d.named else (), d.table and tuple(column.raw for column in d.table))
+        for d in descriptions
+    ]
+    unfit: dict[str, list[Finding]] = {}
+    for finding in compare(sites, experiment.data, chosen):
+        unfit.setdefault(finding.site, []).append(finding)
+    return {name: claims.clean(told(findings, named=False), 2 * limits.REASON) for name, findings in unfit.items()}
 
 
 def _labels(descriptions: Sequence[Description]) -> dict[str, str]:
@@ -254,19 +220,6 @@ def _labels(descriptions: Sequence[Description]) -> dict[str, str]:
     value = claims.clean(str(held[0]), 80)
     why = f"the label column is constant (all samples of all clients are {value!r}): set data.label_column"
     return {d.name: why for d in descriptions}
-
-
-_WORDS = {"number": "numbers", "category": "categories", "unknown": "nothing"}
-
-
-def _names(description: Description) -> tuple[str, ...] | None:
-    return None if description.table is None else tuple(sorted(column.name for column in description.table))
-
-
-def _kinds(descriptions: Sequence[Description], name: str, unfit: Mapping[str, str]) -> list[str]:
-    """Return the kinds of a column at the clients that fit so far and have any value of it."""
-    columns = (c for d in descriptions if d.name not in unfit for c in d.table or () if c.name == name)
-    return [column.kind for column in columns if column.kind != "unknown"]
 
 
 def _models(

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from protofed import claims, limits
 from protofed.data import DataOptions, Table
+from protofed.data.comparing import Site, merged
 from protofed.data.preparing import colour_note
-from protofed.data.tables import agree, fit
+from protofed.data.tables import fit
 from protofed.errors import PayloadError
 from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.flower.messages import Description, Scored
@@ -158,7 +159,7 @@ def _table(descriptions: Sequence[Description], data: DataOptions) -> Table | No
     stated = [(d.name, d.table) for d in descriptions if d.table is not None]
     if not stated:
         return None
-    columns = agree([(name, tuple(c.raw for c in own)) for name, own in stated], data.categories)
+    columns = merged([Site(name, columns=tuple(c.raw for c in own)) for name, own in stated], data)
     by_name = [{c.name: c.moments for c in own} for _, own in stated]
     sums = [[own[column.name] for column in columns] for own in by_name]
     return fit(columns, sums, data.standardised(table=True), data.missing)

@@ -1,0 +1,359 @@
+"""Comparison of files or sites before training: their columns, and names that probably mean the same.
+
+Sites are compared by what they state, without a sample, so that files in one place and sites of a network are held
+to the same rules. Different classes or categories alone are no finding.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from protofed import claims, limits
+from protofed.data.options import DataOptions
+from protofed.data.tables import Kind, RawColumn
+from protofed.errors import DataError, unknown_name
+
+T = TypeVar("T", bound=Hashable)
+Names = tuple[str, ...]
+
+_SHOWN = 5
+"""Findings, or values of one finding, that a message shows."""
+_SEPARATOR = r"""[\s_'"()\[\]:;/\\]+"""
+_HYPHEN = r"[-\u2010-\u2015]"
+_EMPTY = re.compile(
+    rf"(?<!\d){_SEPARATOR}|{_SEPARATOR}(?!\d)|[.,](?!\d)|(?<=[^\W\d_]){_HYPHEN}(?=\w)|(?<=\d){_HYPHEN}(?=[^\W\d_])"
+)
+"""Characters without a meaning of their own; between digits (``5-10``) or at an end (``A-``) they may have one."""
+_ROMAN = re.compile("x{0,3}(ix|iv|v?i{0,3})")
+_WORDS: dict[Kind, str] = {"number": "numbers", "category": "categories"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a file or site states of its data.
+
+    Attributes:
+        name: Name in messages.
+        classes: Names of the classes of its samples; empty if they are numbered.
+        columns: Columns of its table; None if it holds none.
+    """
+
+    name: str
+    classes: Names = ()
+    columns: tuple[RawColumn, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is probably wrong with the data of one site.
+
+    Attributes:
+        site: Name of the site.
+        column: Name of the column; "" for the label, or for the table as a whole.
+        values: The values concerned, if any.
+        problem: The problem in words.
+        advice: What would be right, in words, unless ``renames`` says it or the column is an identifier.
+        renames: Proposed names in place of those that the site has.
+        identifier: Whether the column looks like an identifier.
+    """
+
+    site: str
+    column: str
+    values: Names
+    problem: str
+    advice: str = ""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    identifier: bool = False
+
+
+def check(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> None:
+    """Refuse sites whose data differ though they should not; the arguments are those of :func:`compare`.
+
+    Raises:
+        DataError: If there is any finding; the message has the first few, and what to set.
+    """
+    if findings := compare(sites, data, classes):
+        raise DataError(told(findings))
+
+
+def told(findings: Sequence[Finding], named: bool = True) -> str:
+    """Return findings and their remedies in one line.
+
+    Args:
+        findings: At least one finding.
+        named: Whether to name the sites.
+    """
+    groups: dict[str, list[str]] = {}
+    remedies: dict[str, None] = {}
+    renames: dict[str, dict[str, str]] = {}
+    for f in findings:
+        groups.setdefault(f.problem, []).append(claims.clean(f.site))
+        renames.setdefault(_option(f.column), {}).update(f.renames)
+        if f.advice:
+            remedies[f.advice] = None
+    if columns := dict.fromkeys(claims.clean(f.column, 80) for f in findings if f.identifier):
+        few = ",".join(list(columns)[:_SHOWN])
+        remedies[f"set data.drop={few} to leave identifiers out, or data.keep={few} to use them"] = None
+    for option, names in renames.items():
+        few = ", ".join(f"{_key(odd)} = {_quoted(usual)}" for odd, usual in list(names.items())[: 2 * _SHOWN])
+        remedies |= {f"set {option}={{{few}}}": None} if names else {}
+    parts = [
+        (f"{sites[0]}{f' and {len(sites) - 1} more' * (len(sites) > 1)}: " if named else "") + problem
+        for problem, sites in groups.items()
+    ]
+    more = f"; and {len(parts) - _SHOWN} more" * (len(parts) > _SHOWN)
+    return f"{'; '.join(parts[:_SHOWN])}{more}: {'; '.join(list(remedies)[:_SHOWN])}"
+
+
+def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> list[Finding]:
+    """Return what is probably wrong with the data of sites, each finding for a site that differs from most.
+
+    These are: other columns, or another kind of column; identifiers; categories that are not declared; names in
+    several spellings (``Benign``, ``BENIGN``); abbreviations of names of other sites (``M`` and ``B`` beside
+    ``malignant`` and ``benign``); and numbers where all others have words. Ties go to the first site.
+
+    Args:
+        sites: The sites, in order of arrival.
+        data: Data options of the run. A name that they map to itself is meant as it is.
+        classes: Names of all classes; if given, those of the sites are not compared.
+    """
+    found = []
+    if any(site.columns is not None for site in sites):
+        names = [None if s.columns is None else frozenset(c.name for c in s.columns) for s in sites]
+        usual = majority(names)
+        home = claims.clean(sites[names.index(usual)].name)
+        found = [_other_columns(s, own, usual, home) for s, own in zip(sites, names, strict=True) if own != usual]
+        fitting = [(s.name, s.columns) for s, own in zip(sites, names, strict=True) if s.columns and own == usual]
+        by_name: dict[str, list[tuple[str, RawColumn]]] = {}
+        for site, columns in fitting:
+            for column in columns:
+                by_name.setdefault(column.name, []).append((site, column))
+        for held in by_name.values():
+            found += _column(held, data)
+    if not classes:
+        found += _names("", [(site.name, site.classes) for site in sites if site.classes], data.labels)
+    return found
+
+
+def majority(values: Iterable[T], preferred: T | None = None) -> T:
+    """Return the most frequent value.
+
+    Args:
+        values: At least one value.
+        preferred: The value to return if it is among several that are equally frequent; otherwise the first one is
+            returned.
+    """
+    votes = Counter(values)
+    most = max(votes.values())
+    first = [value for value, n in votes.items() if n == most]
+    return preferred if preferred is not None and preferred in first else first[0]
+
+
+def _other_columns(site: Site, own: frozenset[str] | None, usual: frozenset[str] | None, home: str) -> Finding:
+    if own is None or usual is None:
+        what = f"holds no table, but {home} does" if own is None else f"holds a table, but {home} does not"
+        return Finding(site.name, "", (), what, "use one form for all clients")
+    odd = sorted(usual - own or own - usual)
+    has = ("lacks", "has") if usual - own else ("has", "lacks")
+    what = f"{has[0]} the column {_listed(odd)}, which {home} {has[1]}"
+    return Finding(site.name, odd[0], (), what, "all sites need the same columns (data.drop leaves some out)")
+
+
+def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[Finding]:
+    """Return the findings for a column that all sites have."""
+    kinds = {kind: n for kind, n in Counter(column.kind for _, column in sites).items() if kind != "unknown"}
+    if kinds.keys() <= {"number"}:
+        return []
+    name, usual = sites[0][1].name, max(kinds, key=lambda kind: kinds[kind])
+    where, option = f"column {_shown(name)}", _option(name)
+    found, known, rest = [], set[str](), []
+    declared = data.declared.get(name, ())
+    for site, column in sites:
+        values, advice, identifier = (), "", "identifier" in (column.kind, usual)
+        if identifier:
+            what = f"{where} looks like an identifier, as its values hardly repeat"
+        elif column.kind not in ("unknown", usual):
+            home = next(other for other, own in sites if own.kind == usual)
+            what = f"{where} holds {_WORDS[column.kind]}, but {_WORDS[usual]} at {claims.clean(home)}"
+            advice = f'correct it, or declare categories by {option}=[], or rename them by {option}={{0 = "no"}}'
+        elif declared and (values := tuple(sorted(set(column.categories) - set(declared)))):
+            what = f"{where}: {unknown_name('category', claims.clean(values[0], 80), declared)}"
+            advice = f"{option} lists them"
+        elif len(known.union(column.categories)) > limits.CATEGORIES:
+            what = f"brings the categories of {where} to more than {limits.CATEGORIES}"
+            advice = f"leave it out by data.drop={claims.clean(name, 80)}"
+        else:
+            known |= set(column.categories)
+            rest.append((site, column.categories))
+            continue
+        found.append(Finding(site, name, values, what, advice, identifier=identifier))
+    return found if declared else found + _names(name, rest, data.renamed.get(name, {}))
+
+
+# Names of classes and categories.
+
+
+def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str, str]) -> list[Finding]:
+    """Return the findings for the names of classes (``column`` is "") or of the categories of a column.
+
+    Args:
+        column: Name of the column.
+        sites: Name and names of each site.
+        settled: Names in place of others; those in place of themselves are not compared.
+    """
+    open_names = [(site, tuple(n for n in names if settled.get(n) != n)) for site, names in sites]
+    votes = Counter(names for _, names in open_names if names)  # many sites have the same names
+    lists = list(votes)
+    holders: dict[str, set[int]] = {}
+    for place, names in enumerate(lists):
+        for name in names:
+            holders.setdefault(name, set()).add(place)
+    sites_of = list(votes.values())
+    number = {name: sum(sites_of[place] for place in places) for name, places in holders.items()}
+    odd = _spellings(holders, lists, number)
+    rest = {name: places for name, places in holders.items() if name not in odd}
+    forms = _abbreviations(rest, lists, number)
+    odd = {name: forms.get(usual, usual) for name, usual in odd.items()} | forms
+    what, found = f"column {_shown(column)} has" if column else "has the classes", []
+    for site, names in open_names:
+        if own := {name: odd[name] for name in names if name in odd}:
+            problem = f"{what} {_listed(list(own))} beside {_listed(sorted(set(own.values())))}"
+            found.append(Finding(site, column, tuple(own), problem, renames=own))
+    digits = {names: {name.isdecimal() for name in names} for names in votes}
+    if found or any(len(kinds) > 1 for kinds in digits.values()) or len(set().union(*digits.values())) < 2:
+        return found
+    usual = majority(min(digits[names]) for _, names in open_names if names)
+    home = next(names for names in votes if usual in digits[names])
+    advice = f'name them alike, as by {_option(column)}={{0 = "no"}}'
+    return [
+        Finding(site, column, names, f"{what} {_listed(names)} where others have {_listed(home)}", advice)
+        for site, names in open_names
+        if names and usual not in digits[names]
+    ]
+
+
+def _spellings(
+    holders: Mapping[str, set[int]], lists: Sequence[Names], number: Mapping[str, int]
+) -> dict[str, str]:
+    """Return the usual spelling for every other one; the arguments are those of :func:`_abbreviations`."""
+    alike: dict[str, list[str]] = {}
+    for name in holders:
+        alike.setdefault(_folded(name), []).append(name)
+    odd = {}
+    for names in alike.values():
+        usual = max(names, key=lambda name: number[name])
+        # A site with both letters, such as a and A, tells them apart.
+        if max(map(len, names)) > 1 or not any(set(names) <= set(lists[place]) for place in holders[usual]):
+            odd |= {name: usual for name in names if name != usual}
+    return odd
+
+
+def _folded(name: str) -> str:
+    """Return a form that names share if they differ only in case, spaces or punctuation."""
+    text = unicodedata.normalize("NFKC", name).casefold().strip()
+    return _EMPTY.sub("", text) or text
+
+
+def _abbreviations(
+    holders: Mapping[str, set[int]], lists: Sequence[Names], number: Mapping[str, int]
+) -> dict[str, str]:
+    """Return the usual form for every name that is an abbreviation, or has one that is more usual.
+
+    Both forms may not occur at one site, or else all its names of one letter have to be abbreviations there. At
+    least half of the names of some site have to be abbreviations, which ``A`` and ``AB`` or ``I`` and ``III`` of
+    different sites are not taken for.
+
+    Args:
+        holders: Places in ``lists`` of the lists with each name.
+        lists: Different lists of names.
+        number: Number of sites that have each name.
+    """
+    pairs = _pairs(list(holders))
+    found: dict[str, str] = {}
+    for place in sorted(set().union(*(holders[short] for short in pairs))):
+        names = lists[place]
+        own = {short: pairs[short] for short in names if short in pairs}
+        apart = {short: long for short, long in own.items() if not holders[short] & holders[long]}
+        if 2 * len(apart) >= len(names) and _telling(apart):
+            found |= apart
+        within = {short: long for short, long in own.items() if len(short) == 1 and place in holders[long]}
+        if 2 <= len(within) == sum(len(n) == 1 and n.isalpha() for n in names) and _telling(within):
+            found |= within
+    shorts, longs = (sum(number[name] for name in side) for side in (found.keys(), found.values()))
+    first = next((name for name in holders if name in found or name in found.values()), "")
+    reverse = shorts > longs or (shorts == longs and first in found)
+    return {long: short for short, long in found.items()} if reverse else found
+
+
+def _pairs(names: Sequence[str]) -> dict[str, str]:
+    """Return the only other name that each name abbreviates: as its initial, its beginning, or by its initials."""
+    forms = {_folded(name): name for name in names}
+    ordered = sorted(forms)
+    initials: dict[str, set[str]] = {}
+    for name in names:
+        words = re.findall(r"[^\W_]+", name.casefold())
+        initials.setdefault("".join(word[0] for word in words) if len(words) > 1 else "", set()).add(name)
+    pairs = {}
+    for short, name in forms.items():
+        at = bisect_right(ordered, short)
+        begun = [form for form in ordered[at : at + 2] if form.startswith(short) and not _ROMAN.fullmatch(form)]
+        longer = {forms[form] for form in begun if len(short) == 1 or forms[form].isalpha()}
+        longer |= initials.get(short, set()) - {name}
+        if short.isalpha() and len(longer) == 1:
+            pairs[name] = longer.pop()
+    return pairs
+
+
+def _telling(pairs: Mapping[str, str]) -> bool:
+    """Return whether pairs can be no coincidence: an initial, initials of words, or the beginnings of two words."""
+    strong = [short for short, long in pairs.items() if len(long) > 2]
+    return len(strong) > 1 or any(len(short) == 1 or not pairs[short].isalpha() for short in strong)
+
+
+# Agreement.
+
+
+def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
+    """Return the columns of sites without findings, in the order of the first site.
+
+    Args:
+        sites: The sites.
+        data: Data options of the run. The categories of a column are those that they declare, or else the sorted
+            union of those that the sites have.
+    """
+    tables = [{column.name: column for column in site.columns} for site in sites if site.columns is not None]
+    columns = []
+    for name in tables[0]:
+        held = [table[name] for table in tables]
+        union = {value for column in held for value in column.categories}
+        kind: Kind = "category" if any(column.kind == "category" for column in held) else "number"
+        columns.append(RawColumn(name, kind, data.declared.get(name) or tuple(sorted(union))))
+    return tuple(columns)
+
+
+def _option(column: str) -> str:
+    return f"data.categories.{_key(column)}" if column else "data.labels"
+
+
+def _key(name: str) -> str:
+    """Return a name as a key of TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(claims.clean(name, 80), ensure_ascii=False)
+
+
+def _shown(name: str) -> str:
+    return repr(claims.clean(name))
+
+
+def _listed(values: Sequence[str]) -> str:
+    return ", ".join(_shown(value) for value in values[:_SHOWN]) + ", …" * (len(values) > _SHOWN)
