@@ -86,6 +86,11 @@ def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
         raise OutputError(f"{folder}: {what} need {size(needed)}, but only {size(free)} are free: {advice}")
 
 
+def occupied(folder: Path, but: str = "") -> bool:
+    """Return whether a folder holds anything beside partially written files and a file called ``but``."""
+    return any(p.name != but and not p.name.endswith(PARTIAL) for p in folder.glob("*"))
+
+
 def remove_partial(folder: Path) -> None:
     """Remove the partially written files and folders of a killed process below ``folder``, without following links.
 

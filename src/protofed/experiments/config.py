@@ -302,7 +302,7 @@ class Experiment:
         for f in fields(self):
             if f.name in SECTIONS:
                 tree[f.name] = plain(getattr(self, f.name))
-        return _without_none(tree)
+        return without_none(tree)
 
     def identity(self) -> Tree:
         """Return the part of :meth:`to_tree` that determines results (see :func:`identity`)."""
@@ -611,6 +611,6 @@ def _copy(tree: Mapping[str, Any]) -> Tree:
     return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
 
 
-def _without_none(tree: Tree) -> Tree:
+def without_none(tree: Tree) -> Tree:
     """Drop None, which TOML cannot express and which is the default of the options dropped."""
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}
+    return {k: without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}
