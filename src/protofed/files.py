@@ -87,7 +87,12 @@ def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
 
 
 def occupied(folder: Path, but: str = "") -> bool:
-    """Return whether a folder holds anything beside partially written files and a file called ``but``."""
+    """Return whether a folder holds anything that counts; what a killed process had half written does not.
+
+    Args:
+        folder: The folder, which need not exist.
+        but: Name of a file that does not count either.
+    """
     return any(p.name != but and not p.name.endswith(PARTIAL) for p in folder.glob("*"))
 
 

@@ -152,7 +152,8 @@ def reason(error: Exception) -> str:
 
 
 def _check_values(value: Any) -> None:
-    level, depth = [[value]], -1
+    level: list[Any] = [[value]]
+    depth = -1
     while level:
         if depth > limits.DEPTH:
             raise ValueError(f"is nested more than {limits.DEPTH} deep")

@@ -66,7 +66,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     out = tmp_path_factory.mktemp("compared") / "X"
-    protofed.compare("quickstart", ["local", "fedproto"], [0], OPTIONS, out=out)
+    protofed.compare("quickstart", ["local", "fedproto"], overrides=OPTIONS, out=out)
     return out
 
 
