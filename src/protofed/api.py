@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.report import write_report
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments.comparing import Comparison, Plan
+from protofed.experiments.comparing import Comparison, Plan, kept_recipe
 from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, resolve
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Run, run_experiment
@@ -29,7 +29,7 @@ ENGINES = ("local", "flower")
 
 
 def run(
-    recipe: str | Path = DEFAULT_RECIPE,
+    recipe: str | Path = "",
     overrides: Overrides | None = None,
     *,
     out: str | Path | None = None,
@@ -41,7 +41,8 @@ def run(
     """Run a recipe.
 
     Args:
-        recipe: Name of a built-in recipe (``protofed list recipes``) or path of a TOML file.
+        recipe: Name of a built-in recipe (``protofed list recipes``) or path of a TOML file; by default quickstart,
+            or with ``resume`` and ``out`` the recipe of what lies there.
         overrides: Values by dotted name, e.g. ``{"method.name": "fedtgp", "rounds": 40}``.
         out: Run directory; by default ``runs/RECIPE-METHOD``, with a number appended if that exists.
         resume: Whether to continue an existing run.
@@ -59,7 +60,7 @@ def run(
     if engine not in ENGINES:
         raise ConfigError(unknown_name("engine", engine, ENGINES))
     progress = _receivers(progress, track)
-    tree = apply_overrides(load_recipe(recipe), overrides or {})
+    tree = apply_overrides(_recipe(recipe, out, resume, DEFAULT_RECIPE), overrides or {})
     if "name" not in tree.get("method", {}) and comparison(tree).methods:
         if engine != "local":
             raise ConfigError(f"--engine {engine} runs one method: add method.name=…")
@@ -76,7 +77,7 @@ def run(
 
 
 def compare(
-    recipe: str | Path,
+    recipe: str | Path = "",
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
     overrides: Overrides | None = None,
@@ -90,7 +91,8 @@ def compare(
     """Run several methods on the same federation, with the same seeds.
 
     Args:
-        recipe: Name of a built-in recipe or path of a TOML file.
+        recipe: Name of a built-in recipe or path of a TOML file; with ``resume`` and ``out`` by default the recipe
+            of what lies there.
         methods: Names of the methods; by default those that the recipe compares.
         seeds: Seeds, with each of which every method runs once; by default the recipe's. A seed determines the
             split, the initial weights and the order of samples.
@@ -108,12 +110,12 @@ def compare(
     Raises:
         ProtofedError: As :func:`run`; all runs are checked before the first one starts.
     """
-    tree = _chosen(recipe, methods, seeds, overrides)
+    tree = _chosen(_recipe(recipe, out, resume), methods, seeds, overrides)
     return _compare(tree, out, resume, _receivers(progress, track), jobs)
 
 
 def sweep(
-    recipe: str | Path,
+    recipe: str | Path = "",
     items: Iterable[str] = (),
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
@@ -130,7 +132,7 @@ def sweep(
     Runs are found by their configuration: where it has changed, that run alone is repeated.
 
     Args:
-        recipe: Name of a built-in recipe or path of a TOML file.
+        recipe: Name of a built-in recipe or path of a TOML file; by default the recipe of the sweep in ``out``.
         items: ``NAME=VALUE,VALUE,…`` for an option that varies, ``NAME=VALUE`` for one that does not; without any
             that varies, the axes are those that the recipe compares along.
         methods: Names of methods and variants; by default those that the recipe compares, or its own.
@@ -149,7 +151,7 @@ def sweep(
         ProtofedError: If the first run along an axis is invalid, or there are too many runs.
     """
     axes, plain = grid(items)
-    tree = _chosen(recipe, methods, seeds, {**(overrides or {}), **plain})
+    tree = _chosen(_recipe(recipe, out, True), methods, seeds, {**(overrides or {}), **plain})
     if not comparison(tree).methods:
         tree = apply_overrides(tree, {"compare.methods": [tree.get("method", {}).get("name", "fedproto")]})
     plan = sweep_plan(tree, axes or tree.get("compare", {}).get("axes", {}))
@@ -213,9 +215,16 @@ def tune(
     )
 
 
-def _chosen(recipe: str | Path, methods: Sequence[str], seeds: Sequence[int], overrides: Overrides | None) -> Tree:
+def _recipe(recipe: str | Path, out: str | Path | None, resume: bool, default: str = "") -> Tree:
+    """Return the recipe that is named, or that of what is resumed in ``out``, or the default."""
+    if not recipe and resume and out is not None:
+        return kept_recipe(Path(out))
+    return load_recipe(recipe or default)
+
+
+def _chosen(tree: Tree, methods: Sequence[str], seeds: Sequence[int], overrides: Overrides | None) -> Tree:
     """Return a recipe with overrides, and with the methods and seeds to compare."""
-    tree = apply_overrides(load_recipe(recipe), overrides or {})
+    tree = apply_overrides(tree, overrides or {})
     chosen: Tree = {"methods": list(methods)} if methods else {}
     chosen |= {"seeds": list(seeds)} if seeds else {}
     return apply_overrides(tree, {f"compare.{name}": value for name, value in chosen.items()})

@@ -82,8 +82,8 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [NAME=VALUE]...",
-            help="A built-in recipe or TOML file (default: quickstart), then options by dotted name, "
-            "e.g. method.name=fedproto method.lambda=10 rounds=40.",
+            help="A built-in recipe or TOML file (default: quickstart, or with --resume the recipe of what lies in "
+            "--out), then options by dotted name, e.g. method.name=fedproto method.lambda=10 rounds=40.",
         ),
     ] = None,
     out: Out = None,
@@ -120,8 +120,14 @@ def run(
 
 @app.command()
 def compare(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
-    overrides: Overrides = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [NAME=VALUE]...",
+            help="A built-in recipe or TOML file (default: with --resume the recipe of what lies in --out), then "
+            "options by dotted name.",
+        ),
+    ] = None,
     methods: Methods = "",
     seeds: Seeds = "",
     jobs: Jobs = 1,
@@ -138,12 +144,13 @@ def compare(
         from protofed import api
         from protofed.progress import Several, progress_bar
 
+    recipe, items = _split_recipe(arguments or [])
     with _resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
         result = api.compare(
             recipe,
             _names(methods),
             [_integer(seed, "--seeds") for seed in _names(seeds)],
-            _overrides(overrides or [], device, data_dir),
+            _overrides(items, device, data_dir),
             out=out,
             resume=resume,
             progress=Several([kept, shown]),
@@ -155,12 +162,12 @@ def compare(
 
 @app.command()
 def sweep(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
-    items: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME=VALUE[,VALUE]...]...",
-            help="Options by dotted name; those with several values vary, e.g. method.s=50,150 rounds=40.",
+            metavar="[RECIPE] [NAME=VALUE[,VALUE]...]...",
+            help="A built-in recipe or TOML file (default: the recipe of the sweep in --out), then options by "
+            "dotted name; those with several values vary, e.g. method.s=50,150 rounds=40.",
         ),
     ] = None,
     methods: Methods = "",
@@ -187,10 +194,11 @@ def sweep(
         from protofed.progress import Several, progress_bar
 
     limit = seconds(budget)
+    recipe, items = _split_recipe(arguments or [])
     with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
         result = api.sweep(
             recipe,
-            items or [],
+            items,
             _names(methods),
             [_integer(seed, "--seeds") for seed in _names(seeds)],
             _overrides([], device, data_dir),
@@ -558,7 +566,7 @@ def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
         console.print(f"Report: {result.report}", soft_wrap=True)
 
 
-def _split_recipe(arguments: list[str], default: str = "quickstart") -> tuple[str, list[str]]:
+def _split_recipe(arguments: list[str], default: str = "") -> tuple[str, list[str]]:
     """Return the recipe or benchmark (the first argument, if it has no ``=``) and the overrides."""
     if arguments and "=" not in arguments[0]:
         return arguments[0], arguments[1:]
@@ -655,6 +663,7 @@ def _resumable(*, resume: bool = True) -> Iterator[Kept]:
         goes_on = "; repeat the command" + " with --resume" * resume + " to continue"
         if kept.running and resume:
             place = next(iter(kept.running.values()))[0]
+            place = place.parent if (place.parent / "comparison.json").is_file() else place
             goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
         errors.print(escape(kept.told()) + escape(goes_on), highlight=False, soft_wrap=True)
         raise KeyboardInterrupt from None

@@ -16,6 +16,9 @@ from protofed.imports import uncollected
 
 Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
+Rule = Annotated[
+    str, typer.Option(help="Inference rule, e.g. head, global, prototypes (default: the run's main rule).")
+]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
 ]
@@ -29,9 +32,7 @@ def metrics(
     directories: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Directories of finished runs, or of comparisons.")
     ],
-    rule: Annotated[
-        str, typer.Option(help="Inference rule, e.g. head, global, prototypes (default: the run's main rule).")
-    ] = "",
+    rule: Rule = "",
     trust_code: TrustCode = False,
 ) -> None:
     """Compute balanced accuracy, macro F1, AUROC, recall per class and confusion matrices of the final models.
@@ -65,9 +66,7 @@ def predict(
         list[Path],
         typer.Argument(metavar="FILES...", help="Images, folders of images, .csv, .parquet, .npy or .npz files."),
     ],
-    rule: Annotated[
-        str, typer.Option(help="Inference rule, e.g. head, global, prototypes (default: the run's main rule).")
-    ] = "",
+    rule: Rule = "",
     resize: Annotated[
         int | None, typer.Option(min=0, help="Side in pixels to which images are scaled (default: the run's).")
     ] = None,
@@ -108,16 +107,26 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="Output file (default: CLIENT with the format's suffix).")
     ] = None,
+    rule: Rule = "",
+    samples: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Samples on which to check the file, as predict takes them; may be repeated (default: the "
+            "client's test samples, if the run's data are at hand).",
+        ),
+    ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write a client's model with its preprocessing and class names, and check the file against the original."""
+    """Write a client's model with its preprocessing, a rule and class names, and check it against predict."""
     with uncollected():
         from protofed.experiments import load_run
-        from protofed.experiments.exporting import SUFFIXES
+        from protofed.experiments.exporting import SUFFIXES, export_client
 
     suffix = next((ending for ending, name in SUFFIXES.items() if name == format), "")
-    path = load_run(directory, trust_code).export(client, out or Path(f"{client}{suffix}"), format)
-    typer.echo(f"Written: {path}")
+    run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
+    written = export_client(run.data, run.client(client), path, format, rule, samples or (), trust_code)
+    typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}")
 
 
 @app.command()

@@ -86,6 +86,16 @@ def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
         raise OutputError(f"{folder}: {what} need {size(needed)}, but only {size(free)} are free: {advice}")
 
 
+def occupied(folder: Path, but: str = "") -> bool:
+    """Return whether a folder holds anything that counts; what a killed process had half written does not.
+
+    Args:
+        folder: The folder, which need not exist.
+        but: Name of a file that does not count either.
+    """
+    return any(p.name != but and not p.name.endswith(PARTIAL) for p in folder.glob("*"))
+
+
 def remove_partial(folder: Path) -> None:
     """Remove the partially written files and folders of a killed process below ``folder``, without following links.
 

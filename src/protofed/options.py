@@ -155,6 +155,8 @@ def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
             arguments[field.name] = _convert(value, kind)
         except TypeError:
             raise ConfigError(f"{where}.{name} must be {_words(kind)}, not {value!r}") from None
+        except OverflowError:
+            raise ConfigError(f"{where}.{name}: an integer must have at most 64 bits") from None
         _check_range(f"{where}.{name}", field, arguments[field.name])
     try:
         return cls(**arguments)
@@ -181,8 +183,15 @@ def _range_words(field: dataclasses.Field[Any]) -> str:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """Return ``value`` as ``kind`` without loss; raise TypeError if that is impossible."""
+    """Return ``value`` as ``kind`` without loss.
+
+    Raises:
+        TypeError: If that is impossible.
+        OverflowError: If it is an integer beyond 64 bits.
+    """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise OverflowError
     if origin in (typing.Union, types.UnionType):
         for choice in inner:
             with contextlib.suppress(TypeError):
@@ -203,7 +212,7 @@ def _convert(value: Any, kind: Any) -> Any:
     elif kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     elif kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
+        return _convert(int(value), int)
     raise TypeError
 
 

@@ -85,14 +85,22 @@ def read_toml(path: Path) -> dict[str, Any]:
         OSError: If it cannot be read.
         ValueError: If it is not an ordinary file, is too large or nested too deeply, or is not TOML.
     """
-    text = read_text(path, limits.TOML_BYTES).replace("\r\n", "\n")
+    return parse_toml(read_text(path, limits.TOML_BYTES).replace("\r\n", "\n"))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a text in TOML.
+
+    Raises:
+        ValueError: If it is not TOML, is nested too deeply, or contains an integer beyond 64 bits.
+    """
     try:
         tables = tomllib.loads(text)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"not valid TOML: {error}") from None
-    _check_depth(tables)
+    _check_values(tables)
     return tables
 
 
@@ -116,7 +124,7 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if raw.count(b"[") + raw.count(b"{") > limits.DEPTH:
-        _check_depth(value)
+        _check_values(value)
     if b"\\ud" in raw.lower():
         json.dumps(value, ensure_ascii=False).encode()
     return value
@@ -143,13 +151,16 @@ def reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
-def _check_depth(value: Any) -> None:
-    level, depth = [value], 0
+def _check_values(value: Any) -> None:
+    level: list[Any] = [[value]]
+    depth = -1
     while level:
         if depth > limits.DEPTH:
             raise ValueError(f"is nested more than {limits.DEPTH} deep")
-        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list)))
-        level, depth = [v for values in inner for v in values if isinstance(v, (dict, list))], depth + 1
+        inner = [v for values in level for v in (values.values() if isinstance(values, dict) else values)]
+        if large := next((v for v in inner if isinstance(v, int) and not -(2**63) <= v < 2**64), None):
+            raise ValueError(f"{str(large)[:20]} is too large a number")
+        level, depth = [v for v in inner if isinstance(v, (dict, list))], depth + 1
 
 
 def _not_json(name: str) -> NoReturn:

@@ -97,6 +97,49 @@ def test_what_is_wrong_is_told_in_one_line(overrides, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method = {name = 3}", "method.name must be text, not 3"),
+        ("method = {name = true}", "method.name must be text, not True"),
+        ("method = {name = {a = 1}}", "method.name must be text, not {'a': 1}"),
+        ("partition = {name = [1]}", "partition.name must be text, not [1]"),
+        ("recipe = {a = 1}", "recipe must be a name, of which folders are called, not {'a': 1}"),
+        ('recipe = "../../elsewhere"', "recipe must be a name, of which folders are called, not '../../elsewhere'"),
+        (f"training = {{lr = 1{'0' * 400}}}", "mine.toml: 10000000000000000000 is too large a number"),
+        (f"training = {{epochs = 1{'0' * 30}}}", "mine.toml: 10000000000000000000 is too large a number"),
+        (f"model = {{options = {{hidden = [1{'0' * 30}]}}}}", "10000000000000000000 is too large a number"),
+        ("training = {batch_size = 1e300}", "training.batch_size: an integer must have at most 64 bits"),
+    ],
+)
+def test_a_malformed_recipe_on_the_command_line_is_one_line(text, message, tmp_path, monkeypatch, capsys):
+    from protofed import cli
+
+    (tmp_path / "mine.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["protofed", "run", "mine.toml", "rounds=1"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert message in told
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"method.name": None}, "method.name must be text, not None"),
+        ({"training.lr": 10**400}, "training.lr: an integer must have at most 64 bits"),
+        ({"training.epochs": -(10**400)}, "training.epochs: an integer must have at most 64 bits"),
+    ],
+)
+def test_a_malformed_value_from_python_is_one_line(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(apply_overrides({}, overrides))
+
+
 def test_another_partition_or_model_leaves_the_recipes_options_behind():
     tree = apply_overrides(load_recipe("spiral"), {"partition.name": "iid", "model.name": "cnn2"})
     assert tree["partition"] == {"name": "iid"}

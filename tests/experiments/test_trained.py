@@ -111,7 +111,7 @@ def test_a_model_is_an_ordinary_module_with_its_preprocessing(run, data):
     assert not any(p.requires_grad for p in model.parameters())
     assert model.class_names == tuple("0123456789")
     x = client.test.x
-    assert torch.equal(model(x).argmax(1), torch.from_numpy(run.predict(client.name, x, "head").labels))
+    assert torch.equal(model(x).argmax(1), torch.from_numpy(run.predict(client.name, x).labels))
     if model.eight_bit:  # as torchvision's ToTensor makes them
         assert torch.allclose(model(x), model(x.float() / 255), atol=1e-5)
     with pytest.raises(DataError, match="samples have the shape 3×8×8"):
@@ -250,7 +250,7 @@ def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
     table = pd.concat([pd.read_csv(f) for f in (root / "data" / "clients").glob("*/*.csv")])
     expected = run.predict("Köln", table, "head").probabilities
     kind = {"onnx": ".onnx", "torch_export": ".pt2", "safetensors": ".safetensors"}[format]
-    path = run.export("Köln", tmp_path / f"model{kind}")
+    path = run.export("Köln", tmp_path / f"model{kind}", rule="head")
     if format == "onnx":
         onnxruntime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
         facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
@@ -277,8 +277,8 @@ def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
     elif format == "torch_export":
         found = module(torch.from_numpy(raw))[1].detach().numpy()
     else:
-        model = run.model("Köln")
-        model.model.load_state_dict(weights)
+        model = run.model("Köln", "head")
+        model.model.load_state_dict(weights, strict=False)
         assert torch.equal(
             model.stored(torch.from_numpy(raw)),
             Table.from_dict(json.loads(facts["table"])).apply(torch.from_numpy(raw)),
@@ -493,7 +493,7 @@ def test_exported_models_equal_the_original(format, run, data, tmp_path):
     assert len(everything) == 200
     for client in data.clients:
         path = run.export(client.name, tmp_path / f"{client.name}{suffix}")
-        expected = run.predict(client.name, everything, "head").probabilities
+        expected = run.predict(client.name, everything).probabilities
         if format == "onnx":
             runtime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
             session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -509,11 +509,15 @@ def test_exported_models_equal_the_original(format, run, data, tmp_path):
                 facts = json.loads(file.metadata()["protofed"])
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             model = run.model(client.name)
-            for parameter in model.parameters():
+            for parameter in [*model.parameters(), *model.received.buffers(), *model.state.buffers()]:
                 parameter.zero_()
             model.model.load_state_dict(weights, strict=False)
+            for name, tensor in model.received.tensors().items():
+                tensor.copy_(weights.get(f"received.{name}", tensor))
+            assert not any(name.startswith("state.") for name in weights)
             found = model(everything).softmax(-1).numpy()
         assert np.abs(found - expected).max() < TOLERANCE
+        assert facts["rule"] == "global"
         assert json.loads(facts["class_names"]) == list("0123456789")
         assert json.loads(facts["input_shape"]) == [1, 8, 8]
         assert facts["input_type"] == "uint8"
@@ -523,7 +527,12 @@ def test_export_on_the_command_line(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ("export", run.directory, "client-01", "--format", "torch_export")
     status, out, _ = command(monkeypatch, capsys, *arguments)
-    assert (status, out) == (0, "Written: client-01.pt2\n")
+    assert status == 0
+    tests = run.data.clients[1].test
+    assert out == (
+        f"Written: client-01.pt2, by the rule global; equal to predict on {sum(tests)} test samples of client-01 "
+        "and 200 random samples\n"
+    )
     status, _, error = command(monkeypatch, capsys, *arguments[:-1], "tflite")
     assert status == 2
     assert "unknown format 'tflite'" in error

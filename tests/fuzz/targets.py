@@ -26,7 +26,8 @@ from protofed.data import DataOptions, load_pool
 from protofed.data.given import FileOptions, from_file
 from protofed.data.images import decode
 from protofed.data.partition import Request
-from protofed.errors import CheckpointError, PayloadError, ProtofedError
+from protofed.errors import CheckpointError, ConfigError, PayloadError, ProtofedError
+from protofed.experiments.config import comparison as comparison_of
 from protofed.experiments.config import load_recipe, recipes, resolve
 from protofed.limits import Budget
 
@@ -157,6 +158,21 @@ def recipe(rng: random.Random, folder: Path) -> None:
     path = folder / "mine.toml"
     path.write_bytes(mutated([r.read_bytes() for r in recipes().values()], rng))
     resolve(load_recipe(path))
+
+
+@cache
+def trees() -> list[dict[str, Any]]:
+    """Return the recipes as tables, and as the configurations of runs, in which every option is given."""
+    given = [load_recipe(name) for name in recipes()]
+    return [*given, *(resolve(tree).to_tree() for tree in given)]
+
+
+def options(rng: random.Random, _: Path) -> None:
+    """A recipe as tables."""
+    found = changed(rng.choice(trees()), rng)
+    tree = found if isinstance(found, dict) else {"method": found}
+    for read in rng.sample((resolve, comparison_of), 2):
+        read(tree)
 
 
 def federation_toml(rng: random.Random, folder: Path) -> None:
@@ -301,6 +317,7 @@ TARGETS: dict[str, Target] = {
     "image": Target(image),
     "positions": Target(positions),
     "recipe": Target(recipe),
+    "options": Target(options, ConfigError),
     "federation.toml": Target(federation_toml),
     **{
         name: Target(run_file(name), CheckpointError)

@@ -142,6 +142,23 @@ class Table:
         inputs: Tensor = TableInputs(self)(raw)
         return inputs
 
+    def restore(self, inputs: Tensor) -> Tensor:
+        """Return raw values ``(n, C, …)`` float64 of which :meth:`apply` makes the inputs ``(n, F, …)``.
+
+        A missing value that was filled in is a number now, and a missing category may be an unknown one.
+        """
+        parts, at = [], 0
+        for c in self.columns:
+            own = inputs[:, at : at + len(c.inputs)].double()
+            at += len(c.inputs)
+            if c.kind == "number":
+                value = own[:, 0] * c.scale + c.mean
+            else:  # an unknown category has the number after the last
+                n = len(c.categories)
+                value = torch.cat([own[:, :n], torch.full_like(inputs[:, :1], 0.5)], dim=1).argmax(1).double()
+            parts.append(torch.where(own[:, -1] == 1, torch.nan, value) if c.indicator else value)
+        return torch.stack(parts, dim=1)
+
     def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a sample's inputs, given that of a raw sample."""
         return (len(self.inputs), *raw[1:])

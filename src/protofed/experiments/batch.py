@@ -20,7 +20,7 @@ from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.config import Experiment, Tree, resolve
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.running import Progress, Run, run_experiment
-from protofed.files import check_format, read_json, write_json
+from protofed.files import check_format, occupied, read_json, write_json
 from protofed.training.workers import end, process_context, stay_with_parent
 
 FORMAT = 1
@@ -55,7 +55,7 @@ def claim(directory: Path) -> None:
                 f"{protofed.__version__}: continue with that version, or choose another --out"
             )
         return
-    if directory.is_dir() and any(directory.iterdir()):
+    if occupied(directory):
         raise ConfigError(f"{directory} is not empty and holds no runs of such a command: choose another --out")
     write_json(mark, {"format": FORMAT, "protofed": protofed.__version__})
 

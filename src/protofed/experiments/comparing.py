@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomli_w
+
 from protofed.errors import ConfigError
 from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
-from protofed.experiments.batch import Task, claim, folder, run_tasks
-from protofed.experiments.config import CompareOptions, Experiment, Tree, apply_overrides, comparison, resolve
+from protofed.experiments.batch import MARK, Task, claim, folder, run_tasks
+from protofed.experiments.config import (
+    CompareOptions,
+    Experiment,
+    Tree,
+    apply_overrides,
+    comparison,
+    load_recipe,
+    resolve,
+    without_none,
+)
+from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, Run
-from protofed.files import write_json
-from protofed.runs import ComparisonFile, ListedRun
+from protofed.files import occupied, write_json, write_text
+from protofed.runs import ComparisonFile, ListedRun, read_comparison
+
+LIST = "comparison.json"
+"""File that says which folder of a comparison holds which run."""
+RECIPE = "recipe.toml"
+"""File with the recipe of a comparison, with its overrides."""
 
 
 class Cell(NamedTuple):
@@ -102,11 +119,13 @@ class Plan:
         experiments: The experiments, in the order of the runs.
         keyed: Whether runs are found by their configuration: what is finished is never run again, cells of the same
             configuration share a run, and failures do not stop the others.
+        tree: The recipe with its overrides.
     """
 
     options: CompareOptions
     experiments: dict[Cell, Experiment]
     keyed: bool = False
+    tree: Tree = field(default_factory=dict)
 
     @property
     def recipe(self) -> str:
@@ -142,7 +161,7 @@ class Plan:
         for cell in cells:
             if cell.seed == seeds[0] and (cell.values in ends or not keyed):
                 assemble(experiments[cell])[0].executor.close()
-        return cls(options, experiments, keyed)
+        return cls(options, experiments, keyed, tree)
 
     def tasks(self, directory: Path, *, resume: bool) -> dict[Cell, Task]:
         """Return the task of every cell.
@@ -183,12 +202,15 @@ class Plan:
             budget: Seconds after which no further round begins; None for no limit.
 
         Raises:
-            ProtofedError: If a run fails that is not keyed.
+            ProtofedError: If a run fails that is not keyed, or, before anything is written, if the directory holds
+                anything but a part of this comparison.
         """
         deadline = None if budget is None else time.monotonic() + budget
         if self.keyed:
             claim(directory)
         tasks = self.tasks(directory, resume=resume or self.keyed)
+        if not self.keyed:
+            self._check(directory, tasks, resume)
         self._list(directory, tasks)
         places = {task.directory: task for task in tasks.values()}
         distinct = list(places.values())
@@ -212,18 +234,84 @@ class Plan:
             report([directory], result.report)
         return result
 
+    def _check(self, directory: Path, tasks: dict[Cell, Task], resume: bool) -> None:
+        """Refuse a directory that holds anything but a part of this comparison.
+
+        Raises:
+            ConfigError: If it does, or holds a part and ``resume`` is False.
+            CheckpointError: If a file of the comparison cannot be read.
+        """
+        if (directory / MARK).is_file():
+            raise ConfigError(f"{directory} holds a sweep or a search: repeat its command, or choose another --out")
+        if (directory / LIST).is_file():
+            if not resume:
+                raise ConfigError(
+                    f"{directory} holds a comparison: pass --resume to continue it, or choose another --out"
+                )
+            known = {task.directory.name for task in tasks.values()}
+            left = [run.directory for run in read_comparison(directory / LIST).runs if run.directory not in known]
+            if left:
+                raise ConfigError(
+                    f"{directory} holds a comparison with another configuration ({left[0]} is no run of this one): "
+                    "choose another --out"
+                )
+        elif occupied(directory, but=RECIPE):
+            raise ConfigError(f"{directory} is not empty and holds no comparison: choose another --out")
+        for cell, task in tasks.items():
+            if (task.directory / "config.toml").is_file():
+                RunDirectory(task.directory).changed(self.experiments[cell])
+
     def _list(self, directory: Path, tasks: dict[Cell, Task]) -> None:
-        """Write which folder holds which run."""
+        """Write the recipe, and which folder holds which run."""
+        # Its methods are those to compare.
+        own = {name: value for name, value in self.tree.get("method", {}).items() if name != "name"}
+        write_text(directory / RECIPE, tomli_w.dumps(without_none({**self.tree, "method": own})))
         seeds = list(dict.fromkeys(cell.seed for cell in self.experiments))
         axes = {axis: list(values) for axis, values in self.options.axes.items()}
         listed = [ListedRun(c.method, t.directory.name, c.values, c.seed) for c, t in tasks.items()]
         content = ComparisonFile(listed, axes, self.recipe, self.options.methods, seeds)
-        write_json(directory / "comparison.json", content.to_dict())
+        write_json(directory / LIST, content.to_dict())
 
     def _place(self, cell: Cell) -> tuple[int, list[int]]:
         """Return the position of a cell's row in a table."""
         axes = zip(cell.values, self.options.axes.values(), strict=True)
         return self.options.methods.index(cell.method), [list(values).index(value) for value, values in axes]
+
+
+def kept_recipe(directory: Path) -> Tree:
+    """Return the recipe of the run or the comparison that a directory holds.
+
+    Args:
+        directory: The directory.
+
+    Raises:
+        ConfigError: If it holds neither, or its recipe cannot be read or names code, which only a recipe that is
+            named explicitly may do.
+    """
+    path = next((path for name in ("config.toml", RECIPE) if (path := directory / name).is_file()), None)
+    if path is None:
+        raise ConfigError(f"{directory}: holds no recipe of a run or comparison to continue: name the recipe")
+    tree = load_recipe(path)
+    texts = _texts({name: tree.get(name) for name in ("method", "methods", "model", "variants", "compare")})
+    code = next((text for text in texts if ":" in text), "")
+    if isinstance(data := tree.get("data"), Mapping) and data.get("trust_code"):
+        code = code or "data.trust_code"
+    if code:
+        raise ConfigError(
+            f"{path}: names code of its own ({code}): if you trust it, name the recipe, such as this file"
+        )
+    return tree
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield all texts in a recipe."""
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)
 
 
 def _std(values: Sequence[float]) -> float:

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
@@ -21,7 +20,7 @@ from protofed.federation import EvaluationOptions, ParticipationOptions
 from protofed.options import Options, build_options, option, option_fields, plain
 from protofed.privacy import PrivacyOptions
 from protofed.privacy.secure_options import SecureOptions
-from protofed.reading import read_toml, reason
+from protofed.reading import parse_toml, read_toml, reason
 from protofed.robust import AttackOptions, RobustOptions
 from protofed.runs import flat
 from protofed.runs.checks import is_count
@@ -302,7 +301,7 @@ class Experiment:
         for f in fields(self):
             if f.name in SECTIONS:
                 tree[f.name] = plain(getattr(self, f.name))
-        return _without_none(tree)
+        return without_none(tree)
 
     def identity(self) -> Tree:
         """Return the part of :meth:`to_tree` that determines results (see :func:`identity`)."""
@@ -380,8 +379,8 @@ def parse_overrides(items: Iterable[str]) -> Tree:
         if not separator or not name.strip():
             raise ConfigError(f"override {item!r} must read NAME=VALUE, e.g. method.lambda=10")
         try:
-            overrides[name.strip()] = tomllib.loads(f"x = {text}")["x"]
-        except (ValueError, RecursionError):
+            overrides[name.strip()] = parse_toml(f"x = {text}")["x"]
+        except ValueError:
             overrides[name.strip()] = text.strip()
     return overrides
 
@@ -438,10 +437,12 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         scalars["seed"] = seed
     check_number("seed", scalars["seed"])
     check_number("rounds", scalars["rounds"])
+    if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
+        raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
     method_name, method_options = _method(tree, method)
     partition = _table(tree, "partition")
-    partition_name = partition.pop("name", PARTITION)
+    partition_name = _name(partition, "partition", PARTITION)
     kind = data.partitions.get(partition_name)
     return Experiment(
         **scalars,
@@ -543,7 +544,7 @@ def check_names(tree: Mapping[str, Any]) -> None:
 def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
     """Return the method's name and options: those in ``[methods.NAME]``, overridden by those in ``[method]``."""
     common = _table(tree, "method")
-    name = common.pop("name", "fedproto")
+    name = _name(common, "method", "fedproto")
     if chosen is not None:
         known = option_fields(methods.get(chosen).Options)
         common = {n: v for n, v in common.items() if n in known}
@@ -597,6 +598,18 @@ def every_method() -> list[str]:
     return sorted(known, key=lambda name: (order.index(known.get(name).exchanges), name))
 
 
+def _name(section: Tree, where: str, default: str) -> str:
+    """Take the name of a component out of its section.
+
+    Raises:
+        ConfigError: If it is no text.
+    """
+    name = section.pop("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}.name must be text, not {name!r}")
+    return name
+
+
 def _table(tree: Mapping[str, Any], name: str) -> Tree:
     return _as_table(tree.get(name, {}), name)
 
@@ -611,6 +624,6 @@ def _copy(tree: Mapping[str, Any]) -> Tree:
     return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
 
 
-def _without_none(tree: Tree) -> Tree:
+def without_none(tree: Tree) -> Tree:
     """Drop None, which TOML cannot express and which is the default of the options dropped."""
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}
+    return {k: without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}

@@ -7,84 +7,197 @@ import io
 import json
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 import protofed
-from protofed.errors import ConfigError, DataError, ModelError, unknown_name
-from protofed.experiments.trained import TrainedClient
+from protofed.errors import ConfigError, ModelError, ProtofedError, unknown_name
+from protofed.experiments.inputs import from_files
+from protofed.experiments.metrics import data_of
+from protofed.experiments.trained import BATCH, Ruled, TrainedClient
 from protofed.files import write_bytes
-from protofed.models import Classifier
+from protofed.models import SplitModel
+from protofed.runs import RunData
 from protofed.seeding import generator
 
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch_export", ".safetensors": "safetensors"}
 TOLERANCE = 1e-5
-"""Largest difference of a probability between an exported model and the original."""
+"""Largest difference of a probability between an exported model and the original, beside rounding of the scores."""
 SAMPLES = 200
-"""Samples on which both are compared."""
-
-
-class Exported(nn.Module):
-    """What is exported: samples as they are in; logits, probabilities and features out.
-
-    Args:
-        classifier: The model with its preprocessing.
-    """
-
-    def __init__(self, classifier: Classifier) -> None:
-        super().__init__()
-        self.classifier = classifier
-
-    def forward(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``(n, K)`` logits and probabilities and ``(n, d)`` features."""
-        features, logits = self.classifier.model(self.classifier.stored(samples))
-        return logits, logits.softmax(-1), features
-
-
+"""Random samples on which both are compared."""
 OUTPUTS = ("logits", "probabilities", "features")
 
 
-def export(trained: TrainedClient, path: Path, format: str = "") -> Path:
-    """Write a client's model with its preprocessing and the names of the classes.
+class Exported(nn.Module):
+    """What is exported: samples as they are in; scores, probabilities and features out.
 
-    The file is read back, and its probabilities of random samples are compared with the original's. It classifies
-    by the head.
+    Features are those of the first network on which the scores depend.
+
+    Args:
+        ruled: The client's model with its preprocessing and a rule.
+        samples: Some stored samples.
+    """
+
+    def __init__(self, ruled: Ruled, samples: Tensor) -> None:
+        super().__init__()
+        self.ruled = ruled
+        with torch.enable_grad():
+            scores, features = self._run(ruled.stored(samples).requires_grad_())
+            slopes = torch.autograd.grad(scores.sum(), features, allow_unused=True)
+        self.used = next((place for place, slope in enumerate(slopes) if slope is not None), 0)
+
+    def _run(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the scores of prepared samples, and the features by every network that was run."""
+        found: list[Tensor] = []
+        networks = [module for module in self.ruled.modules() if isinstance(module, SplitModel)]
+        hooks = [each.register_forward_hook(lambda *call: found.append(call[-1].features)) for each in networks]
+        try:
+            return self.ruled.scores(x)[self.ruled.rule], found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def forward(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``(n, K)`` scores and probabilities and ``(n, d)`` features."""
+        scores, features = self._run(self.ruled.stored(samples))
+        return scores, scores.softmax(-1), features[self.used]
+
+
+class Written(NamedTuple):
+    """An exported file.
+
+    Attributes:
+        path: The file.
+        rule: The inference rule by which it classifies.
+        checked: On which samples it was compared with the client, in words.
+    """
+
+    path: Path
+    rule: str
+    checked: str
+
+
+def export_client(
+    run: RunData,
+    trained: TrainedClient,
+    path: Path,
+    format: str = "",
+    rule: str = "",
+    files: Sequence[Path] = (),
+    trust_code: bool = False,
+) -> Written:
+    """Export a client of a run, and check the file on its own test samples if the run's data are at hand.
+
+    Args:
+        run: The run.
+        trained: The client.
+        path: The file; replaced whole.
+        format: As for :func:`export`.
+        rule: As for :func:`export`.
+        files: Files with the samples on which to check instead, as
+            :func:`~protofed.experiments.inputs.from_files` takes them.
+        trust_code: Whether to import the code that the run's data name, if they name any.
+
+    Raises:
+        ProtofedError: As :func:`export`; or if the files cannot be read.
+    """
+    if files:
+        read = torch.cat([samples for _, samples in from_files(files, trained, trained.resize)])
+        return export(trained, path, format, rule, {f"samples of {', '.join(map(str, files))}": read})
+    held, why = {}, f"{trained.name} has no test samples"
+    try:
+        tests = {c.name: c.test.x.cpu() for c in data_of(run, trust_code).clients}
+        held = {f"test samples of {trained.name}": tests[trained.name]} if len(tests[trained.name]) else {}
+    except ProtofedError as error:
+        why = f"the run's data are not at hand: {error}"
+    written = export(trained, path, format, rule, held)
+    return written if held else written._replace(checked=f"{written.checked} ({why})")
+
+
+def export(
+    trained: TrainedClient,
+    path: Path,
+    format: str = "",
+    rule: str = "",
+    samples: Mapping[str, Tensor] | None = None,
+) -> Written:
+    """Write a client's model with its preprocessing, an inference rule and the names of the classes.
+
+    The file is read back, and compared with the client's predictions of ``samples`` and of random ones.
 
     Args:
         trained: The client.
         path: The file; replaced whole.
         format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
+        rule: Inference rule, as :meth:`TrainedClient.rule` takes it.
+        samples: Real samples by what they are, as :meth:`TrainedClient.predict` takes them.
 
     Raises:
-        ConfigError: If there is no such format, or a package is not installed.
-        ModelError: If the model cannot be exported, or the file gives other probabilities.
+        ConfigError: If there is no such format or rule, or a package is not installed.
+        ModelError: If the rule cannot be exported, or the file gives other probabilities or classes.
         OutputError: If the file cannot be written.
     """
     chosen = format or SUFFIXES.get(path.suffix, "")
     if chosen not in WRITERS:
         raise ConfigError(unknown_name("format", chosen or path.suffix, WRITERS))
-    samples = _samples(trained)
-    model = Exported(_traceable(trained.classifier, samples[:2])).eval()
-    with torch.no_grad():
-        expected = model(samples)[1]
-    content, read = _written(chosen, model, samples[:2], described(trained))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = read(content, samples)
-    if found is not None and not torch.allclose(found, expected, rtol=0, atol=TOLERANCE, equal_nan=True):
-        worst = float((found - expected).abs().max())
-        raise ModelError(f"{path}: the exported model differs from the original by {worst:.2g}: not written")
+    rule, random = trained.rule(rule), _samples(trained)
+    try:
+        content, opened = _written(chosen, _traced(trained, rule, random[:2]), random[:2], described(trained, rule))
+    except ModelError as error:
+        others = [each for each in trained.rules if each != rule and _traces(trained, each, random[:2])]
+        raise ModelError(
+            f"the model cannot be exported as {chosen} by the rule {rule!r} of {trained.method.name} ({error}); "
+            f"rules that can be: {', '.join(others) or 'none'}"
+        ) from None
+    sets = {f"{len(x)} {what}": trained.stored(x) for what, x in (samples or {}).items()}
+    sets[f"{SAMPLES} random samples"] = random
+    read = opened(content)
+    if read is not None:
+        for x in sets.values():
+            _compare(trained, rule, path, read, x)
     write_bytes(path, content)
-    return path
+    alone = " alone" if len(sets) == 1 else ""
+    told = f"equal to predict on {' and '.join(sets)}{alone}" if read else "not checked without onnxruntime"
+    return Written(path, rule, told)
 
 
-def described(trained: TrainedClient) -> dict[str, str]:
-    """Return the facts about a model that every exported file carries, as texts; lists are JSON."""
+def _compare(trained: TrainedClient, rule: str, path: Path, read: Read, samples: Tensor) -> None:
+    """Compare a file's probabilities and classes of stored samples with the client's predictions.
+
+    Raises:
+        ModelError: If they differ.
+    """
+    labels, scores = trained.classify(samples if trained.table is None else trained.table.apply(samples), rule)
+    expected = scores.softmax(-1)
+    # Scores such as squared distances may be large: what their rounding does to a probability is no difference.
+    precision = torch.finfo(trained.classifier.model.head.weight.dtype)
+    largest = scores.where(scores > precision.min, 0).abs().amax(-1, keepdim=True)
+    allowed = TOLERANCE + 8 * precision.eps * largest.nan_to_num()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        found = torch.cat([read(part) for part in samples.split(BATCH)]).double()
+    apart = (found - expected).abs().where(~(found.isnan() & expected.isnan()), 0)
+    if bool((~(apart <= allowed)).any()):
+        worst = float(apart.nan_to_num(torch.inf).max())
+        raise ModelError(f"{path}: the exported model differs from the original by {worst:.2g}: not written")
+    short = found.amax(-1, keepdim=True) - found.gather(-1, labels.clamp(min=0)[:, None])
+    if bool(((short > 2 * allowed)[:, 0] & (labels >= 0)).any()):
+        raise ModelError(f"{path}: its largest probability is not that of the rule {rule!r}'s class: not written")
+
+
+def described(trained: TrainedClient, rule: str) -> dict[str, str]:
+    """Return the facts about a model that every exported file carries, as texts; lists are JSON.
+
+    Args:
+        trained: The client.
+        rule: The inference rule.
+    """
     classifier, table = trained.classifier, trained.table
     scale = classifier.model.scale
     normalisation = getattr(scale, "normalisation", None)
@@ -92,6 +205,7 @@ def described(trained: TrainedClient) -> dict[str, str]:
         "producer": f"protofed {protofed.__version__}",
         "client": trained.name,
         "method": trained.method.name,
+        "rule": rule,
         "class_names": json.dumps(list(classifier.class_names), ensure_ascii=False),
         "input_shape": json.dumps(stored_shape(trained)),
         "input_type": str(classifier.input_dtype).removeprefix("torch."),
@@ -145,50 +259,103 @@ class _FixedPool(nn.Module):
         return x @ self.matrix
 
 
-def _traceable(classifier: Classifier, samples: Tensor) -> Classifier:
-    """Return a copy without the networks of the method, whose map to ``d`` features is a matrix product."""
-    copied = copy.deepcopy(classifier)
-    model = copied.model
-    model.extras = nn.ModuleDict()
-    pool = getattr(model.extractor, "map", None)
-    if isinstance(pool, nn.AdaptiveAvgPool1d):
-        widths: list[int] = []
-        hook = pool.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[-1]))
+def _traces(trained: TrainedClient, rule: str, samples: Tensor) -> bool:
+    """Return whether a rule can be exported."""
+    try:
+        _traced(trained, rule, samples)
+    except ModelError:
+        return False
+    return True
+
+
+def _traced(trained: TrainedClient, rule: str, samples: Tensor) -> nn.Module:
+    """Return a module of the operations and the tensors on which the outputs by a rule depend, and of no others.
+
+    Raises:
+        ModelError: If the rule has no scores, draws random numbers, or cannot be traced.
+    """
+    try:
+        own = replace(trained, classifier=copy.deepcopy(trained.classifier))
+        model = Exported(own.model(rule), samples)
         with torch.no_grad():
-            copied(samples)
-        hook.remove()
-        model.extractor.map = _FixedPool(pool, widths[0], model.head.weight)
-    with torch.no_grad():  # so that constants of the preprocessing exist before tracing
-        copied(samples)
-    return copied
+            _fix_pools(model, samples)
+            first, second = (model(samples)[0].nan_to_num() for _ in range(2))
+        module = _program(model, samples).module()
+    except ConfigError:
+        raise ModelError("the method defines no scores of it") from None
+    except Exception as error:  # tracing raises many types
+        raise ModelError(_first_line(error)) from None
+    if not torch.equal(first, second):
+        raise ModelError("its scores differ from one call to the next")
+    module.graph.eliminate_dead_code()
+    needed = {node.target for node in module.graph.nodes if node.op == "get_attr"}
+    for name in {name for name, _ in (*module.named_parameters(), *module.named_buffers())} - needed:
+        owner, _, last = name.rpartition(".")
+        delattr(module.get_submodule(owner), last)
+    module.recompile()
+    return module
 
 
-Read = Callable[[bytes, Tensor], Tensor | None]
+def _program(module: nn.Module, samples: Tensor) -> torch.export.ExportedProgram:
+    return torch.export.export(module, (samples,), dynamic_shapes=({0: torch.export.Dim("n")},), strict=False)
 
 
-def _written(format: str, model: Exported, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Read]:
+def _fix_pools(model: Exported, samples: Tensor) -> None:
+    """Replace the pooling that maps to ``d`` features, of every network, by a matrix product."""
+    for network in [module for module in model.modules() if isinstance(module, SplitModel)]:
+        pool = getattr(network.extractor, "map", None)
+        if isinstance(pool, nn.AdaptiveAvgPool1d):
+            widths: list[int] = []
+            hook = pool.register_forward_pre_hook(lambda _, inputs, to=widths: to.append(inputs[0].shape[-1]))
+            model(samples)
+            hook.remove()
+            if widths:
+                network.extractor.map = _FixedPool(pool, widths[0], network.head.weight)
+
+
+def _first_line(error: Exception) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)[:200]
+
+
+Read = Callable[[Tensor], Tensor]
+"""Returns the probabilities of stored samples by a file."""
+Open = Callable[[bytes], Read | None]
+"""Opens the content of a file; None if what reads it is not installed."""
+
+
+def _written(format: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
     """Return the content of a file, and what reads it back."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            written: tuple[bytes, Read] = WRITERS[format](model, samples, facts)
+            written: tuple[bytes, Open] = WRITERS[format](module, samples, facts)
             return written
-    except (ConfigError, ModelError, DataError):
-        raise
     except ImportError as error:
         raise ConfigError(f"--format {format} needs {error.name}: pip install 'protofed[onnx]'") from None
-    except Exception as error:  # tracing raises many types
-        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelError(f"the model cannot be exported as {format} ({why[:200]})") from None
+    except Exception as error:  # as tracing does
+        raise ModelError(_first_line(error)) from None
 
 
-def _onnx(model: Exported, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Read]:
+class _Plain(nn.Module):
+    """A module that is hidden from the exporter, which would put it in eval mode."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.hidden = (module,)
+
+    def forward(self, samples: Tensor) -> tuple[Tensor, ...]:
+        result: tuple[Tensor, ...] = self.hidden[0](samples)
+        return result
+
+
+def _onnx(module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
     import onnx
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         torch.onnx.export(
-            model,
+            _Plain(module),
             (samples,),
             path,
             input_names=["samples"],
@@ -199,39 +366,49 @@ def _onnx(model: Exported, samples: Tensor, facts: dict[str, str]) -> tuple[byte
         made = onnx.load(str(path))
     for name, text in facts.items():
         made.metadata_props.add(key=name, value=text)
-    return made.SerializeToString(), _read_onnx
+    return made.SerializeToString(), _open_onnx
 
 
-def _read_onnx(content: bytes, samples: Tensor) -> Tensor | None:
-    """Return the probabilities by onnxruntime; None where it is not installed."""
+def _open_onnx(content: bytes) -> Read | None:
     try:
         import onnxruntime
     except ImportError:
         return None
     onnxruntime.set_default_logger_severity(3)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(["probabilities"], {"samples": samples.numpy()})[0])
+    return lambda samples: torch.from_numpy(session.run(["probabilities"], {"samples": samples.numpy()})[0])
 
 
-def _torch_export(model: Exported, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Read]:
-    program = torch.export.export(model, (samples,), dynamic_shapes=({0: torch.export.Dim("n")},))
+def _torch_export(module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={"protofed.json": json.dumps(facts, ensure_ascii=False)})
-    return buffer.getvalue(), _read_torch_export
+    extra = {"protofed.json": json.dumps(facts, ensure_ascii=False)}
+    torch.export.save(_program(module, samples), buffer, extra_files=extra)
+    return buffer.getvalue(), _open_torch_export
 
 
-def _read_torch_export(content: bytes, samples: Tensor) -> Tensor:
+def _open_torch_export(content: bytes) -> Read:
     module = torch.export.load(io.BytesIO(content)).module()
-    with torch.no_grad():
-        probabilities: Tensor = module(samples)[1]
-    return probabilities
+    return lambda samples: module(samples)[1]
 
 
-def _safetensors(model: Exported, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Read]:
-    weights = {n: t.detach().contiguous() for n, t in model.classifier.model.state_dict().items()}
+def _safetensors(module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
+    """Write what :func:`_traced` left: a network's weights under their names, others as received.… and state.…."""
+    state = module.state_dict()
+    names = {
+        name.removeprefix("ruled.").removeprefix("model."): name for name in state if name.startswith("ruled.")
+    }
+    names = {own.replace("./", ".").replace("/", "."): name for own, name in names.items()}
+
+    def opened(content: bytes) -> Read:
+        empty = copy.deepcopy(module)
+        for name in names.values():
+            empty.state_dict()[name].zero_()
+        empty.load_state_dict({names[own]: tensor for own, tensor in load(content).items()}, strict=False)
+        return lambda samples: empty(samples)[1]
+
+    weights = {own: state[name].detach().clone().contiguous() for own, name in names.items()}
     # One entry, because safetensors does not keep the order of several.
-    return save(weights, {"protofed": json.dumps(facts, ensure_ascii=False)}), lambda content, samples: None
+    return save(weights, {"protofed": json.dumps(facts, ensure_ascii=False)}), opened
 
 
-Written = Callable[[Exported, Tensor, dict[str, str]], tuple[bytes, Read]]
 WRITERS: dict[str, Any] = {"onnx": _onnx, "torch_export": _torch_export, "safetensors": _safetensors}

@@ -40,7 +40,7 @@ def compute(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
     names = [client.name for client in run.clients]
     first = open_client(run, names[0], trust_code)  # refuses what can be refused before data are read
     chosen = first.rule(rule)
-    held = {c.name: c.test for c in _data(run, trust_code).clients}
+    held = {c.name: c.test for c in data_of(run, trust_code).clients}
     y: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
     scores: list[NDArray[np.float64]] = []
@@ -72,8 +72,12 @@ def store(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
     return metrics
 
 
-def _data(run: RunData, trust_code: bool) -> FederatedData:
+def data_of(run: RunData, trust_code: bool = False) -> FederatedData:
     """Return the data of a run.
+
+    Args:
+        run: The run.
+        trust_code: Whether to import the code that its data name, if they name any.
 
     Raises:
         DataError: If they are others now, or name code that is not trusted.

@@ -20,7 +20,7 @@ from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree, defaults, identity
 from protofed.experiments.ending import END, restore_end, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
-from protofed.files import check_room, lock, remove_partial, write_json, write_tensors, write_text
+from protofed.files import check_room, lock, occupied, remove_partial, write_json, write_tensors, write_text
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
@@ -91,7 +91,7 @@ class RunDirectory:
                         (self.path / name).unlink(missing_ok=True)
                 write_text(config, tomli_w.dumps(experiment.to_tree()))
             return
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if occupied(self.path):
             raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
         write_text(config, tomli_w.dumps(experiment.to_tree()))
 

@@ -30,8 +30,7 @@ from protofed.runs import load_run as load_run_data
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from protofed.experiments.trained import Prediction, TrainedClient
-    from protofed.models import Classifier
+    from protofed.experiments.trained import Prediction, Ruled, TrainedClient
 
 Report = Callable[[Sequence[Path], Path], object]
 """Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""
@@ -128,16 +127,19 @@ class Run:
 
         return open_client(self.data, name, self.trusted)
 
-    def model(self, client: str) -> Classifier:
-        """Return a client's model with its preprocessing, in eval mode: ``(n, *input_shape)`` to ``(n, K)`` logits.
+    def model(self, client: str, rule: str = "") -> Ruled:
+        """Return a client's model with its preprocessing, in eval mode: ``(n, *input_shape)`` to ``(n, K)`` scores.
+
+        Their softmax are the probabilities of :meth:`predict` by the same rule.
 
         Args:
             client: Name of the client.
+            rule: Inference rule, as for :meth:`predict`.
 
         Raises:
-            ProtofedError: As :meth:`client`.
+            ProtofedError: As :meth:`client`; or if there is no such rule, or the method defines no scores of it.
         """
-        return self.client(client).classifier
+        return self.client(client).model(rule)
 
     def predict(self, client: str, samples: Any, rule: str = "", resize: int | None = None) -> Prediction:
         """Classify samples with a client's model.
@@ -159,20 +161,26 @@ class Run:
         side = trained.resize if resize is None else resize
         return trained.predict(as_samples(samples, trained, side), rule)
 
-    def export(self, client: str, path: str | Path, format: str = "") -> Path:
-        """Write a client's model with its preprocessing and the names of the classes, and check the file.
+    def export(
+        self, client: str, path: str | Path, format: str = "", rule: str = "", samples: Sequence[str | Path] = ()
+    ) -> Path:
+        """Write a client's model with its preprocessing, a rule and the names of the classes, and check the file.
 
         Args:
             client: Name of the client.
             path: The file.
             format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
+            rule: Inference rule, as for :meth:`predict`.
+            samples: Files with samples on which to check; by default the client's own test samples, if the run's
+                data are at hand.
 
         Raises:
-            ProtofedError: As :func:`~protofed.experiments.exporting.export`.
+            ProtofedError: As :func:`~protofed.experiments.exporting.export_client`.
         """
-        from protofed.experiments.exporting import export
+        from protofed.experiments.exporting import export_client
 
-        return export(self.client(client), Path(path), format)
+        files = [Path(file) for file in samples]
+        return export_client(self.data, self.client(client), Path(path), format, rule, files, self.trusted).path
 
     # Its numbers.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed import runs
 from protofed.data import DataOptions, Table
@@ -76,6 +76,69 @@ class Prediction:
         return pd.DataFrame(columns | each)
 
 
+class Ruled(Classifier):
+    """A trained client as a module that gives the scores of one inference rule.
+
+    Args:
+        classifier: The client's model with its preprocessing.
+        method: The run's method.
+        received: What the client received last.
+        state: The method's state of the client.
+        rule: The rule.
+
+    Attributes:
+        rule: The rule.
+        received: What the client received last, as buffers.
+        state: The method's state of the client, as buffers.
+    """
+
+    def __init__(
+        self, classifier: Classifier, method: Method, received: Tensors, state: Tensors, rule: str
+    ) -> None:
+        super().__init__(
+            classifier.model,
+            classifier.class_names,
+            classifier.input_shape,
+            eight_bit=classifier.eight_bit,
+            table=classifier.table,
+        )
+        self.method, self.rule = method, rule
+        self.received, self.state = _Kept(received), _Kept(state)
+        self.eval()
+
+    def scores(self, x: Tensor) -> Tensors:
+        """Return ``(n, K)`` scores of prepared samples by each rule for which the method defines them."""
+        return self.method.scores(self.model, self.batch(x), self.received.tensors(), self.state.tensors())
+
+    def labels(self, x: Tensor) -> Tensor:
+        """Return the ``(n,)`` int64 classes of prepared samples, as the run's evaluation counted them."""
+        batch = self.batch(x)
+        return self.method.predict(self.model, batch, self.received.tensors(), self.state.tensors())[self.rule]
+
+    def batch(self, x: Tensor) -> Batch:
+        """Return prepared samples as methods take them; their labels do not matter."""
+        return Batch(x, x.new_zeros(x.shape[0], dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the ``(n, K)`` scores of stored samples, whose softmax are the probabilities."""
+        return self.scores(self.stored(x))[self.rule]
+
+
+class _Kept(nn.Module):
+    """Tensors by name, which move with the module."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        super().__init__()
+        # Names of buffers have no dots, and differ from those of a module's attributes.
+        self.names = {"/" + name.replace(".", "/"): name for name in tensors}
+        for own, name in self.names.items():
+            self.register_buffer(own, tensors[name])
+
+    def tensors(self) -> Tensors:
+        """Return the tensors by name."""
+        return {name: self.get_buffer(own) for own, name in self.names.items()}
+
+
 @dataclass(frozen=True)
 class TrainedClient:
     """A client at the end of a run, ready to classify.
@@ -129,6 +192,35 @@ class TrainedClient:
             raise ConfigError(unknown_name(f"rule of {self.method.name}", chosen, self.rules))
         return chosen
 
+    def model(self, rule: str = "") -> Ruled:
+        """Return the module that gives the scores of a rule.
+
+        Args:
+            rule: See :meth:`rule`.
+
+        Raises:
+            ConfigError: If the method has no such rule, or defines no scores of it.
+        """
+        chosen = Ruled(self.classifier, self.method, self.received, self.state, self.rule(rule))
+        shape, dtype = self.classifier.input_shape, self.classifier.model.head.weight.dtype
+        with torch.no_grad():
+            scored = chosen.scores(torch.zeros(2, *shape, dtype=dtype))
+        if chosen.rule not in scored:
+            known = [each for each in self.rules if each in scored]
+            raise ConfigError(
+                f"{self.method.name} defines no scores of the rule {chosen.rule!r}, so there is no model of it; "
+                f"rules that have one: {', '.join(known) or 'none'}"
+            )
+        return chosen
+
+    def stored(self, samples: Tensor) -> Tensor:
+        """Return samples as models take them, given those of :meth:`predict`: of tables the raw columns."""
+        if self.table is not None:
+            return self.table.restore(samples)
+        if self.classifier.eight_bit and samples.is_floating_point():
+            samples = (255 * samples).round()
+        return samples.to(self.classifier.input_dtype)
+
     def predict(self, samples: Tensor, rule: str = "") -> Prediction:
         """Classify samples.
 
@@ -158,16 +250,15 @@ class TrainedClient:
         Raises:
             DataError: If the samples have another shape.
         """
-        K = len(self.classifier.class_names)
+        model = Ruled(self.classifier, self.method, self.received, self.state, rule)
+        K = len(model.class_names)
         labels, scores = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, K)]
         for part in samples.split(BATCH):
-            x = self.classifier.prepare(part)
+            x = model.prepare(part)
             if not bool(x.isfinite().all()):
                 raise DataError("samples have values that are not finite: fill them in, or leave the rows out")
-            batch = Batch(x, torch.zeros(len(x), dtype=torch.int64))
-            model = self.classifier.model
-            labels.append(self.method.predict(model, batch, self.received, self.state)[rule])
-            found = self.method.scores(model, batch, self.received, self.state).get(rule)
+            labels.append(model.labels(x))
+            found = model.scores(x).get(rule)
             scores.append(torch.full((len(x), K), torch.nan) if found is None else found)
         return torch.cat(labels), torch.cat([part.double() for part in scores])
 
