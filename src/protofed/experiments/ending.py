@@ -21,6 +21,7 @@ from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.experiments.config import Experiment, Tree
 from protofed.federation import Federation
 from protofed.federation.standing import Standing
+from protofed.federation.state import read_generations
 from protofed.files import check_format, check_tensors, read_json, read_tensors, write_json, write_tensors
 from protofed.reading import reason
 from protofed.runs import Border
@@ -108,15 +109,17 @@ def _architecture(value: object, client: str) -> Architecture:
 def write_end(folder: Path, federation: Federation) -> None:
     """Store what a finished run needs to go on, beside the weights of its models.
 
+    Of clients at the nodes of a network, these are the names of the states with which they ended.
+
     Args:
-        folder: The run directory, which holds the models and the server's tensors.
+        folder: The run directory, which holds the server's tensors and the models of clients that rest there.
         federation: The federation after the last round.
 
     Raises:
         OutputError: If a file cannot be written.
     """
     clients, server = federation.executor.clients, federation.server
-    for name in clients:
+    for name in clients if clients.rests_here else ():
         snapshot = clients.snapshot(name)
         same = sorted(n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu()))
         kept = {n: t for n, t in snapshot.received.items() if n not in same}
@@ -124,7 +127,8 @@ def write_end(folder: Path, federation: Federation) -> None:
         write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
     state = federation.state
     record = {"version": VERSION, "round": state.round, "clients": list(clients)}
-    write_json(folder / END, {**record, "refusals": state.standing.to_dict()})
+    there = {} if clients.rests_here else {"generations": state.generations}
+    write_json(folder / END, {**record, "refusals": state.standing.to_dict(), **there})
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
@@ -142,22 +146,25 @@ def restore_end(folder: Path, federation: Federation) -> bool:
         Whether the run had ended with a state.
 
     Raises:
-        CheckpointError: If the state is damaged, or belongs to other clients.
+        CheckpointError: If the state is damaged, belongs to other clients, or the clients are elsewhere.
     """
     path = folder / END
     if not path.is_file():
         return False
     record, clients = read_json(path), federation.executor.clients
+    if clients.rests_here and "generations" in record:
+        raise CheckpointError(f"{folder}: its clients are at the nodes of a network: continue it with flwr run")
     check_format(path, record.get("version"), VERSION)
     if record.get("clients") != list(clients):
         raise CheckpointError(f"{path}: was written for other clients")
     try:
         round = claims.whole(record.get("round"), "round", 1, limits.ROUNDS)
         standing = Standing.of(record.get("refusals"), clients)
+        generations = read_generations(record.get("generations", {}), clients)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     server = read_server(folder)
-    for name in clients:
+    for name in clients if clients.rests_here else ():
         where = client_model(folder, name)
         snapshot = read_client(folder, name, server)._replace(model=read_tensors(where))
         try:
@@ -167,6 +174,7 @@ def restore_end(folder: Path, federation: Federation) -> bool:
             raise CheckpointError(f"{where}: does not fit the model of {name} ({why})") from None
     state = federation.state
     state.round, state.tensors, state.standing = round, server, standing
+    state.generations, state.saved = generations, dict(generations)
     return True
 
 
