@@ -118,6 +118,12 @@ def nodes_of(root: Path, state: Path) -> dict[int, dict[str, Any]]:
     }
 
 
+def own_run(state: Path, name: str) -> Path:
+    """Return the only run directory of a client's node."""
+    (found,) = (state / name / name).iterdir()
+    return found
+
+
 def wanted(method: str, root: Path, **overrides: Any) -> Experiment:
     """Return a tiny experiment on the folder."""
     return experiment(

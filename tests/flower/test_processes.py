@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from deployment import BIN, Deployment, rounds_of, until
-from network import write_folders
+from network import own_run, write_folders
 from protofed import run
 from protofed.flower.identity import fingerprint
 from protofed.flower.keys import certificate_authority, create_keys
@@ -83,7 +83,7 @@ def clients_of(data: Path) -> list[Path]:
 
 def model_of(deployment: Deployment, number: int) -> Path:
     folder = deployment.data[number]
-    return deployment.root / "state" / folder.name / folder.name / "model.safetensors"
+    return own_run(deployment.root / "state", folder.name) / "clients" / folder.name / "model.safetensors"
 
 
 def absent(out: Path, name: str) -> list[int]:

@@ -6,6 +6,7 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,7 +15,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, own_run, wanted, write_folders
+from protofed import load_run
 from protofed.errors import FederationError, ProtofedError
 from protofed.flower.grid import RECORD
 from protofed.methods import methods
@@ -58,9 +60,14 @@ def test_every_method_gives_the_same_numbers(method, root, tmp_path):
     assert numbers(remote) == numbers(local)
     same_prototypes(local.directory, remote.directory)
     for name in ("ann", "bob", "cid"):
-        mine = load_file(tmp_path / "state" / name / name / "model.safetensors")
-        theirs = load_file(tmp_path / "local" / "clients" / name / "model.safetensors")
-        assert all(torch.equal(mine[n], theirs[n]) for n in theirs)
+        mine, theirs = load_run(own_run(tmp_path / "state", name)), load_run(tmp_path / "local")
+        weights, expected = (run.client(name).classifier.model.state_dict() for run in (mine, theirs))
+        assert all(torch.equal(weights[n], expected[n]) for n in expected)
+        assert mine.metrics().clients[name] == theirs.metrics().clients[name]
+        test = np.load(root / "clients" / name / "test.npz")["x"]
+        for rule in mine.client(name).rules:
+            found, known = (run.predict(name, test, rule) for run in (mine, theirs))
+            np.testing.assert_array_equal(found.probabilities, known.probabilities)
     assert not (tmp_path / "remote" / "clients").exists(), "personal models stay where they are"
 
 

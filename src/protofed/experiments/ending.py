@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,24 @@ VERSION = 1
 """Number of the format of ``end.json``."""
 END = "end.json"
 _FROM_SERVER = "protofed.from_server"
+TOLD = ("feature_dim", "class_size", "clients")
+"""Facts of :class:`FederationSummary` about all clients, which a folder of one client cannot tell."""
 
 
-def describe_models(experiment: Experiment, federated: FederatedData) -> Tree:
+def describe_models(
+    experiment: Experiment, federated: FederatedData, architectures: Sequence[Architecture] = ()
+) -> Tree:
     """Return the architectures and the preprocessing of the clients' models, for ``federation.json``.
 
     Args:
         experiment: The experiment.
         federated: The clients' data.
+        architectures: Each client's architecture; assigned as the experiment says by default.
     """
+    architectures = architectures or FederationSummary.of(experiment, federated).architectures
     samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
     given = data.normalisation(experiment.transforms)
-    kinds = zip(federated.clients, FederationSummary.of(experiment, federated).architectures, strict=True)
+    kinds = zip(federated.clients, architectures, strict=True)
     return {
         "inputs": "uint8" if samples is None or samples.dtype == torch.uint8 else "float32",
         "scaled_to": [-1, 1] if samples is None or samples.dtype == torch.uint8 else None,
@@ -61,11 +68,13 @@ class ModelsDescription:
         eight_bit: Whether samples are 8-bit images.
         input_shape: Shape of one sample.
         architectures: Architecture of each client's model.
+        told: What the node of a network was told about all clients, by the names in :data:`TOLD`; else empty.
     """
 
     eight_bit: bool
     input_shape: tuple[int, ...]
     architectures: dict[str, Architecture]
+    told: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> ModelsDescription:
@@ -76,9 +85,12 @@ class ModelsDescription:
         """
         tree = read_json(path)
         if "models" not in tree:
+            network = tree.get("network")
             raise CheckpointError(
-                f"{path}: does not describe the models (they rest on nodes of a network, or an older version ran "
-                "them)"
+                f"{path.parent}: the models are at the nodes of the network, where protofed predict, export and "
+                f"metrics take STATE-DIR/CLIENT/{claims.clean(network['run'], 64)} in place of this folder"
+                if isinstance(network, dict) and "run" in network
+                else f"{path}: does not describe the models (an older version ran them)"
             )
         try:
             found = claims.mapping(
@@ -91,9 +103,10 @@ class ModelsDescription:
             if not isinstance(found["clients"], dict):
                 raise ValueError("models.clients: should be a table")
             architectures = {name: _architecture(value, name) for name, value in found["clients"].items()}
+            told = _told(tree["network"]) if "network" in tree else {}
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from None
-        return cls(found["inputs"] == "uint8", sides, architectures)
+        return cls(found["inputs"] == "uint8", sides, architectures, told)
 
 
 def _architecture(value: object, client: str) -> Architecture:
@@ -101,6 +114,16 @@ def _architecture(value: object, client: str) -> Architecture:
     if not isinstance(found["name"], str) or not isinstance(found["options"], dict):
         raise ValueError(f"model of {client}: should have a name and options")
     return Architecture(found["name"], found["options"], claims.whole(found["d"], "d", 1, limits.INPUT_SIDE))
+
+
+def _told(value: object) -> dict[str, Any]:
+    network = claims.mapping(value, "network", ("run", *TOLD))
+    samples = float(limits.CLIENTS) * limits.CLAIMED_SAMPLES
+    return {
+        "feature_dim": claims.whole(network["feature_dim"], "feature_dim", 1, limits.INPUT_SIDE),
+        "class_size": claims.number(network["class_size"], "class_size", -1.0, samples),
+        "clients": claims.whole(network["clients"], "clients", 1, limits.CLIENTS),
+    }
 
 
 # The state of a finished run.
@@ -176,6 +199,23 @@ def restore_end(folder: Path, federation: Federation) -> bool:
     state.round, state.tensors, state.standing = round, server, standing
     state.generations, state.saved = generations, dict(generations)
     return True
+
+
+def ended_generations(folder: Path) -> dict[str, str]:
+    """Return the names of the states with which the clients of a network ended a run; empty for those of others.
+
+    Args:
+        folder: The run directory.
+
+    Raises:
+        CheckpointError: If the record is damaged.
+    """
+    record = read_json(folder / END)
+    try:
+        clients = claims.items(record.get("clients"), "clients", limits.CLIENTS)
+        return read_generations(record.get("generations", {}), clients)
+    except ValueError as error:
+        raise CheckpointError(f"{folder / END}: {error}") from None
 
 
 def client_model(folder: Path, client: str) -> Path:

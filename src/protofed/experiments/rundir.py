@@ -88,8 +88,8 @@ class RunDirectory:
                 )
             if changed and self.finished and not (self.path / END).is_file():
                 raise CheckpointError(
-                    f"{self.path}: has no end.json: an older version ran it and kept no state to go on from: start a "
-                    "new run with another --out"
+                    f"{self.path}: has no end.json: an older version ran it and kept no state to go on from: start "
+                    "a new run with another --out"
                 )
             if changed:
                 self._write("config.toml", tomli_w.dumps(experiment.to_tree()))
@@ -252,8 +252,8 @@ class RunDirectory:
         ):
             if not clients.rests_here and not federation.state.generations:
                 raise CheckpointError(
-                    f"{self.path}: its clients are in this directory, not at the nodes of a network: continue it with "
-                    "protofed run --resume"
+                    f"{self.path}: its clients are in this directory, not at the nodes of a network: continue it "
+                    "with protofed run --resume"
                 )
             rounds = self.rounds()[: federation.round]
             if len(rounds) < federation.round:
