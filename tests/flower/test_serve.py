@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,22 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, own_run, wanted, write_folders
+from network import (
+    FakeGrid,
+    apart,
+    dying,
+    forget,
+    locally,
+    nodes_of,
+    numbers,
+    over,
+    own_run,
+    round_of,
+    same_prototypes,
+    training,
+    wanted,
+    write_folders,
+)
 from protofed import load_run
 from protofed.errors import FederationError, ProtofedError
 from protofed.flower.grid import RECORD
@@ -25,29 +39,8 @@ from support import client, federated
 METHODS = sorted(methods())
 
 
-def numbers(run) -> list[dict]:
-    """Return what of the rounds must not depend on the engine."""
-    names = ("round", "participants", "accuracy", "losses", "bytes", "parameters", "diagnostics", "refused")
-    return [{n: r.get(n) for n in names} for r in run.rounds]
-
-
-def same_prototypes(a: Path, b: Path) -> None:
-    expected, found = (load_file(path / "prototypes.safetensors") for path in (a, b))
-    for name in expected.keys() & found.keys():
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)
-    assert {n for n in expected if n.startswith("global.")} <= found.keys()
-
-
 def reply_with(to: Message, /, **values) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(values)}), reply_to=to)
-
-
-def training(message: Message) -> bool:
-    return message.metadata.message_type == "train"
-
-
-def round_of(message: Message) -> int:
-    return int(message.content[RECORD]["round"])
 
 
 @pytest.mark.parametrize("method", METHODS)

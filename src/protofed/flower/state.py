@@ -189,8 +189,8 @@ class ClientFolder:
             return
         if sum((other / INDEX).is_file() for other in folder.iterdir()) >= most:
             raise ConfigError(
-                f"{folder}: holds {most} runs, as many as its node keeps: remove or move folders of old ones, or "
-                "raise runs in --node-config"
+                f"{self.client}: its node keeps {most} runs, as many as it may: move folders of old ones out of its "
+                "state-dir, or raise runs in --node-config"
             )
 
     def since(self, after: str) -> list[Generation] | None:
@@ -216,9 +216,8 @@ class ClientFolder:
         """
         held = self.since(after)
         if held is None and not fresh:
-            older = self.path.parent / INDEX
             newest = f"its newest is {self.chain[-1].name}" if self.chain else "it has none of this run"
-            newest += f"; {older} is that of an older version" if older.is_file() else ""
+            newest += ", but one of an older version" if (self.path.parent / INDEX).is_file() else ""
             raise CheckpointError(
                 f"{self.client}: the node does not have state {after}, where the visit must start ({newest}): "
                 "restore its state-dir, or add fresh=true to --node-config to start afresh"
