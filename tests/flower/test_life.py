@@ -344,9 +344,7 @@ def test_a_node_killed_at_any_change(root, tmp_path):
     (summary, *_) = client_summaries(FederationSummary.of(chosen, ordinary()))
     job = Job("run", "ann", 1, experiment_key(chosen), summary)
 
-    def visits(
-        state: Path, round: int, after: str, message: bytes | None, order: int = 0
-    ) -> tuple[str, bytes | None]:
+    def visits(state: Path, round: int, after: str, message: bytes | None, order: int) -> tuple[str, bytes | None]:
         """Let ann train and be scored; FedProto's uploads have the form of a broadcast of the same classes."""
         node = Node(Folder(root / "clients" / "ann", "ann"), state)
         asked = replace(job, round=round, order=order, after=after, saved=after, message=message)
@@ -360,10 +358,10 @@ def test_a_node_killed_at_any_change(root, tmp_path):
         run.client("ann")
         return run.rounds[-1]["round"], *((kept / f"{n}.safetensors").read_bytes() for n in ("model", "state"))
 
-    after, message = visits(tmp_path / "base", 1, "", None)
+    after, message = visits(tmp_path / "base", 1, "", None, 1)
     first = shown(tmp_path / "base")
     shutil.copytree(tmp_path / "base", tmp_path / "whole", symlinks=True)
-    visits(tmp_path / "whole", 2, after, message)
+    visits(tmp_path / "whole", 2, after, message, 3)
     second = shown(tmp_path / "whole")
     assert first[1] != second[1]
     step, more = 0, True
@@ -371,9 +369,9 @@ def test_a_node_killed_at_any_change(root, tmp_path):
         step += 1
         state = tmp_path / f"step-{step}"
         shutil.copytree(tmp_path / "base", state, symlinks=True)
-        more = killed(step, state, lambda state=state: visits(state, 2, after, message))
+        more = killed(step, state, lambda state=state: visits(state, 2, after, message, 3))
         assert shown(state)[1:] in (first[1:], second[1:]), step
-        visits(state, 2, after, message, order=9)
+        visits(state, 2, after, message, 9)
         assert shown(state) == second, step
         assert len(list((state / "ann" / "run" / "generations").iterdir())) == 3, step
         assert not [p for p in state.rglob("*") if p.name.endswith(".partial")], step

@@ -208,6 +208,7 @@ def test_a_damaged_state_is_named(root, tmp_path):
         lambda index: index | {"chain": [index["chain"][0] | {"name": "../../../secret"}]},
         lambda index: index | {"chain": [index["chain"][0] | {"name": "/etc"}]},
         lambda index: index | {"chain": [index["chain"][0] | {"request": 5}]},
+        lambda index: index | {"chain": [index["chain"][0] | {"answered": "yes"}]},
         lambda index: index | {"chain": [index["chain"][0] | {"losses": "[]"}]},
         lambda index: index | {"chain": "none"},
         lambda index: index | {"more": 1},

@@ -188,6 +188,8 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
         generations = read_generations(record.get("generations"), clients)
     except ValueError as error:
         raise CheckpointError(f"{newest / 'state.json'}: damaged ({claims.clean(error)})") from None
+    if clients.rests_here and generations:
+        raise CheckpointError(f"{newest}: its clients are at the nodes of a network: continue it with flwr run")
     tensors = read_tensors(newest / "server.safetensors")
     if clients.rests_here:
         _restore(newest / CLIENTS, record.get("records"), clients)

@@ -50,7 +50,7 @@ class Nodes:
         asked: Connected nodes that need not be asked for their clients.
         waiting: Node of each question that has no answer yet, by Flower's message number.
         members: Names of the clients of the run, once it has begun; None before.
-        excluded: Called with each node or client that is left out from then on, and the reason.
+        excluded: Called with each node or client that is left out, and the reason; None until the run has begun.
     """
 
     grid: Grid
@@ -63,7 +63,7 @@ class Nodes:
     asked: set[int] = field(default_factory=set)
     waiting: dict[str, int] = field(default_factory=dict)
     members: Collection[str] | None = None
-    excluded: Callable[[str, str], None] = lambda who, reason: None
+    excluded: Callable[[str, str], None] | None = None
 
     def refresh(self) -> None:
         """Ask new nodes for their clients, process the answers that have arrived, and forget nodes that have left.
@@ -212,7 +212,7 @@ class Nodes:
             return
         log.warning("%s: left out: %s", who, reason)
         self.left_out[who] = reason
-        if self.members is not None:
+        if self.excluded is not None:
             self.excluded(who, reason)
 
     def _push(self, numbered: Sequence[tuple[int, Message]]) -> dict[str, int]:

@@ -57,6 +57,7 @@ class Generation:
         round: Round of the visit that created it.
         trained: Whether that visit trained the client; otherwise it delivered the round's outcome.
         request: Digest of the broadcast with which the client was trained.
+        answered: Whether the visit has an encoded answer.
         losses: Losses of the training, as JSON (they may be NaN).
     """
 
@@ -64,6 +65,7 @@ class Generation:
     round: int
     trained: bool
     request: str
+    answered: bool
     losses: str
 
     @property
@@ -80,7 +82,8 @@ def _generation(item: object) -> Generation:
     """
     fields = claims.mapping(item, "generation", Generation.__dataclass_fields__)
     claims.whole(fields["round"], "round", 0, limits.ROUNDS)
-    claims.flag(fields["trained"], "trained")
+    for key in ("trained", "answered"):
+        claims.flag(fields[key], key)
     for key in ("name", "request", "losses"):
         if not isinstance(fields[key], str):
             raise ValueError(f"{key}: expected text")
@@ -189,8 +192,8 @@ class ClientFolder:
             return
         if sum((other / INDEX).is_file() for other in folder.iterdir()) >= most:
             raise ConfigError(
-                f"{self.client}: its node keeps {most} runs, as many as it may: move folders of old ones out of its "
-                "state-dir, or raise runs in --node-config"
+                f"{self.client}: its node keeps {most} runs, as many as it may: move folders of old ones out of "
+                "its state-dir, or raise runs in --node-config"
             )
 
     def since(self, after: str) -> list[Generation] | None:
@@ -244,7 +247,7 @@ class ClientFolder:
         """
         path = self._folder(generation) / REPLY
         try:
-            return read_bytes(path, limits.RUN_FILE_BYTES) if path.exists() else None
+            return read_bytes(path, limits.RUN_FILE_BYTES) if generation.answered else None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
@@ -271,9 +274,10 @@ class ClientFolder:
         Raises:
             OutputError: If a file cannot be written.
         """
-        new = Generation(f"{round:06d}-{secrets.token_hex(8)}", round, bool(request), request, losses)
+        name = f"{round:06d}-{secrets.token_hex(8)}"
+        new = Generation(name, round, bool(request), request, bool(reply), losses)
         folder = self._folder(new)
-        partial = folder.with_name(f".{new.name}{PARTIAL}")
+        partial = folder.with_name(f".{name}{PARTIAL}")
         with writing(folder):
             try:
                 partial.mkdir(parents=True)
