@@ -16,6 +16,8 @@ import tomli_w
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
+from flwr.app import Message
+
 from network import (
     FakeGrid,
     apart,
@@ -67,6 +69,10 @@ def finished(root, tmp_path) -> Begun:
     begun = Begun(tmp_path / "run", root)
     begun.run(2)
     return begun
+
+
+def scored_in_round_2(node: int, message: Message) -> bool:
+    return message.metadata.message_type == "evaluate" and round_of(message) == 2
 
 
 def protofed(monkeypatch, capsys, *words: object) -> tuple[int, str]:
@@ -200,6 +206,13 @@ def test_a_run_does_not_change_between_nodes_and_this_machine(finished, root, tm
     status, printed = protofed(monkeypatch, capsys, "run", recipe, "--out", finished.out, "--resume")
     assert (status, finished.contents()) == (2, before)
     assert "its clients are at the nodes of a network: continue it with flwr run" in printed
+    unfinished = Begun(tmp_path / "unfinished", root)
+    with pytest.raises(KeyboardInterrupt):
+        unfinished.run(3, dying(scored_in_round_2))
+    before = unfinished.contents()
+    with pytest.raises(ProtofedError, match="its clients are at the nodes of a network"):
+        run_experiment(unfinished.wanted(3), unfinished.out, resume=True)
+    assert unfinished.contents() == before
     local = locally(finished.wanted(2), tmp_path / "local")
     before = contents(local.directory)
     with pytest.raises(ProtofedError, match="its clients are in this directory, not at the nodes of a network"):
