@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
 
 from protofed.experiments import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Run, run_experiment
 from protofed.flower.client_app import app
 from protofed.flower.node import _built, _company
+from protofed.flower.nodes import RECORD
 from protofed.flower.server_app import Gathering, serve
 from protofed.samples import FederatedData
 from support import experiment
@@ -118,6 +121,17 @@ def nodes_of(root: Path, state: Path) -> dict[int, dict[str, Any]]:
     }
 
 
+def own_run(state: Path, name: str) -> Path:
+    """Return the only run directory of a client's node."""
+    (found,) = (state / name / name).iterdir()
+    return found
+
+
+def contents(*folders: Path) -> dict[Path, bytes]:
+    """Return the content of every file below some folders."""
+    return {path: path.read_bytes() for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def wanted(method: str, root: Path, **overrides: Any) -> Experiment:
     """Return a tiny experiment on the folder."""
     return experiment(
@@ -149,3 +163,24 @@ def over(
     gathering = Gathering(clients or len(grid.nodes), wait_s=0.0, **gather)
     files = RunDirectory(out)
     return serve(grid, chosen, files, gathering, resume=resume, report=False, simulated=simulated)  # type: ignore[arg-type]
+
+
+def numbers(run) -> list[dict]:
+    """Return what of the rounds must not depend on the engine."""
+    names = ("round", "participants", "accuracy", "losses", "bytes", "parameters", "diagnostics", "refused")
+    return [{n: r.get(n) for n in names} for r in run.rounds]
+
+
+def same_prototypes(a: Path, b: Path) -> None:
+    expected, found = (load_file(path / "prototypes.safetensors") for path in (a, b))
+    for name in expected.keys() & found.keys():
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)
+    assert {n for n in expected if n.startswith("global.")} <= found.keys()
+
+
+def training(message: Message) -> bool:
+    return message.metadata.message_type == "train"
+
+
+def round_of(message: Message) -> int:
+    return int(message.content[RECORD]["round"])

@@ -127,7 +127,7 @@ PACKAGES = {
         "analysis",
     },
     "reproduction": {"runs", "data", "experiments", "analysis"},
-    "flower": {"privacy", "models", "data", "methods", "training", "federation", "experiments", "analysis"},
+    "flower": {"runs", "privacy", "models", "data", "methods", "training", "federation", "experiments", "analysis"},
     "benchmark": {"analysis", "runs", "models", "data", "methods", "training", "federation", "experiments"},
     "ui": {
         "runs",

@@ -123,6 +123,15 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def json_text(value: Any) -> str:
+    """Return the text of a JSON file.
+
+    Raises:
+        ValueError: If the value contains NaN or an infinity.
+    """
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON atomically.
 
@@ -134,7 +143,7 @@ def write_json(path: Path, value: Any) -> None:
         OutputError: As :func:`write_bytes`.
         ValueError: If the value contains NaN or an infinity.
     """
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
 
 
 def read_json(path: Path) -> dict[str, Any]:

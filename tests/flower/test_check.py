@@ -22,7 +22,6 @@ import torch
 
 from data.files import write_images, write_npz
 from protofed import cli, models
-from protofed.files import write_tensors
 
 pytest.importorskip("cryptography", reason="needs cryptography: install protofed[flower]")
 
@@ -183,25 +182,14 @@ def test_the_state_folder(north, tmp_path):
     request["overrides"] = ("method.name=fedproto", *SMALL)
     assert findings(**request)["state-dir"].text == f"{state}: does not exist yet, can be created"
     state.mkdir()
-    assert findings(**request)["state-dir"].text.endswith("writable, no saved model yet")
-    client = ClientFolder(state / "north", "some run")  # as a node writes it
-    written = client.write(Snapshot(model(), {"prototypes": torch.zeros(2, 8)}, {}), 1)
-    client.commit(written, None, 1, set())
-    assert (state / "north" / "model.safetensors").is_file()
-    assert findings(**request)["state-dir"].text.endswith("writable, its saved model fits")
-    assert "not compared" in findings(state_dir=state)["state-dir"].text
-    write_tensors(state / "north" / "model.safetensors", {f"model.{n}": t for n, t in model(K=3).items()})
-    text = problem("state-dir", **request)
-    assert "model.safetensors: head.weight is 3×8, but 2×8 in the model: saved under another recipe" in text
-    write_tensors(state / "north" / "model.safetensors", {n: t for n, t in model().items() if n != "head.bias"})
-    assert "has no head.bias, which the model has" in problem("state-dir", **request)
-    write_tensors(state / "north" / "model.safetensors", {**model(), "extras.p": torch.zeros(1)})
-    assert "has extras.p, which the model does not have" in problem("state-dir", **request)
-    (state / "north" / "model.safetensors").write_bytes(b"torn")
-    assert "model.safetensors: cannot be read" in problem("state-dir", **request)
-    write_tensors(state / "north" / "model.safetensors", model())
-    write_tensors(state / "south" / "model.safetensors", model(K=3))  # another client's
-    assert findings(**request)["state-dir"].state == "ok"
+    assert findings(**request)["state-dir"].text == f"{state}: writable, holds 0 runs"
+    client = ClientFolder(state / "north", "run1")  # as a node writes it
+    client.commit(client.write(Snapshot(model(), {}, {}), 1), None, 1, set())
+    assert findings(**request)["state-dir"].text == f"{state}: writable, holds 1 run"
+    (state / "north" / "state.json").write_text("{}")  # as version 0.2 wrote it
+    assert findings(**request)["state-dir"].text.endswith(
+        "is of an older version: its files stay, and are not read"
+    )
 
 
 def test_a_state_folder_that_cannot_be_written(tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ def test_the_guide_has_all_steps_and_installs_what_there_is():
 def test_the_commands_of_the_guide(tmp_path):
     """A run; one that is killed, and the SuperLink too, and resumed; a fourth that starts as the first did."""
     guide, trial = Guide.read(), tmp_path / "trial"
-    (data,), (keys,), (link, register), (check, *nodes), (app, first, second, listing), (resume,) = (
+    (data,), (keys,), (link, register), (check, *nodes), (app, first, second, listing, use), (resume,) = (
         guide.sections[number] for number in range(1, 7)
     )
     with Terminals(tmp_path) as terminals:
@@ -117,7 +117,9 @@ def test_the_commands_of_the_guide(tmp_path):
         assert (trial / "protonorm" / "report.html").is_file()
         assert len(rounds_of(trial / "protonorm")) == 3
         for name in ("north", "south", "west"):
-            assert (trial / "state" / name / name / "model.safetensors").is_file()
+            (own,) = (trial / "state" / name / name).iterdir()
+            assert (own / "clients" / name / "model.safetensors").is_file()
+        assert "class,probability" in terminals.run(use)
         assert json.loads(terminals.run(listing))["runs"][0]["status"] == "finished:completed"
 
         terminals.start_and_kill(second, trial / "tinyproto")

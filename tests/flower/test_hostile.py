@@ -364,4 +364,5 @@ def test_an_error_of_flower_is_no_answer_and_is_asked_again(root, tmp_path):
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), flicker)
     run = over(grid, wanted("fedproto", root, rounds=1), tmp_path / "run", clients=3)
     assert "bob" not in run.rounds[0]["participants"]
-    assert "left_out" not in json.loads((run.directory / "federation.json").read_text())
+    (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
+    assert left == {"client": "bob", "reason": "came after the run had begun: it can take part in the next one"}

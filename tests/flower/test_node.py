@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import save, save_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
@@ -43,8 +43,9 @@ def node_of(root: Path, state: Path | None) -> Node:
 
 
 def weights(state: Path) -> dict[str, torch.Tensor]:
-    """Ann's personal model, as her node keeps it."""
-    return load_file(state / "ann" / "model.safetensors")
+    """Ann's newest model, as her node keeps it."""
+    folder = ClientFolder(state / "ann", "run")
+    return folder.read(folder.chain[-1]).model
 
 
 def train(node: Node, job: Job) -> Trained:
@@ -101,7 +102,7 @@ def test_a_node_without_the_state_refuses_and_starts_nothing(root, tmp_path):
     for visit in (other.train, other.evaluate):
         with pytest.raises(CheckpointError, match=rf"ann: .* {left.generation}.*it has none of this run.*fresh"):
             visit(later)
-    assert [f.name for f in (tmp_path / "b" / "ann").iterdir()] == [".lock"]
+    assert not (tmp_path / "b").exists()
     other.train(job)  # now it has a state, but not that one
     with pytest.raises(CheckpointError, match="its newest is 000001-"):
         other.train(later)
@@ -155,7 +156,9 @@ def test_what_the_server_may_go_back_to_is_kept(root, tmp_path):
         result, left = node.train(replace(job, round=round, order=order, after=after, saved=saved))
         messages.append(result.message)
         after = left.generation
-    assert len(list((tmp_path / "ann").glob("*.model.safetensors"))) == 3, "saved, the last and the one before"
+    assert len(list((tmp_path / "ann" / "run" / "generations").iterdir())) == 3, (
+        "saved, the last and the one before"
+    )
     assert train(node, replace(job, round=2, order=9, after=saved, saved=saved)).message == messages[0]
 
 
@@ -169,7 +172,7 @@ def test_another_run_begins_anew(root, tmp_path):
 def test_a_write_that_fails_leaves_the_state_before(root, tmp_path, monkeypatch):
     node, job = node_of(root, tmp_path), job_of(root)
     after = node.train(job)[1].generation
-    before, index = weights(tmp_path), (tmp_path / "ann" / "state.json").read_bytes()
+    before, index = weights(tmp_path), (tmp_path / "ann" / "run" / "state.json").read_bytes()
 
     def full(*args):
         raise OSError("disk full")
@@ -179,16 +182,18 @@ def test_a_write_that_fails_leaves_the_state_before(root, tmp_path, monkeypatch)
         node.train(replace(job, round=2, after=after))
     monkeypatch.undo()
     assert same(before, weights(tmp_path))
-    assert (tmp_path / "ann" / "state.json").read_bytes() == index
+    assert (tmp_path / "ann" / "run" / "state.json").read_bytes() == index
     train(node_of(root, tmp_path), replace(job, round=2, after=after))
-    assert len(list((tmp_path / "ann").glob("*.model.safetensors"))) == 2, "files of the failed write are gone"
+    assert len(list((tmp_path / "ann" / "run" / "generations").iterdir())) == 2, (
+        "files of the failed write are gone"
+    )
 
 
 def test_a_damaged_state_is_named(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
     train(node, job)
     folder = ClientFolder(tmp_path / "ann", "run")
-    (tmp_path / "ann" / folder.latest.model).write_bytes(b"nothing")
+    (folder.path / "generations" / folder.chain[-1].name / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="cannot be read"):
         train(node_of(root, tmp_path), replace(job, round=2))
 
@@ -196,12 +201,14 @@ def test_a_damaged_state_is_named(root, tmp_path):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda index: {"version": 2, "run": "run", "chain": [{"round": 1}]},
+        lambda index: {"version": 3, "run": "run", "chain": [{"round": 1}]},
         lambda index: index | {"order": "7"},
         lambda index: index | {"notes": {"bfloat16": 3}},
-        lambda index: index | {"chain": [index["chain"][0] | {"model": "../../ann/secret.model.safetensors"}]},
-        lambda index: index | {"chain": [index["chain"][0] | {"reply": "/etc/hostname"}]},
-        lambda index: index | {"chain": [index["chain"][0] | {"rest": 5}]},
+        lambda index: index | {"run": "RUN"},
+        lambda index: index | {"chain": [index["chain"][0] | {"name": "../../../secret"}]},
+        lambda index: index | {"chain": [index["chain"][0] | {"name": "/etc"}]},
+        lambda index: index | {"chain": [index["chain"][0] | {"request": 5}]},
+        lambda index: index | {"chain": [index["chain"][0] | {"answered": "yes"}]},
         lambda index: index | {"chain": [index["chain"][0] | {"losses": "[]"}]},
         lambda index: index | {"chain": "none"},
         lambda index: index | {"more": 1},
@@ -210,7 +217,7 @@ def test_a_damaged_state_is_named(root, tmp_path):
 def test_a_damaged_index_is_named(root, tmp_path, damage):
     node, job = node_of(root, tmp_path), job_of(root)
     train(node, job)
-    path = tmp_path / "ann" / "state.json"
+    path = tmp_path / "ann" / "run" / "state.json"
     path.write_text(json.dumps(damage(json.loads(path.read_text()))))
     with pytest.raises(
         CheckpointError, match=r"damaged .* remove the folder and add fresh=true to --node-config"
@@ -222,27 +229,27 @@ def test_a_damaged_index_is_named(root, tmp_path, damage):
 def test_an_index_of_another_version_is_named(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
     train(node, job)
-    path = tmp_path / "ann" / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 3}))
-    with pytest.raises(CheckpointError, match=r"state\.json: written in format 3 by another version of protofed"):
+    path = tmp_path / "ann" / "run" / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
+    with pytest.raises(CheckpointError, match=r"state\.json: written in format 2 by another version of protofed"):
         train(node_of(root, tmp_path), job)
 
 
 def test_two_visits_of_a_client_at_a_time_wait_for_each_other(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
     with ThreadPoolExecutor() as pool:
-        with locked(tmp_path / "ann", "run", 0):
+        with locked(tmp_path / "ann" / "run", 0):
             running = pool.submit(node.train, job)
             with pytest.raises(TimeoutError):
                 running.result(1.0)
-            assert not (tmp_path / "ann" / "state.json").exists()
+            assert not (tmp_path / "ann" / "run" / "state.json").exists()
         assert running.result(60)[1].generation
 
 
 def test_only_the_newest_request_waits_for_the_visit_under_way(root, tmp_path):
-    node, job, turn = node_of(root, tmp_path), job_of(root), tmp_path / "ann" / ".turn"
+    node, job, turn = node_of(root, tmp_path), job_of(root), tmp_path / "ann" / "run" / ".turn"
     with ThreadPoolExecutor() as pool:
-        with locked(tmp_path / "ann", "run", 5):
+        with locked(tmp_path / "ann" / "run", 5):
             first = pool.submit(node.train, replace(job, order=6))
             until(turn.is_file, 20)
             second = pool.submit(node.train, replace(job, order=8))
@@ -250,22 +257,20 @@ def test_only_the_newest_request_waits_for_the_visit_under_way(root, tmp_path):
                 first.result(20)
             with pytest.raises(CheckpointError, match="a later request of the server waits"):
                 node.train(replace(job, order=7))
-            assert turn.read_text() == "run 8"
+            assert turn.read_text() == "8"
         assert second.result(60)[1].generation
-        with locked(tmp_path / "ann", "another", 1):
-            waiting = pool.submit(node.train, replace(job, run="third", order=2))
-            until(lambda: turn.is_file() and turn.read_text() == "third 2", 20)
-        assert waiting.result(60)[1].generation, "numbers of another run do not count"
+        with locked(tmp_path / "ann" / "run", 9):
+            assert node.train(replace(job, run="third", order=2))[1].generation, "another run goes on"
 
 
 def test_an_evaluation_without_delivery_changes_nothing(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
     message = train(node, job).message
-    index = (tmp_path / "ann" / "state.json").read_bytes()
+    index = (tmp_path / "ann" / "run" / "state.json").read_bytes()
     node.evaluate(replace(job, message=message, deliver=False))
-    assert (tmp_path / "ann" / "state.json").read_bytes() == index
+    assert (tmp_path / "ann" / "run" / "state.json").read_bytes() == index
     node.evaluate(replace(job, message=message))
-    assert (tmp_path / "ann" / "state.json").read_bytes() != index
+    assert (tmp_path / "ann" / "run" / "state.json").read_bytes() != index
 
 
 def test_jobs_and_descriptions_survive_the_way(root):

@@ -192,5 +192,5 @@ def test_a_server_that_is_killed_again_and_again_stops_in_time(mode, completed, 
 
 def counts(state: Path) -> list[list[int]]:
     """Return the noisy numbers of samples per class that nodes have stored."""
-    stored = [load_file(file) for file in sorted(state.rglob("*.rest.safetensors"))]
+    stored = [load_file(file) for file in sorted(state.rglob("generations/*/state.safetensors"))]
     return [tensor.tolist() for file in stored for name, tensor in file.items() if name.endswith(COUNTS)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -17,8 +19,8 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from deployment import BIN, Deployment, rounds_of, until
-from network import write_folders
-from protofed import run
+from network import contents, own_run, write_folders
+from protofed import load_run, run
 from protofed.flower.identity import fingerprint
 from protofed.flower.keys import certificate_authority, create_keys
 from protofed.methods import methods
@@ -83,7 +85,7 @@ def clients_of(data: Path) -> list[Path]:
 
 def model_of(deployment: Deployment, number: int) -> Path:
     folder = deployment.data[number]
-    return deployment.root / "state" / folder.name / folder.name / "model.safetensors"
+    return own_run(deployment.root / "state", folder.name) / "clients" / folder.name / "model.safetensors"
 
 
 def absent(out: Path, name: str) -> list[int]:
@@ -126,6 +128,70 @@ def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(t
         assert all(model_of(d, n).is_file() for n in range(2))
     same(local, tmp_path / "remote")
     assert (tmp_path / "remote" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_life_of_runs_that_share_their_nodes(tmp_path):
+    """Two runs at once; one again by the command of its report, to which a site comes late; one that goes on."""
+    data, three = folders(tmp_path / "data", 2), folders(tmp_path / "three")
+    first, second = recipe(data, "protonorm", 2), recipe(data, "fedproto", 2)
+    expected = {name: here(path, tmp_path / f"local-{name}") for name, path in (("A", first), ("B", second))}
+    test = data / "clients" / "ann" / "test.npz"
+    with Deployment(tmp_path, clients_of(three)) as d:
+        d.link()
+        d.register()
+        d.node(0)
+        d.node(1)
+        for name, path in (("A", first), ("B", second)):
+            d.begin(path, tmp_path / name, clients=2)
+        until(lambda: all((tmp_path / n / "report.html").is_file() for n in "AB"), 300, "the ends of both")
+        d.finish()
+        for name in "AB":
+            same(expected[name], tmp_path / name)
+
+        page = html.unescape((tmp_path / "B" / "report.html").read_text())
+        command = re.search(r'<pre class="command" tabindex="0">flwr (run APP .*?)</pre>', page)[1]
+        command = command.replace(" APP --stream", f" {tmp_path}/app")
+        d.flwr(command.replace("clients=2", f'clients=2 out="{tmp_path}/again"'))
+        until((tmp_path / "again" / "federation.json").is_file, 120, "the begin of the run")
+        d.node(2)
+        d.finish()
+        same(expected["B"], tmp_path / "again")
+        (left,) = json.loads((tmp_path / "again" / "federation.json").read_text())["left_out"]
+        assert left["client"] == "cid"
+        assert "came after the run had begun" in (tmp_path / "again" / "report.html").read_text()
+
+        # At the node: one folder per run, as the commands take it.
+        runs = {load_run(p).summary["method"]: p for p in (tmp_path / "state" / "ann" / "ann").iterdir()}
+        assert len(list((tmp_path / "state" / "ann" / "ann").iterdir())) == 3
+        mine = runs["protonorm"]
+        for command in (
+            f"predict {{}} ann {test}",
+            f"export {{}} ann --out {tmp_path}/ann.safetensors",
+            "metrics {}",
+        ):
+            status, printed = protofed(command.format(tmp_path / "A"))
+            assert (status, f"STATE-DIR/CLIENT/{mine.name}" in printed) == (2, True), printed
+            assert protofed(command.format(mine))[0] == 0
+        assert protofed(f"predict {mine} ann {test}") == protofed(f"predict {expected['A']} ann {test}")
+
+        before = contents(tmp_path / "A", tmp_path / "state")
+        d.begin(recipe(data, "protonorm", 1), tmp_path / "A", resume=True)
+        assert d.end() == "finished:failed"
+        assert "A holds 2 rounds: rounds=1 is fewer" in d.flwr(f"log {d.newest()} trial --show")
+        assert contents(tmp_path / "A", tmp_path / "state") == before
+        longer = recipe(data, "protonorm", 4)
+        d.begin(longer, tmp_path / "A", resume=True)
+        d.finish()
+    local = here(longer, tmp_path / "local-longer")
+    same(local, tmp_path / "A")
+    assert protofed(f"predict {mine} ann {test}") == protofed(f"predict {local} ann {test}")
+
+
+def protofed(command: str) -> tuple[int, str]:
+    """Return the status of a command and what it prints."""
+    done = subprocess.run([str(BIN / "protofed"), *shlex.split(command)], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,7 +14,23 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted, write_folders
+from network import (
+    FakeGrid,
+    apart,
+    dying,
+    forget,
+    locally,
+    nodes_of,
+    numbers,
+    over,
+    own_run,
+    round_of,
+    same_prototypes,
+    training,
+    wanted,
+    write_folders,
+)
+from protofed import load_run
 from protofed.errors import FederationError, ProtofedError
 from protofed.flower.grid import RECORD
 from protofed.methods import methods
@@ -23,29 +39,8 @@ from support import client, federated
 METHODS = sorted(methods())
 
 
-def numbers(run) -> list[dict]:
-    """Return what of the rounds must not depend on the engine."""
-    names = ("round", "participants", "accuracy", "losses", "bytes", "parameters", "diagnostics", "refused")
-    return [{n: r.get(n) for n in names} for r in run.rounds]
-
-
-def same_prototypes(a: Path, b: Path) -> None:
-    expected, found = (load_file(path / "prototypes.safetensors") for path in (a, b))
-    for name in expected.keys() & found.keys():
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)
-    assert {n for n in expected if n.startswith("global.")} <= found.keys()
-
-
 def reply_with(to: Message, /, **values) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(values)}), reply_to=to)
-
-
-def training(message: Message) -> bool:
-    return message.metadata.message_type == "train"
-
-
-def round_of(message: Message) -> int:
-    return int(message.content[RECORD]["round"])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -58,9 +53,14 @@ def test_every_method_gives_the_same_numbers(method, root, tmp_path):
     assert numbers(remote) == numbers(local)
     same_prototypes(local.directory, remote.directory)
     for name in ("ann", "bob", "cid"):
-        mine = load_file(tmp_path / "state" / name / name / "model.safetensors")
-        theirs = load_file(tmp_path / "local" / "clients" / name / "model.safetensors")
-        assert all(torch.equal(mine[n], theirs[n]) for n in theirs)
+        mine, theirs = load_run(own_run(tmp_path / "state", name)), load_run(tmp_path / "local")
+        weights, expected = (run.client(name).classifier.model.state_dict() for run in (mine, theirs))
+        assert all(torch.equal(weights[n], expected[n]) for n in expected)
+        assert mine.metrics().clients[name] == theirs.metrics().clients[name]
+        test = np.load(root / "clients" / name / "test.npz")["x"]
+        for rule in mine.client(name).rules:
+            found, known = (run.predict(name, test, rule) for run in (mine, theirs))
+            np.testing.assert_array_equal(found.probabilities, known.probabilities)
     assert not (tmp_path / "remote" / "clients").exists(), "personal models stay where they are"
 
 

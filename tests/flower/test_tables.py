@@ -7,12 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from network import FakeGrid, locally, nodes_of, over, wanted
+from network import FakeGrid, locally, nodes_of, over, own_run, wanted
+from protofed import load_run
 from protofed.data import Table
 from protofed.data.federation import load_federation
 from protofed.data.local import PathOptions
@@ -70,6 +72,12 @@ def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, 
     assert len(own) == (0 if standardise == "federated" else 3)
     assert not any("table" in c for c in there["clients"]), "what a site keeps to itself is not told"
     assert any("data.standardise=" in note for note in there["notes"])
+    rows = {"age": [30.0, 60.0], "sex": ["f", "m"], "pulse": [60, None]}
+    for name in local.clients:
+        mine = load_run(own_run(tmp_path / "state", name))
+        assert mine.metrics().clients[name] == local.metrics().clients[name]
+        found, known = (run.predict(name, pd.DataFrame(rows)).probabilities for run in (mine, local))
+        np.testing.assert_array_equal(found, known)
 
 
 def describe(sites: Path, name: str, **options: object) -> Description:

@@ -117,6 +117,11 @@ def reopened(run: RunData, trust_code: bool = False) -> tuple[Experiment, Federa
     """
     if not run.finished:
         raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
+    if run.federation.network:
+        raise DataError(
+            f"{run.directory}: an audit needs the data of all clients, which are at the nodes of a network: audit "
+            "a simulation of this run"
+        )
     stored = ModelsDescription.read(run.directory / "federation.json")
     if (code := named_code(run.config, stored.architectures)) and not trust_code:
         raise DataError(f"{run.directory}: names code of its own ({code[0]}): pass --trust-code if you trust it")

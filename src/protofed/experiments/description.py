@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from protofed import claims, models, numerics
 from protofed.experiments.architectures import is_code
 from protofed.experiments.config import Tree
 from protofed.federation import Federation
+from protofed.methods import Method
 from protofed.samples import FederatedData
 from protofed.training import Member, Roster
 
@@ -58,24 +59,37 @@ def describe_clients(
         federated: The clients' data.
         sizes: Sizes of the models that are not built here, as :func:`sizes_of` returns them, by client.
     """
+    notes = [*_rule_notes(federation), *([federation.hiding.note()] if federation.hiding else [])]
+    described = describe_roster(federation.method, federation.executor.clients, federated, notes, sizes)
+    return {**described, "execution": {**federation.executor.description(), "waiting": numerics.waiting()}}
+
+
+def describe_roster(
+    method: Method,
+    roster: Roster,
+    federated: FederatedData,
+    notes: Sequence[str] = (),
+    sizes: Mapping[str, Tree] | None = None,
+) -> Tree:
+    """Return what :func:`describe_clients` does of clients, whoever runs them.
+
+    Args:
+        method: The method.
+        roster: The clients.
+        federated: Their data.
+        notes: Further notes.
+        sizes: As there.
+    """
     K = federated.num_classes
-    roster = federation.executor.clients
     known = dict(sizes or {})
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}
     return {
-        "exchanges": federation.method.exchanges,
-        "notes": [
-            *federation.method.notes(),
-            *_rule_notes(federation),
-            *([federation.hiding.note()] if federation.hiding else []),
-            *_models_notes(federated, roster),
-            *federated.remarks(),
-        ],
+        "exchanges": method.exchanges,
+        "notes": [*method.notes(), *notes, *_models_notes(federated, roster), *federated.remarks()],
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
         **({"table": federated.table.to_dict()} if federated.table else {}),
         "bfloat16": roster.in_bfloat16,
-        "execution": {**federation.executor.description(), "waiting": numerics.waiting()},
         "clients": [
             {
                 "name": name,

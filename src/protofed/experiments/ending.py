@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.experiments.config import Experiment, Tree
 from protofed.federation import Federation
 from protofed.federation.standing import Standing
+from protofed.federation.state import read_generations
 from protofed.files import check_format, check_tensors, read_json, read_tensors, write_json, write_tensors
 from protofed.reading import reason
 from protofed.runs import Border
@@ -31,18 +33,24 @@ VERSION = 1
 """Number of the format of ``end.json``."""
 END = "end.json"
 _FROM_SERVER = "protofed.from_server"
+TOLD = ("feature_dim", "class_size", "clients")
+"""Facts of :class:`FederationSummary` about all clients, which a folder of one client cannot tell."""
 
 
-def describe_models(experiment: Experiment, federated: FederatedData) -> Tree:
+def describe_models(
+    experiment: Experiment, federated: FederatedData, architectures: Sequence[Architecture] = ()
+) -> Tree:
     """Return the architectures and the preprocessing of the clients' models, for ``federation.json``.
 
     Args:
         experiment: The experiment.
         federated: The clients' data.
+        architectures: Each client's architecture; assigned as the experiment says by default.
     """
+    architectures = architectures or FederationSummary.of(experiment, federated).architectures
     samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
     given = data.normalisation(experiment.transforms)
-    kinds = zip(federated.clients, FederationSummary.of(experiment, federated).architectures, strict=True)
+    kinds = zip(federated.clients, architectures, strict=True)
     return {
         "inputs": "uint8" if samples is None or samples.dtype == torch.uint8 else "float32",
         "scaled_to": [-1, 1] if samples is None or samples.dtype == torch.uint8 else None,
@@ -60,11 +68,13 @@ class ModelsDescription:
         eight_bit: Whether samples are 8-bit images.
         input_shape: Shape of one sample.
         architectures: Architecture of each client's model.
+        told: What the node of a network was told about all clients, by the names in :data:`TOLD`; else empty.
     """
 
     eight_bit: bool
     input_shape: tuple[int, ...]
     architectures: dict[str, Architecture]
+    told: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> ModelsDescription:
@@ -75,9 +85,12 @@ class ModelsDescription:
         """
         tree = read_json(path)
         if "models" not in tree:
+            network = tree.get("network")
             raise CheckpointError(
-                f"{path}: does not describe the models (they rest on nodes of a network, or an older version ran "
-                "them)"
+                f"{path.parent}: the models are at the nodes of the network, where protofed predict, export and "
+                f"metrics take STATE-DIR/CLIENT/{claims.clean(network['run'], 64)} in place of this folder"
+                if isinstance(network, dict) and "run" in network
+                else f"{path}: does not describe the models (an older version ran them)"
             )
         try:
             found = claims.mapping(
@@ -90,9 +103,10 @@ class ModelsDescription:
             if not isinstance(found["clients"], dict):
                 raise ValueError("models.clients: should be a table")
             architectures = {name: _architecture(value, name) for name, value in found["clients"].items()}
+            told = _told(tree["network"]) if "network" in tree else {}
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from None
-        return cls(found["inputs"] == "uint8", sides, architectures)
+        return cls(found["inputs"] == "uint8", sides, architectures, told)
 
 
 def _architecture(value: object, client: str) -> Architecture:
@@ -102,21 +116,33 @@ def _architecture(value: object, client: str) -> Architecture:
     return Architecture(found["name"], found["options"], claims.whole(found["d"], "d", 1, limits.INPUT_SIDE))
 
 
+def _told(value: object) -> dict[str, Any]:
+    network = claims.mapping(value, "network", ("run", *TOLD))
+    samples = float(limits.CLIENTS) * limits.CLAIMED_SAMPLES
+    return {
+        "feature_dim": claims.whole(network["feature_dim"], "feature_dim", 1, limits.INPUT_SIDE),
+        "class_size": claims.number(network["class_size"], "class_size", -1.0, samples),
+        "clients": claims.whole(network["clients"], "clients", 1, limits.CLIENTS),
+    }
+
+
 # The state of a finished run.
 
 
 def write_end(folder: Path, federation: Federation) -> None:
     """Store what a finished run needs to go on, beside the weights of its models.
 
+    Of clients at the nodes of a network, these are the names of the states with which they ended.
+
     Args:
-        folder: The run directory, which holds the models and the server's tensors.
+        folder: The run directory, which holds the server's tensors and the models of clients that rest there.
         federation: The federation after the last round.
 
     Raises:
         OutputError: If a file cannot be written.
     """
     clients, server = federation.executor.clients, federation.server
-    for name in clients:
+    for name in clients if clients.rests_here else ():
         snapshot = clients.snapshot(name)
         same = sorted(n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu()))
         kept = {n: t for n, t in snapshot.received.items() if n not in same}
@@ -124,7 +150,8 @@ def write_end(folder: Path, federation: Federation) -> None:
         write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
     state = federation.state
     record = {"version": VERSION, "round": state.round, "clients": list(clients)}
-    write_json(folder / END, {**record, "refusals": state.standing.to_dict()})
+    there = {} if clients.rests_here else {"generations": state.generations}
+    write_json(folder / END, {**record, "refusals": state.standing.to_dict(), **there})
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
@@ -142,22 +169,25 @@ def restore_end(folder: Path, federation: Federation) -> bool:
         Whether the run had ended with a state.
 
     Raises:
-        CheckpointError: If the state is damaged, or belongs to other clients.
+        CheckpointError: If the state is damaged, belongs to other clients, or the clients are elsewhere.
     """
     path = folder / END
     if not path.is_file():
         return False
     record, clients = read_json(path), federation.executor.clients
+    if clients.rests_here and "generations" in record:
+        raise CheckpointError(f"{folder}: its clients are at the nodes of a network: continue it with flwr run")
     check_format(path, record.get("version"), VERSION)
     if record.get("clients") != list(clients):
         raise CheckpointError(f"{path}: was written for other clients")
     try:
         round = claims.whole(record.get("round"), "round", 1, limits.ROUNDS)
         standing = Standing.of(record.get("refusals"), clients)
+        generations = read_generations(record.get("generations", {}), clients)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     server = read_server(folder)
-    for name in clients:
+    for name in clients if clients.rests_here else ():
         where = client_model(folder, name)
         snapshot = read_client(folder, name, server)._replace(model=read_tensors(where))
         try:
@@ -167,7 +197,25 @@ def restore_end(folder: Path, federation: Federation) -> bool:
             raise CheckpointError(f"{where}: does not fit the model of {name} ({why})") from None
     state = federation.state
     state.round, state.tensors, state.standing = round, server, standing
+    state.generations, state.saved = generations, dict(generations)
     return True
+
+
+def ended_generations(folder: Path) -> dict[str, str]:
+    """Return the names of the states with which the clients of a network ended a run; empty for those of others.
+
+    Args:
+        folder: The run directory.
+
+    Raises:
+        CheckpointError: If the record is damaged.
+    """
+    record = read_json(folder / END)
+    try:
+        clients = claims.items(record.get("clients"), "clients", limits.CLIENTS)
+        return read_generations(record.get("generations", {}), clients)
+    except ValueError as error:
+        raise CheckpointError(f"{folder / END}: {error}") from None
 
 
 def client_model(folder: Path, client: str) -> Path:

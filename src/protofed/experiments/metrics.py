@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.errors import DataError
-from protofed.experiments.config import resolve
+from protofed.data import Table
+from protofed.data.federation import load_client
+from protofed.data.local import data_path
+from protofed.data.preparing import Agreed
+from protofed.errors import CheckpointError, DataError
+from protofed.experiments.config import Experiment, resolve
+from protofed.experiments.ending import ModelsDescription
 from protofed.experiments.loading import load_data
 from protofed.experiments.trained import open_client
-from protofed.files import write_json
+from protofed.files import read_json, write_json
 from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, RunData, SampleMetrics
 from protofed.samples import FederatedData
 
@@ -88,12 +94,26 @@ def data_of(run: RunData, trust_code: bool = False) -> FederatedData:
             f"{run.directory}: trusts the code that its data name: pass trust_code=True (--trust-code) if you "
             "trust this folder"
         )
-    federated = load_data(experiment)
+    federated = _own_client(run, experiment) if run.federation.network else load_data(experiment)
     now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
     for client in run.clients:
         if now.get(client.name) != client.test:
             raise DataError(f"{run.directory}: {client.name} has other test samples now than in the run")
     return federated
+
+
+def _own_client(run: RunData, experiment: Experiment) -> FederatedData:
+    """Return the data of the client whose node a run directory is of, prepared as the federation agreed."""
+    path = run.directory / "federation.json"
+    stored, table = ModelsDescription.read(path), read_json(path).get("table")
+    try:
+        agreed = Agreed(stored.input_shape, None if table is None else Table.from_dict(table))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: table: {error}") from None
+    names = tuple(run.class_names)
+    federated, _ = load_client(data_path(experiment.data), experiment.data, experiment.seed, names, agreed)
+    (client,) = federated.clients
+    return replace(federated, clients=(replace(client, name=run.clients[0].name),))
 
 
 def of_samples(

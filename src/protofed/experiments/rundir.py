@@ -20,7 +20,16 @@ from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree, defaults, identity
 from protofed.experiments.ending import END, restore_end, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
-from protofed.files import check_room, lock, occupied, remove_partial, write_json, write_tensors, write_text
+from protofed.files import (
+    check_room,
+    json_text,
+    lock,
+    occupied,
+    remove_partial,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
@@ -59,6 +68,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoint"
         self.saving = Saving(self.checkpoints)
         self._held = False
+        self._planned: dict[str, str] = {}
 
     @property
     def finished(self) -> bool:
@@ -74,7 +84,7 @@ class RunDirectory:
 
         Raises:
             ConfigError: If it contains anything else, or that experiment and ``resume`` is False.
-            CheckpointError: If its configuration cannot be read.
+            CheckpointError: If its configuration cannot be read, or it has finished without a state to go on from.
         """
         config = self.path / "config.toml"
         if config.is_file():
@@ -85,15 +95,36 @@ class RunDirectory:
                     f"{self.path} holds a{'n' * (not self.finished)} {state} run of this configuration: "
                     "pass --resume to continue it, or choose another --out"
                 )
-            if changed:  # first the summary, without which the run counts as unfinished
-                with writing(self.path):
-                    for name in ("summary.json", METRICS):
-                        (self.path / name).unlink(missing_ok=True)
-                write_text(config, tomli_w.dumps(experiment.to_tree()))
+            if changed and self.finished and not (self.path / END).is_file():
+                raise CheckpointError(
+                    f"{self.path}: has no end.json: an older version ran it and kept no state to go on from: start "
+                    "a new run with another --out"
+                )
+            if changed:
+                self._write("config.toml", tomli_w.dumps(experiment.to_tree()))
             return
         if occupied(self.path):
             raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
         write_text(config, tomli_w.dumps(experiment.to_tree()))
+
+    def _write(self, name: str, text: str) -> None:
+        """Write a file; that of a finished run only when it has gone on (:meth:`_go_on`), which may still fail."""
+        if self.finished:
+            self._planned[name] = text
+        else:
+            write_text(self.path / name, text)
+
+    def _go_on(self) -> None:
+        """Turn a finished run into an unfinished one, now that there is something to add to it."""
+        if not self._planned:
+            return
+        shutil.rmtree(self.checkpoints, ignore_errors=True)  # remnants: end.json is newer
+        with writing(self.path):
+            for name in ("summary.json", METRICS):  # first the summary, without which the run counts as unfinished
+                (self.path / name).unlink(missing_ok=True)
+        for name, text in self._planned.items():
+            write_text(self.path / name, text)
+        self._planned = {}
 
     @contextmanager
     def claimed(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
@@ -200,7 +231,8 @@ class RunDirectory:
         clients = federation.executor.clients
         if not clients.rests_here:
             return
-        copies = 1 + bool(every) - self.checkpoints.is_dir()  # the new one is written before the old one goes
+        safe = bool(every) or (self.path / END).is_file()
+        copies = 1 + safe - self.checkpoints.is_dir()  # the new one is written before the old one goes
         check_room(
             self.path,
             max(0, copies) * clients.size,
@@ -216,29 +248,33 @@ class RunDirectory:
         Rounds recorded after the checkpoint, which will be run again, and partially written files are removed.
 
         Raises:
-            CheckpointError: If the checkpoint or the recorded rounds are damaged.
+            CheckpointError: If the checkpoint or the recorded rounds are damaged, or the clients are elsewhere.
             OutputError: If a file cannot be written or removed.
         """
-        remove_partial(self.path)
         rounds: list[RoundRecord] = []
         clients = federation.executor.clients
-        if load_checkpoint(self.checkpoints, federation.state, clients) or self._restore_end(federation):
+        finished = self.finished and restore_end(self.path, federation)  # a checkpoint beside it is a remnant
+        if (
+            finished
+            or load_checkpoint(self.checkpoints, federation.state, clients)
+            or restore_end(self.path, federation)
+        ):
+            if not clients.rests_here and not federation.state.generations:
+                raise CheckpointError(
+                    f"{self.path}: its clients are in this directory, not at the nodes of a network: continue it "
+                    "with protofed run --resume"
+                )
             rounds = self.rounds()[: federation.round]
             if len(rounds) < federation.round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
+        remove_partial(self.path)
         if federation.hiding is not None and federation.secret:
             federation.hiding.keep(self.path / "releases", federation.round)
             if federation.exhausted and rounds and (known := rounds[-1].privacy) is not None:
                 # No round follows whose record would count those that were lost, which have been paid for.
                 rounds[-1].privacy = replace(federation.hiding.spent(federation.round), clipped=known.clipped)
-        write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
+        self._write("rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
         return rounds
-
-    def _restore_end(self, federation: Federation) -> bool:
-        """Give ``federation`` the state with which a shorter run ended, if one did."""
-        if federation.executor.remote and (self.path / END).is_file():
-            raise CheckpointError(f"{self.path}: a finished run of a network does not go on: choose another --out")
-        return restore_end(self.path, federation)
 
     def rounds(self) -> list[RoundRecord]:
         """Return the recorded rounds, without a last line that was cut off by a crash.
@@ -266,6 +302,7 @@ class RunDirectory:
         values = record.to_dict()
         path = self.path / "rounds.jsonl"
         self._check_present()
+        self._go_on()
         with writing(path), path.open("a") as file:
             file.write(_line(values))
         if every and federation.round % every == 0 and federation.round < federation.rounds:
@@ -290,7 +327,7 @@ class RunDirectory:
 
     def write_federation(self, description: Tree) -> None:
         """Write the description of the federation."""
-        write_json(self.path / "federation.json", description)
+        self._write("federation.json", json_text(description))
 
     def finish(self, federation: Federation, summary: Summary) -> None:
         """Write models, prototypes, the server's state and finally the summary; remove the checkpoint.
@@ -303,10 +340,13 @@ class RunDirectory:
             OutputError: If a file cannot be written, or the directory is gone.
         """
         self._check_present()
+        self._go_on()
+        clients = federation.executor.clients
+        if (self.path / END).is_file() and not self.checkpoints.is_dir():
+            self.saving.save(federation.state, clients)  # there is always a state to go on from
         self.saving.wait()
         with writing(self.path):
             (self.path / END).unlink(missing_ok=True)  # until the new weights are complete
-        clients = federation.executor.clients
         for name in clients if clients.rests_here else ():
             # Only one entry, because safetensors does not keep the order of several.
             metadata = {"architecture": clients[name].architecture}
@@ -316,8 +356,7 @@ class RunDirectory:
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
         if federation.server:
             write_tensors(self.path / "server.safetensors", federation.server)
-        if clients.rests_here:
-            write_end(self.path, federation)
+        write_end(self.path, federation)
         write_json(self.path / "summary.json", summary.to_dict())
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import END, describe_models
+from protofed.experiments.ending import describe_models
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
@@ -319,8 +319,8 @@ def run_federation(
         with closing(federation.executor):
             files.check_room(federation, experiment.checkpoint.every)
             with files.claimed(experiment, resume=resume), files.saving:
-                files.write_federation(description)
                 rounds = files.restore(federation)
+                files.write_federation(description)
                 progress.started(label, experiment.rounds, federation.round, files.path)
                 remaining = federation.run()
                 while not federation.stalled(rounds) and (record := next(remaining, None)):
@@ -332,8 +332,8 @@ def run_federation(
     else:
         files.open(experiment, resume=resume)
     result = Run(files.path, files.summary().to_dict(), [record.to_dict() for record in files.rounds()])
-    # Models that rest on the nodes of a network are measured by nobody.
-    if experiment.evaluation.metrics and (files.path / END).is_file() and not (files.path / METRICS).is_file():
+    here = (files.path / "clients").is_dir()  # models at the nodes of a network are measured there
+    if experiment.evaluation.metrics and here and not (files.path / METRICS).is_file():
         from protofed.experiments.metrics import store
 
         store(load_run_data(files.path), trust_code=True)

@@ -357,6 +357,7 @@ def _builder(run: RunData, name: str, stored: ModelsDescription, code: bool) -> 
     summary = FederationSummary(
         tuple(run.class_names), (own,), first.d, sum(present) / max(1, len(present)), len(run.clients), first
     )
+    summary = replace(summary, **stored.told)
     if not code:
         for architecture, file in ((own, name), (first, run.clients[0].name)):
             _check_size(experiment, federated, architecture, client_model(run.directory, file))

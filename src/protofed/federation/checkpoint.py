@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from protofed import claims
 from protofed.errors import CheckpointError, writing
 from protofed.federation.standing import Standing
-from protofed.federation.state import ServerState
+from protofed.federation.state import ServerState, read_generations
 from protofed.files import PARTIAL, check_format, read_json, read_tensors, write_json, write_tensors
 from protofed.reading import open_ordinary, reason
 from protofed.records import Records, read_at
@@ -186,9 +185,11 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
         raise CheckpointError(f"{newest / 'state.json'}: its round is {round!r}, not that of its folder")
     try:
         standing = Standing.of(record.get("refusals"), clients)
+        generations = read_generations(record.get("generations"), clients)
     except ValueError as error:
         raise CheckpointError(f"{newest / 'state.json'}: damaged ({claims.clean(error)})") from None
-    generations = _generations(newest, record, clients)
+    if clients.rests_here and generations:
+        raise CheckpointError(f"{newest}: its clients are at the nodes of a network: continue it with flwr run")
     tensors = read_tensors(newest / "server.safetensors")
     if clients.rests_here:
         _restore(newest / CLIENTS, record.get("records"), clients)
@@ -266,16 +267,6 @@ def _record(file: BinaryIO, size: int, place: object, records: Records) -> dict[
     offset, length = claims.items(place, "place", 2)
     first = claims.whole(offset, "position", 0, size)
     return records.unpack(read_at(file, first, claims.whole(length, "length", 8, size - first)))
-
-
-def _generations(folder: Path, record: Mapping[str, Any], clients: Roster) -> dict[str, str]:
-    """Return the name of the state that each client on a node had."""
-    found = record.get("generations")
-    if not isinstance(found, dict) or not all(
-        name in clients and isinstance(generation, str) for name, generation in found.items()
-    ):
-        raise CheckpointError(f"{folder}: does not say which states its clients had")
-    return dict(found)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from protofed.federation.standing import Standing
@@ -25,3 +26,18 @@ class ServerState:
     standing: Standing = field(default_factory=Standing)
     generations: dict[str, str] = field(default_factory=dict)
     saved: dict[str, str] = field(default_factory=dict)
+
+
+def read_generations(value: object, clients: Collection[str]) -> dict[str, str]:
+    """Return the name of the state that each client on a node had, from plain values.
+
+    Args:
+        value: The plain values.
+        clients: Names of all clients.
+
+    Raises:
+        ValueError: If they are no such names.
+    """
+    if not isinstance(value, Mapping) or not all(n in clients and isinstance(g, str) for n, g in value.items()):
+        raise ValueError("does not say which states its clients had")
+    return dict(value)

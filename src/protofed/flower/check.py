@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from cryptography import x509
-from torch import Tensor
 
 from protofed import models
 from protofed.data import DataOptions
@@ -24,9 +23,9 @@ from protofed.experiments.architectures import FederationSummary, turns
 from protofed.experiments.builder import Builder
 from protofed.experiments.config import apply_overrides, parse_overrides
 from protofed.experiments.hardware import Hardware
-from protofed.files import read_tensors
 from protofed.flower import trust
 from protofed.flower.sources import check_counts
+from protofed.flower.state import INDEX
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.training.batches import batches
 
@@ -102,7 +101,6 @@ class _Node:
         self.request = request
         self.experiment: Experiment | None = None
         self.federated: FederatedData | None = None
-        self.models: list[models.SplitModel] = []
         self.address: tuple[str, int] | None = None
         self.authorities: list[x509.Certificate] = []
 
@@ -138,7 +136,7 @@ class _Node:
         if self.experiment is None or self.federated is None:
             raise _SkippedError("needs a recipe and a client folder without problems")
         try:
-            described, self.models = _build_models(self.experiment, self.federated)
+            described = _build_models(self.experiment, self.federated)
         except ProtofedError:
             raise
         except Exception as error:  # a user's own model may raise anything
@@ -162,22 +160,10 @@ class _Node:
             ) from None
         if not folder.exists():
             return f"{folder}: does not exist yet, can be created"
-        name = self.federated.clients[0].name if self.federated else ""
-        # A node keeps each client in a subfolder.
-        client = folder / name if (folder / name).is_dir() else folder
-        saved = [(path, weights) for path in _newest_first(client) if (weights := _saved_model(path))]
-        if not saved:
-            return f"{folder}: writable, no saved model yet"
-        if not self.models:
-            return f"{folder}: writable; its saved model is not compared, because there is no valid model"
-        for path, tensors in saved:
-            reasons = [_misfit(tensors, model) for model in self.models]
-            if all(reasons):
-                raise ModelError(
-                    f"{path}: {reasons[0]}: saved under another recipe or client.toml: correct those, or move "
-                    f"{path.parent} away to start afresh"
-                )
-        return f"{folder}: writable, its saved model fits"
+        runs = sum(1 for _ in folder.glob(f"*/*/{INDEX}"))  # STATE-DIR/CLIENT/RUN
+        older = next(folder.glob(f"*/{INDEX}"), None)
+        left = f"; {older.parent} is of an older version: its files stay, and are not read" if older else ""
+        return f"{folder}: writable, holds {runs} run{'s' * (runs != 1)}{left}"
 
     def check_superlink(self) -> str:
         host, port = trust.split_address(_given(self.request.superlink, "--superlink"))
@@ -231,8 +217,8 @@ def _read_client(folder: Path, experiment: Experiment | None, classes: tuple[str
     return federated
 
 
-def _build_models(experiment: Experiment, alone: FederatedData) -> tuple[list[str], list[models.SplitModel]]:
-    """Return the models that this node may be assigned, with their descriptions, after a forward pass of each."""
+def _build_models(experiment: Experiment, alone: FederatedData) -> list[str]:
+    """Return descriptions of the models that this node may be assigned, after a forward pass of each."""
     client = alone.clients[0]
     clients = _turns(experiment, client)
     # Properties that all clients must share are compared with those of a client without settings of its own.
@@ -257,7 +243,7 @@ def _build_models(experiment: Experiment, alone: FederatedData) -> tuple[list[st
                     f"{member.name}: {member.kind}: {name} of a sample are {_show(tuple(tensor.shape))}, "
                     f"expected 1×{width} finite numbers"
                 )
-    return list(builder.models), list(builder.models.values())
+    return list(builder.models)
 
 
 def _turns(experiment: Experiment, client: ClientData) -> tuple[ClientData, ...]:
@@ -267,30 +253,6 @@ def _turns(experiment: Experiment, client: ClientData) -> tuple[ClientData, ...]
         return (client,)
     group = "model.members" if experiment.model.members else experiment.model.name
     return tuple(replace(client, name=f"{client.name} with model {i + 1} of {group}") for i in range(count))
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    """Return the files with tensors, a client's current model before older ones."""
-    return sorted(folder.rglob("*.safetensors"), key=lambda path: (path.name != "model.safetensors", path))
-
-
-def _saved_model(path: Path) -> dict[str, Tensor]:
-    """Return the weights in a file of a client (``model.…``) or of a model alone; else an empty dict."""
-    tensors = read_tensors(path)
-    model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-    return model or (tensors if "head.weight" in tensors else {})
-
-
-def _misfit(tensors: dict[str, Tensor], model: models.SplitModel) -> str:
-    """Return why ``tensors`` are not the weights of ``model``, or "" if they are."""
-    weights = model.state_dict()
-    for name, tensor in weights.items():
-        if name not in tensors:
-            return f"has no {name}, which the model has"
-        if tensors[name].shape != tensor.shape:
-            return f"{name} is {_show(tuple(tensors[name].shape))}, but {_show(tuple(tensor.shape))} in the model"
-    extra = tensors.keys() - weights.keys()
-    return f"has {min(extra)}, which the model does not have" if extra else ""
 
 
 def _show(shape: tuple[int, ...]) -> str:

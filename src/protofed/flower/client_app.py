@@ -28,6 +28,7 @@ with uncollected():  # each message is answered by a new process
     from protofed.flower.node import Node
     from protofed.flower.nodes import part
     from protofed.flower.sources import source_of
+    from protofed.flower.state import RUNS
 
 app = ClientApp()
 """The ClientApp for any method, in simulations and deployments."""
@@ -35,16 +36,20 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Describe the node's clients to the server, or tell it the size of one client's model.
+    """Describe the node's clients to the server, or state the size of one client's model or that its state is here.
 
     Args:
-        message: The server's question: a job if it is about a client's model, else the experiment's configuration.
+        message: The server's question: a job if it is about one client, else the experiment's configuration.
         context: Flower's context, with the node's configuration.
     """
 
     def act(values: Values) -> Values:
         if "client" in values:
-            return sizes_values(_node(context).fit(Job.of(values)))
+            node, job = _node(context), Job.of(values)
+            if not job.after:
+                return sizes_values(node.fit(job))
+            node.check_held(job)
+            return {}
         config = values.get("config")
         if not isinstance(config, str):
             raise PayloadError("config: missing")
@@ -135,9 +140,12 @@ def _node(context: Context) -> Node:
     check_device(str(device), "device in --node-config")
     if not isinstance(fresh, bool):
         raise ConfigError(f"fresh={fresh!r} in --node-config: must be true or false")
+    runs = config.get("runs", RUNS)
+    if type(runs) is not int or runs < 1:
+        raise ConfigError(f"runs={runs!r} in --node-config: must be a whole number, at least 1")
     place = Path(str(config["state-dir"])).expanduser() if "state-dir" in config else None
     if place is None and "client-dir" in config:
         raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
     weights = Path(str(config.get("weights-dir", config.get("client-dir", "")))).expanduser()
     folder = str(weights) if {"weights-dir", "client-dir"} & config.keys() else ""
-    return Node(source_of(config), place, str(device), fresh, folder)
+    return Node(source_of(config), place, str(device), fresh, folder, runs)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from protofed import claims, limits
-from protofed.errors import CheckpointError, ConfigError, FederationError
+from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError
 from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import Experiment
 from protofed.files import read_json
 from protofed.flower.admission import Admission, admit
 from protofed.flower.identity import IDENTITIES, Bindings, Identity, bound, read_roster
-from protofed.flower.messages import Description, Job, description, read_sizes, sizes
+from protofed.flower.messages import Description, Job, Values, description, read_sizes, sizes
 from protofed.flower.nodes import QUERY, Nodes, message, reason_of, values_of
 from protofed.flower.summary import client_summaries, described_federation
 
@@ -178,7 +178,9 @@ def meet(nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
     return Party(run, admission.clients, admission.classes, known, left_out, keys)
 
 
-def recall(path: Path, nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
+def recall(
+    path: Path, nodes: Nodes, experiment: Experiment, gathering: Gathering, generations: Mapping[str, str]
+) -> Party:
     """Wait until enough clients of a resumed run are connected.
 
     Args:
@@ -186,13 +188,15 @@ def recall(path: Path, nodes: Nodes, experiment: Experiment, gathering: Gatherin
         nodes: The nodes of the network.
         experiment: The experiment.
         gathering: Conditions for the clients.
+        generations: Name of the state with which each client ended, by name, if the run had finished; enough nodes
+            must still have theirs.
 
     Returns:
         The clients of the run, connected or not.
 
     Raises:
         CheckpointError: If the file is damaged.
-        FederationError: If too few clients connect.
+        FederationError: If too few clients connect, or have the state with which they ended.
     """
     try:
         party = Party.of(read_json(path), experiment)
@@ -200,9 +204,20 @@ def recall(path: Path, nodes: Nodes, experiment: Experiment, gathering: Gatherin
         raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): start a new run") from None
     nodes.bindings.keys = {**party.keys, **nodes.bindings.keys}
     nodes.descriptions = {d.name: d for d in party.clients}
-    nodes.wait(min(experiment.participation.min_clients, len(party.clients)), gathering.wait_s)
+    nodes.members = nodes.descriptions.keys()
+    least = min(experiment.participation.min_clients, len(party.clients))
+    nodes.wait(least, gathering.wait_s, least)
     if nodes.waiting:
         nodes.settle(min(gathering.wait_s, PATIENCE))
+    party.left_out |= nodes.left_out
+    jobs = [Job(party.run, name, 0, nodes.config, "", after=state) for name, state in generations.items()]
+    lacking = {name: answer for name, answer in _ask(nodes, jobs, gathering.wait_s) if isinstance(answer, str)}
+    if generations and len(generations) - len(lacking) < least:
+        raise FederationError(
+            f"{len(generations) - len(lacking)} clients have the state with which they ended the run, "
+            f"participation.min_clients={least} are needed: "
+            + "; ".join(f"{name}: {why}" for name, why in list(lacking.items())[:5])
+        )
     return party
 
 
@@ -219,18 +234,32 @@ def _ask_sizes(
         experiment, described_federation(admission.clients, admission.classes, experiment.data)
     )
     texts = {d.name: text for d, text in zip(admission.clients, client_summaries(summary), strict=True)}
-    connected: Sequence[Description] = [d for d in admission.clients if d.name in names and d.name in nodes.node_of]
-    questions = [
-        message(Job(run, d.name, 0, nodes.config, texts[d.name]).to_values(), nodes.node_of[d.name], QUERY)
-        for d in connected
-    ]
+    dims = {d.name: d.settings.get("d", experiment.model.d) for d in admission.clients}
+    jobs = [Job(run, name, 0, nodes.config, texts[name]) for name in names]
     known: dict[str, Any] = {}
-    unfit = dict.fromkeys(names, "did not state the size of its model")
-    for number, reply in nodes.exchange(questions, min(max(wait_s, 1.0), PATIENCE)):
-        d = connected[number]
+    unfit: dict[str, str] = {}
+    for name, answer in _ask(nodes, jobs, wait_s):
         try:
-            known[d.name] = read_sizes(values_of(reply), d.settings.get("d", experiment.model.d))
-            del unfit[d.name]
-        except Exception as error:  # no answer of a node may end the run
-            unfit[d.name] = reason_of(error)
+            if isinstance(answer, str):
+                unfit[name] = answer
+            else:
+                known[name] = read_sizes(answer, dims[name])
+        except PayloadError as error:
+            unfit[name] = reason_of(error)
     return known, unfit
+
+
+def _ask(nodes: Nodes, jobs: Sequence[Job], wait_s: float) -> Iterator[tuple[str, Values | str]]:
+    """Ask nodes about one client each; yield its name with the answer, or with the reason why there is none."""
+    connected = [job for job in jobs if job.client in nodes.node_of]
+    waiting = {job.client: "is not connected" for job in jobs} | {job.client: "no answer" for job in connected}
+    questions = [message(job.to_values(), nodes.node_of[job.client], QUERY) for job in connected]
+    for number, reply in nodes.exchange(questions, min(max(wait_s, 1.0), PATIENCE)):
+        name = connected[number].client
+        del waiting[name]
+        try:
+            answer: Values | str = values_of(reply)
+        except Exception as error:  # no answer of a node may end the run
+            answer = reason_of(error)
+        yield name, answer
+    yield from waiting.items()

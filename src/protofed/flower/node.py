@@ -21,9 +21,10 @@ from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
+from protofed.flower import own
 from protofed.flower.messages import Description, Job, VisitOutcome
 from protofed.flower.sources import Source, check_counts
-from protofed.flower.state import ClientFolder, locked
+from protofed.flower.state import RUNS, ClientFolder, locked
 from protofed.flower.summary import read_summary
 from protofed.flower.visits import Carried, Kept, Place
 from protofed.snapshots import Snapshot
@@ -38,12 +39,13 @@ class Node:
 
     Attributes:
         source: Source of its clients' data.
-        state: Folder of its clients' models and states, with one subfolder per client; None for a node of a
+        state: Folder of its clients, with one subfolder per client and in it one per run; None for a node of a
             simulation, whose clients travel with their visits.
         device: Device on which it computes, a value of ``execution.device``.
         fresh: Whether a client whose state is lost starts afresh instead of being refused.
         weights: Folder from which files of initial weights are taken by name, whatever their path in the recipe; ""
             for a node of a simulation, which takes the recipe's path.
+        runs: Number of runs of which it keeps a client.
     """
 
     source: Source
@@ -51,6 +53,7 @@ class Node:
     device: str = "auto"
     fresh: bool = False
     weights: str = ""
+    runs: int = RUNS
 
     def describe(self, config: str) -> list[Description]:
         """Return descriptions of the node's clients, given the experiment's configuration as JSON."""
@@ -67,6 +70,15 @@ class Node:
         _, roster, _ = _built(self.source, experiment_key(experiment), job.summary, job.client)
         return sizes_of(roster.models[roster[job.client].kind])
 
+    def check_held(self, job: Job) -> None:
+        """Check that the node has the state of a client from which a visit would start; nothing is changed.
+
+        Raises:
+            CheckpointError: If it does not.
+        """
+        if self.state is not None:
+            ClientFolder(self.state / job.client, job.run).held(job.after, self.fresh)
+
     def counts(self, job: Job) -> str:
         """Return a client's disclosure of its numbers of samples, one of :data:`protofed.claims.COUNTS`."""
         return self.source.counts(self._experiment(job.config), job.client)
@@ -80,13 +92,14 @@ class Node:
             ProtofedError: If the broadcast, the data or the state do not fit; CheckpointError if the node does not
                 have the state from which the visit must start.
         """
-        with self._open(job) as (trainer, roster, place):
+        with self._open(job) as (builder, roster, place):
             answered = place.answered()
             if answered is None:
                 place.enter(training=True)
-                (result,) = Sequential(trainer, roster).train([job.client], {job.client: job.message}, job.round)
+                messages = {job.client: job.message}
+                (result,) = Sequential(builder.trainer, roster).train([job.client], messages, job.round)
                 answered = result, place.trained(result)
-            return self._masked(job, trainer, answered[0]), answered[1]
+            return self._masked(job, builder.trainer, answered[0]), answered[1]
 
     def keeps_uploads(self, job: Job) -> bool:
         """Return whether uploads stay at the node, which sends only masked ones."""
@@ -107,11 +120,14 @@ class Node:
         Raises:
             ProtofedError: As :meth:`train`.
         """
-        with self._open(job) as (trainer, roster, place):
+        with self._open(job) as (builder, roster, place):
             place.enter(training=False)
             messages = {job.client: job.message} if job.deliver else None
-            (result,) = Sequential(trainer, roster).evaluate([job.client], messages, job.round)
-            return result, place.delivered() if job.deliver else place.unchanged()
+            (result,) = Sequential(builder.trainer, roster).evaluate([job.client], messages, job.round)
+            left = place.delivered() if job.deliver else place.unchanged()
+            if isinstance(place, Kept):
+                own.show(place, builder, self.source.recorded(builder.experiment), result)
+            return result, left
 
     def _experiment(self, config: str) -> Experiment:
         experiment = _resolve(config)
@@ -119,8 +135,8 @@ class Node:
         return replace(experiment, execution=replace(experiment.execution, device=self.device, weights_dir=folder))
 
     @contextmanager
-    def _open(self, job: Job) -> Iterator[tuple[LocalTrainer, Roster, Place]]:
-        """Open the trainer, the roster and the storage for a visit; a node never gives a stored client away.
+    def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, Place]]:
+        """Open the builder, the roster and the storage for a visit; a node never gives a stored client away.
 
         Raises:
             ConfigError: If the job does not suit the node.
@@ -133,20 +149,24 @@ class Node:
         check_counts(experiment, job.client, self.counts(job))
         config = experiment_key(experiment)
         if self.state is None:
-            (own,) = self.source.load(experiment, job.client, read_summary(job.summary)).clients
-            trainer, roster = _company(self.source.company, config, job.summary, own.settings.get("model", ""))
+            (client,) = self.source.load(experiment, job.client, read_summary(job.summary)).clients
+            builder, roster = _company(self.source.company, config, job.summary, client.settings.get("model", ""))
             with closing(roster.store):
-                yield trainer, roster, Carried(job, roster)
+                yield builder, roster, Carried(job, roster)
             return
-        trainer, roster, initial = _built(self.source, config, job.summary, job.client)
-        with locked(self.state / job.client, job.run, job.order), closing(roster.store):
+        builder, roster, initial = _built(self.source, config, job.summary, job.client)
+        place = self.state / job.client
+        asked = ClientFolder(place, job.run)
+        asked.held(job.after, self.fresh)  # refuse before anything is created
+        asked.check_new(self.runs)
+        with locked(asked.path, job.order), closing(roster.store):
             roster.store.write(job.client, initial)
-            folder = ClientFolder(self.state / job.client, job.run)
+            folder = ClientFolder(place, job.run)
             if experiment.execution.precision == "bf16":
                 if BFLOAT16 not in folder.notes:  # measured once per run
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
                 roster.compute_in_bfloat16(folder.notes[BFLOAT16])
-            yield trainer, roster, Kept(job, roster, folder, self.fresh)
+            yield builder, roster, Kept(job, roster, folder, self.fresh)
 
 
 def experiment_key(experiment: Experiment) -> str:
@@ -166,8 +186,8 @@ def _resolve(config: str) -> Experiment:
 
 
 @lru_cache(maxsize=16)
-def _built(source: Source, config: str, text: str, name: str) -> tuple[LocalTrainer, Roster, Snapshot]:
-    """Return the trainer and roster for a client's visits, and its first snapshot; cached for later visits."""
+def _built(source: Source, config: str, text: str, name: str) -> tuple[Builder, Roster, Snapshot]:
+    """Return the builder and roster for a client's visits, and its first snapshot; cached for later visits."""
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
     federated = hardware.place(source.load(experiment, name, summary))
@@ -176,12 +196,12 @@ def _built(source: Source, config: str, text: str, name: str) -> tuple[LocalTrai
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)), secret=True)
     roster = builder.roster(Memory())
     builder.fill(roster)
-    return builder.trainer, roster, roster.snapshot(name)
+    return builder, roster, roster.snapshot(name)
 
 
 @lru_cache(maxsize=16)
-def _company(source: Source, config: str, text: str, model: str) -> tuple[LocalTrainer, Roster]:
-    """Return the trainer and roster for the visits of all clients that travel and have one architecture.
+def _company(source: Source, config: str, text: str, model: str) -> tuple[Builder, Roster]:
+    """Return the builder and roster for the visits of all clients that travel and have one architecture.
 
     They stay with the process: data and models are loaded once, whichever client comes next.
 
@@ -199,7 +219,7 @@ def _company(source: Source, config: str, text: str, model: str) -> tuple[LocalT
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=architectures))
     roster = builder.roster(Memory())
     roster.compute_in_bfloat16(summary.bfloat16)
-    return builder.trainer, roster
+    return builder, roster
 
 
 def _architecture(experiment: Experiment, assigned: Architecture, model: str) -> Architecture:

@@ -10,7 +10,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,8 @@ class Nodes:
         failed: Nodes whose answer was unusable.
         asked: Connected nodes that need not be asked for their clients.
         waiting: Node of each question that has no answer yet, by Flower's message number.
+        members: Names of the clients of the run, once it has begun; None before.
+        excluded: Called with each node or client that is left out, and the reason; None until the run has begun.
     """
 
     grid: Grid
@@ -60,6 +62,8 @@ class Nodes:
     failed: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
     waiting: dict[str, int] = field(default_factory=dict)
+    members: Collection[str] | None = None
+    excluded: Callable[[str, str], None] | None = None
 
     def refresh(self) -> None:
         """Ask new nodes for their clients, process the answers that have arrived, and forget nodes that have left.
@@ -195,13 +199,21 @@ class Nodes:
         if refusal:
             self._leave_out(f"node {node}", refusal)
             return
+        if self.members is not None and name not in self.members:
+            late = "came after the run had begun: it can take part in the next one"
+            self._leave_out(name, self.left_out.get(name, late))
+            return
         self.bindings.bind(name, key)
         self.node_of[name] = node
         self.descriptions.setdefault(name, description)
 
     def _leave_out(self, who: str, reason: str) -> None:
+        if self.left_out.get(who) == reason:
+            return
         log.warning("%s: left out: %s", who, reason)
         self.left_out[who] = reason
+        if self.excluded is not None:
+            self.excluded(who, reason)
 
     def _push(self, numbered: Sequence[tuple[int, Message]]) -> dict[str, int]:
         """Send messages; return the index of each, by Flower's message number."""

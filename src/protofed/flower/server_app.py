@@ -22,7 +22,7 @@ from protofed.experiments.assemble import build_federation
 from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models
+from protofed.experiments.ending import describe_models, ended_generations
 from protofed.experiments.executors import bfloat16_kinds, resting_place
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
@@ -111,7 +111,11 @@ def _federation(
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
     nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings())
     record = files.path / NODES
-    party = recall(record, nodes, local, gathering) if record.is_file() else meet(nodes, local, gathering)
+    if record.is_file():
+        party = recall(record, nodes, local, gathering, ended_generations(files.path) if files.finished else {})
+    else:
+        party = meet(nodes, local, gathering)
+        nodes.members, nodes.left_out = {d.name for d in party.clients}, dict(party.left_out)
     # The requests of a restarted server must be numbered above all earlier ones, even if its clock was set back.
     party.order = max(party.order + 1, int(time.time()))
     write_json(record, party.to_tree())
@@ -154,8 +158,15 @@ def _federation(
             builder.fill(roster)
         federation = build_federation(local, builder.trainer, executor, state, executor.ask)
         described = describe_clients(federation, federated, sizes)
-        if simulated:
-            described["models"] = describe_models(local, federated)
+        described |= {"models": describe_models(local, federated)} if simulated else {"network": {"run": party.run}}
+
+        def excluded(who: str, reason: str) -> None:
+            if party.left_out.get(who) != reason:
+                party.left_out[who] = reason
+                write_json(record, party.to_tree())
+                files.write_federation(_described(party, described))
+
+        nodes.excluded = excluded
         return federation, _described(party, described)
     except BaseException:
         executor.close()
@@ -170,13 +181,13 @@ def _with_samples(experiment: Experiment, hardware: Hardware, party: Party) -> F
 
 
 def _described(party: Party, description: Tree) -> Tree:
-    """Add the clients left out and the numbers that clients withhold to a description."""
-    for client, d in zip(description["clients"], party.clients, strict=True):
-        if d.counts != "exact":
-            client["counts"] = d.counts
+    """Return a description with the clients left out and the numbers that clients withhold."""
+    counts, notes = {d.name: d.counts for d in party.clients if d.counts != "exact"}, list(description["notes"])
+    clients = [c | ({"counts": counts[c["name"]]} if c["name"] in counts else {}) for c in description["clients"]]
     for kind, rounding in (("coarse", "the next power of two"), ("none", "1 where there are any")):
-        if names := [d.name for d in party.clients if d.counts == kind]:
-            description["notes"].append(f"Numbers of samples shown of {', '.join(names)}: {rounding}.")
+        if names := [name for name, counted in counts.items() if counted == kind]:
+            notes.append(f"Numbers of samples shown of {', '.join(names)}: {rounding}.")
+    description = {**description, "notes": notes, "clients": clients}
     left_out = [{"client": who, "reason": why} for who, why in party.left_out.items()]
     return {**description, "left_out": left_out} if left_out else description
 

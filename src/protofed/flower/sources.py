@@ -70,6 +70,10 @@ class Source(Protocol):
         """
         ...
 
+    def recorded(self, experiment: Experiment) -> Experiment:
+        """Return the experiment as a node's own run directory records it, which says where the data are."""
+        ...
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -148,6 +152,14 @@ class Folder:
         """
         return self.withhold or client_settings(self.path).get("counts", "exact")
 
+    def recorded(self, experiment: Experiment) -> Experiment:
+        """Return the experiment with the client's folder as its data."""
+        data = experiment.data
+        options = data.options if data.source == "path" else None
+        return replace(
+            experiment, data=replace(data, source="path", path=str(self.path.absolute()), options=options)
+        )
+
     def _named(self, federated: FederatedData) -> FederatedData:
         return replace(federated, clients=(replace(federated.clients[0], name=self.name),))
 
@@ -213,6 +225,10 @@ class Share:
         """
         settings = next((c.settings for c in load_data(experiment).clients if c.name == name), {})
         return str(settings.get("counts", "exact"))
+
+    def recorded(self, experiment: Experiment) -> Experiment:
+        """Return the experiment."""
+        return experiment
 
 
 def source_of(node: Mapping[str, bool | float | int | str]) -> Source:

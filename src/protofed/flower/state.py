@@ -1,13 +1,14 @@
-"""Storage of a client at its node: files in a folder that belongs to the node.
+"""Storage of a client at its node: one folder per run, which belongs to the node.
 
 Flower discards a node's context when the node restarts, so nodes store their clients themselves. Every visit that
 changes a client creates a new *generation* of it. The node reports its name to the server, and each request of the
 server names the generation from which, or from a descendant of which, the visit must start. A node that does not
 have it refuses, so no visit starts from weights that are not the client's.
 
-A node keeps the generation that the server knows, the one in the server's last checkpoint, and the newest. A server
-that lost its last round requests that round again. If the request is the same as before, the node repeats its
-answer; otherwise the client trains again from its state before the round. Either way, no round is learned twice.
+A node keeps the generation that the server knows, the one in the server's last checkpoint, the newest, and the one
+that was scored last, which :mod:`protofed.flower.own` shows. A server that lost its last round requests that round
+again. If the request is the same as before, the node repeats its answer; otherwise the client trains again from its
+state before the round. Either way, no round is learned twice.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from protofed import claims, limits, snapshots
-from protofed.errors import CheckpointError, writing
+from protofed.errors import CheckpointError, ConfigError, writing
+from protofed.experiments.ending import client_model
 from protofed.files import PARTIAL, check_format, lock, read_json, write_bytes, write_json
 from protofed.flower.messages import GENERATION
 from protofed.reading import read_bytes, reason
 from protofed.snapshots import Snapshot
 
-VERSION = 2
+VERSION = 3
 """Format version of the index."""
 INDEX = "state.json"
 LOCK, TURN = ".lock", ".turn"
@@ -39,8 +41,11 @@ REVEALED = "revealed.json"
 """The last round of each run in which the client helped to read a sum with its upload."""
 LOOK = 0.1
 """Seconds between two attempts to take a client's lock."""
-MODEL = "model.safetensors"
-"""The client's current model: another name for the newest generation's file."""
+GENERATIONS = "generations"
+"""Folder of the generations, each a folder with the files that a run directory has of a client, and the answer."""
+MODEL, REST, REPLY = "model.safetensors", "state.safetensors", "reply"
+RUNS = 32
+"""Runs of which a node keeps a client, unless its operator chooses another number."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,11 @@ class Generation:
     """One state of a client on disk.
 
     Attributes:
-        name: Identifier of the generation.
+        name: Identifier of the generation, and name of its folder.
         round: Round of the visit that created it.
         trained: Whether that visit trained the client; otherwise it delivered the round's outcome.
         request: Digest of the broadcast with which the client was trained.
-        model: Name of the file with the model's weights.
-        rest: Name of the file with the method's state and the last broadcast received.
-        reply: Name of the file with the encoded answer, or "" if there was none.
+        answered: Whether the visit has an encoded answer.
         losses: Losses of the training, as JSON (they may be NaN).
     """
 
@@ -62,9 +65,7 @@ class Generation:
     round: int
     trained: bool
     request: str
-    model: str
-    rest: str
-    reply: str
+    answered: bool
     losses: str
 
     @property
@@ -77,95 +78,94 @@ def _generation(item: object) -> Generation:
     """Return a generation from plain values.
 
     Raises:
-        ValueError: If a value is missing, of another type, or names a file that does not belong to the generation.
+        ValueError: If a value is missing, of another type, or the name is that of no generation.
     """
     fields = claims.mapping(item, "generation", Generation.__dataclass_fields__)
     claims.whole(fields["round"], "round", 0, limits.ROUNDS)
-    claims.flag(fields["trained"], "trained")
-    for key in ("name", "request", "model", "rest", "reply", "losses"):
+    for key in ("trained", "answered"):
+        claims.flag(fields[key], key)
+    for key in ("name", "request", "losses"):
         if not isinstance(fields[key], str):
             raise ValueError(f"{key}: expected text")
-    name = fields["name"]
-    model = fields["model"].removesuffix(f".{MODEL}")
-    belong = fields["rest"] == f"{name}.rest.safetensors" and fields["reply"] in ("", f"{name}.reply")
-    if not belong or not GENERATION.fullmatch(name) or not GENERATION.fullmatch(model):
-        raise ValueError(f"generation {claims.clean(name, 40)!r}: names files that do not belong to it")
+    if not GENERATION.fullmatch(fields["name"]):
+        raise ValueError(f"{claims.clean(fields['name'], 40)!r} is not the name of a generation")
     if not isinstance(json.loads(fields["losses"]), dict):
         raise ValueError("losses: expected a table")
     return Generation(**fields)
 
 
 @contextlib.contextmanager
-def locked(path: Path, run: str, order: int) -> Iterator[None]:
-    """Lock a client's folder against visits by other processes of this node.
+def locked(path: Path, order: int) -> Iterator[None]:
+    """Lock a client's run against visits by other processes of this node; those of other runs go on.
 
     Of several requests, only the newest waits for the visit in progress, so that processes do not accumulate on a
     slow node.
 
     Args:
-        path: The client's folder.
-        run: Identifier of the run.
+        path: Folder of the client's run.
         order: Number of the request.
 
     Raises:
         CheckpointError: If a later request of the run arrived in the meantime.
     """
     path.mkdir(parents=True, exist_ok=True)
-    turn = f"{run} {order}"
     with (path / LOCK).open("a") as file:
         if not lock(file):
-            if _later(_turn(path), run, order):
-                raise CheckpointError(f"{path.name}: a later request of the server waits for the visit in progress")
-            write_bytes(path / TURN, turn.encode())
+            if _turn(path) > order:
+                raise CheckpointError(
+                    f"{path.parent.name}: a later request of the server waits for the visit in progress"
+                )
+            write_bytes(path / TURN, str(order).encode())
             while not lock(file):
-                if _turn(path) != turn:
-                    raise CheckpointError(f"{path.name}: a later request of the server replaced this one")
+                if _turn(path) != order:
+                    raise CheckpointError(f"{path.parent.name}: a later request of the server replaced this one")
                 time.sleep(LOOK)
         yield
 
 
-def _turn(path: Path) -> str:
-    """Return run and number of the request that waits or was the last to wait, or "" if there is none."""
+def _turn(path: Path) -> int:
+    """Return the number of the request that waits or was the last to wait, or -1 if there is none."""
     try:
-        return (path / TURN).read_text()[:200]
+        return int((path / TURN).read_text()[:20])
     except (OSError, ValueError):
-        return ""
-
-
-def _later(turn: str, run: str, order: int) -> bool:
-    other, _, number = turn.partition(" ")
-    return other == run and number.isdecimal() and int(number) > order
+        return -1
 
 
 class ClientFolder:
-    """The files of one client.
+    """The files of one client in one run.
 
     Args:
-        path: The folder, which is created when first written to.
-        run: Identifier of the run; the state of another run is ignored.
+        path: The client's folder; that of the run in it is created when first written to.
+        run: Identifier of the run.
 
     Attributes:
+        client: Name of the client.
+        path: Folder of the run.
         chain: The stored generations, oldest first; each is a descendant of the one before.
         order: Number of the newest request that created a generation.
         notes: Plain values stored for this run, by name.
+
+    Raises:
+        CheckpointError: If the index is damaged, or the folder is that of another run.
     """
 
     def __init__(self, path: Path, run: str) -> None:
-        self.path = path
+        self.client = path.name
+        self.path = path / run
         self.run = run
         self.chain: list[Generation] = []
         self.order = 0
         self.notes: dict[str, Any] = {}
-        index = path / INDEX
-        if index.is_file():
-            content = read_json(index)
-            if isinstance(content, dict) and content.get("run") == run:
-                self._load(index, content)
+        if (self.path / INDEX).is_file():
+            self._load(self.path / INDEX)
 
-    def _load(self, index: Path, content: dict[str, Any]) -> None:
+    def _load(self, index: Path) -> None:
+        content = read_json(index)
         check_format(index, content.get("version", 1), VERSION)
         try:
             claims.mapping(content, "state", ("version", "run", "order", "chain", "notes"))
+            if content["run"] != self.run:  # where names that differ in case only are the same
+                raise ValueError(f"of run {claims.clean(content['run'], 40)}, not {self.run}")
             self.chain = [_generation(item) for item in claims.items(content["chain"], "chain", limits.ROUNDS)]
             self.order = claims.whole(content["order"], "order", 0, limits.ORDER)
             notes = content["notes"]
@@ -178,10 +178,23 @@ class ClientFolder:
                 "restore it, or remove the folder and add fresh=true to --node-config"
             ) from None
 
-    @property
-    def latest(self) -> Generation | None:
-        """The newest generation; None if the client is as it was before the run."""
-        return self.chain[-1] if self.chain else None
+    def check_new(self, most: int) -> None:
+        """Check that a client that has nothing of this run yet may begin it.
+
+        Args:
+            most: Number of runs of which the node keeps the client.
+
+        Raises:
+            ConfigError: If it keeps as many already.
+        """
+        folder = self.path.parent
+        if self.chain or not folder.is_dir():
+            return
+        if sum((other / INDEX).is_file() for other in folder.iterdir()) >= most:
+            raise ConfigError(
+                f"{self.client}: its node keeps {most} runs, as many as it may: move folders of old ones out of "
+                "its state-dir, or raise runs in --node-config"
+            )
 
     def since(self, after: str) -> list[Generation] | None:
         """Return a generation and its descendants, oldest first; None if the node does not have it.
@@ -194,13 +207,37 @@ class ClientFolder:
         names = [generation.name for generation in self.chain]
         return self.chain[names.index(after) :] if after in names else None
 
+    def held(self, after: str, fresh: bool) -> list[Generation] | None:
+        """Return what :meth:`since` does, or None if the client then starts afresh.
+
+        Args:
+            after: As there.
+            fresh: Whether a client whose state is lost starts afresh.
+
+        Raises:
+            CheckpointError: If it does not.
+        """
+        held = self.since(after)
+        if held is None and not fresh:
+            newest = f"its newest is {self.chain[-1].name}" if self.chain else "it has none of this run"
+            newest += ", but one of an older version" if (self.path.parent / INDEX).is_file() else ""
+            raise CheckpointError(
+                f"{self.client}: the node does not have state {after}, where the visit must start ({newest}): "
+                "restore its state-dir, or add fresh=true to --node-config to start afresh"
+            )
+        return held
+
+    def _folder(self, generation: Generation) -> Path:
+        return self.path / GENERATIONS / generation.name
+
     def read(self, generation: Generation) -> Snapshot:
         """Return the client's state in a generation.
 
         Raises:
             CheckpointError: If its files are missing or damaged.
         """
-        return snapshots.read(self.path / generation.rest, self.path / generation.model)
+        folder = self._folder(generation)
+        return snapshots.read(folder / REST, folder / MODEL)
 
     def reply(self, generation: Generation) -> bytes | None:
         """Return the encoded answer of the visit that created a generation, or None if there was none.
@@ -208,9 +245,9 @@ class ClientFolder:
         Raises:
             CheckpointError: If the file cannot be read.
         """
-        path = self.path / generation.reply
+        path = self._folder(generation) / REPLY
         try:
-            return read_bytes(path, limits.RUN_FILE_BYTES) if generation.reply else None
+            return read_bytes(path, limits.RUN_FILE_BYTES) if generation.answered else None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
@@ -238,16 +275,24 @@ class ClientFolder:
             OutputError: If a file cannot be written.
         """
         name = f"{round:06d}-{secrets.token_hex(8)}"
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        model = same_model.model if same_model else f"{name}.model.safetensors"
-        if same_model is None:
-            snapshots.write_weights(self.path / model, snapshot.model)
-        rest = f"{name}.rest.safetensors"
-        snapshots.write(self.path / rest, snapshot._replace(model={}))
-        if reply:
-            write_bytes(self.path / f"{name}.reply", reply)
-        return Generation(name, round, bool(request), request, model, rest, f"{name}.reply" * bool(reply), losses)
+        new = Generation(name, round, bool(request), request, bool(reply), losses)
+        folder = self._folder(new)
+        partial = folder.with_name(f".{name}{PARTIAL}")
+        with writing(folder):
+            try:
+                partial.mkdir(parents=True)
+                if same_model is None:
+                    snapshots.write_weights(partial / MODEL, snapshot.model)
+                else:
+                    _link(self._folder(same_model) / MODEL, partial / MODEL)
+                snapshots.write(partial / REST, snapshot._replace(model={}))
+                if reply:
+                    write_bytes(partial / REPLY, reply)
+                os.rename(partial, folder)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+        return new
 
     def commit(self, new: Generation, start: Generation | None, order: int, keep: set[str]) -> None:
         """Make a new generation the client's state, which is unchanged until then.
@@ -273,23 +318,52 @@ class ClientFolder:
         }
         write_json(self.path / INDEX, index)
         self.chain, self.order = chain, order
-        self._show(new.model)
-        kept = {INDEX, LOCK, TURN, REVEALED, MODEL} | {file for g in chain for file in (g.model, g.rest, g.reply)}
-        with writing(self.path):
-            for file in self.path.iterdir():
-                if file.name not in kept:
-                    file.unlink()
+        self._tidy()
 
-    def _show(self, file: str) -> None:
-        """Link the newest model to its plain name."""
-        name = self.path / f".{MODEL}{PARTIAL}"
-        with writing(self.path / MODEL):
-            name.unlink(missing_ok=True)
+    def show(self, generation: Generation) -> None:
+        """Let the run directory have a generation as the client's model and state, both at once.
+
+        Raises:
+            OutputError: If the folder cannot be written.
+        """
+        place = client_model(self.path, self.client).parent
+        partial = place.with_name(f".{place.name}{PARTIAL}")
+        with writing(place):
+            place.parent.mkdir(exist_ok=True)
+            _remove(partial)
             try:
-                os.link(self.path / file, name)
+                partial.symlink_to(Path("..", GENERATIONS, generation.name), target_is_directory=True)
             except OSError:  # a file system without links
-                shutil.copyfile(self.path / file, name)
-            os.replace(name, self.path / MODEL)
+                shutil.copytree(self._folder(generation), partial)
+            if not place.is_symlink():  # a copy, which nothing can replace at once
+                _remove(place)
+            os.replace(partial, place)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove the generations that are neither kept nor shown."""
+        shown = client_model(self.path, self.client).parent.resolve()
+        kept = {self._folder(g).name for g in self.chain} | {shown.name}
+        with writing(self.path):
+            for folder in (self.path / GENERATIONS).iterdir():
+                if folder.name not in kept:
+                    shutil.rmtree(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, or a link to one; nothing if there is none."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _link(existing: Path, new: Path) -> None:
+    """Give a file a second name, or copy it where that is impossible."""
+    try:
+        os.link(existing, new)
+    except OSError:
+        shutil.copyfile(existing, new)
 
 
 def revealed(path: Path) -> dict[str, int]:
@@ -326,8 +400,14 @@ def reveal(path: Path, run: str, round: int) -> None:
         CheckpointError: As for :func:`revealed`.
         OutputError: If the file cannot be written.
     """
-    before = revealed(path)
-    write_json(path / REVEALED, {**before, run: max(round, before.get(run, 0))})
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((path / LOCK).open("a"))
+        while not lock(file):  # another run does so at the same time
+            time.sleep(LOOK)
+        before = revealed(path)
+        write_json(path / REVEALED, {**before, run: max(round, before.get(run, 0))})
 
 
 def digest(round: int, message: bytes | None) -> str:

@@ -93,6 +93,9 @@ class Kept:
         folder: The client's files.
         fresh: Whether a client whose state is lost starts afresh.
 
+    Attributes:
+        start: The client's newest generation in this visit; None for the client as it was before the run.
+
     Raises:
         CheckpointError: If the node does not have the state from which the visit must start, or a later request
             has been carried out in the meantime.
@@ -104,14 +107,8 @@ class Kept:
         self.folder = folder
         if job.order < folder.order:
             raise CheckpointError(f"{job.client}: a later request of the server has been carried out already")
-        held = folder.since(job.after)
-        self.anew = held is None and fresh
-        if held is None and not fresh:
-            newest = f"its newest is {folder.latest.name}" if folder.latest else "it has none of this run"
-            raise CheckpointError(
-                f"{job.client}: the node does not have state {job.after}, where the visit must start ({newest}): "
-                "restore its state-dir, or add fresh=true to --node-config to start afresh"
-            )
+        held = folder.held(job.after, fresh)
+        self.anew = held is None
         self.held = held or []
         self.start: Generation | None = None
 
@@ -158,11 +155,17 @@ class Kept:
         """Return the outcome of a visit without a new generation."""
         return VisitOutcome(anew=self.anew)
 
+    @property
+    def training(self) -> Generation | None:
+        """The training of this round; None if the client did not take part."""
+        return next((g for g in self.held if g.trained and g.round == self.job.round), None)
+
     def _commit(self, request: str = "", reply: bytes | None = None, losses: str = "{}") -> VisitOutcome:
         snapshot = self.roster.snapshot(self.job.client)
         same = self.start if snapshot.model is self.before.model else None
         new = self.folder.write(snapshot, self.job.round, request, reply, losses, same_model=same)
         self.folder.commit(new, self.start, self.job.order, {self.job.after, self.job.saved})
+        self.start = new
         return VisitOutcome(new.name, self.anew)
 
 

@@ -86,7 +86,8 @@ class FederationDescription:
         exchanges: What the method lets cross the network; ``""`` in files of the first version.
         notes: Remarks of the method on its configuration.
         bfloat16: For which models layers are computed in bfloat16.
-        left_out: Clients of a network that did not fit the others, and why.
+        left_out: Clients of a network that did not take part, and why.
+        network: Identifier of a run whose clients are at the nodes of a network; ``""`` of others.
     """
 
     class_names: list[str]
@@ -95,6 +96,7 @@ class FederationDescription:
     notes: list[str] = field(default_factory=list)
     bfloat16: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    network: str = ""
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> FederationDescription:
@@ -120,6 +122,9 @@ class FederationDescription:
         notes, exchanges, bfloat16 = value.get("notes", []), value.get("exchanges", ""), value.get("bfloat16", [])
         if not are_texts(notes) or not isinstance(exchanges, str):
             raise CheckpointError(f"{where}: notes and exchanges should be texts")
+        network = value.get("network", {"run": ""})
+        if not isinstance(network, dict) or not is_text(network.get("run")):
+            raise CheckpointError(f"{where}: network should name a run")
         if not are_texts(bfloat16):
             raise CheckpointError(f"{where}: bfloat16 should list names of models")
         left_out = value.get("left_out", [])
@@ -132,4 +137,4 @@ class FederationDescription:
         if len({client.name for client in clients}) < M:
             raise CheckpointError(f"{where}: two clients have the same name")
         refused = {entry["client"]: entry["reason"] for entry in left_out}
-        return cls(value["class_names"], clients, exchanges, notes, bfloat16, refused)
+        return cls(value["class_names"], clients, exchanges, notes, bfloat16, refused, network["run"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -232,6 +235,34 @@ def bytes_per_round(run: RunData, way: str) -> float:
 def silent(runs: Sequence[RunData]) -> bool:
     """Return whether nothing was sent at all."""
     return not any(r.sent for run in runs for r in run.rounds)
+
+
+def elsewhere(run: RunData) -> str:
+    """Return what it takes to repeat a run of a network."""
+    if _of_node(run):
+        return "This folder holds what the node of one client knows of a run; only the server can repeat that."
+    secret = str(run.config.get("privacy", {}).get("mode", "none")) != "none"
+    return (
+        "The data are at the nodes of a network, so protofed run cannot reproduce this run. On the server, with "
+        f"the same version, nodes and data, this gives the same result{', but for secret noise' if secret else ''} "
+        "(APP is the folder that protofed deploy app has written):"
+    )
+
+
+def again(run: RunData) -> str:
+    """Return the command that repeats a run of a network; ``""`` at a node."""
+    if _of_node(run):
+        return ""
+    config = {"recipe": str(run.directory / "config.toml"), "overrides": "", "clients": len(run.clients)}
+    if all(re.fullmatch(r"[\w.+-]+", name) for name in run.class_names):  # no commas
+        config["classes"] = ",".join(run.class_names)
+    chosen = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in config.items())
+    return f"flwr run APP --stream -c {shlex.quote(chosen)}"
+
+
+def _of_node(run: RunData) -> bool:
+    """Return whether the directory of a run of a network is that of one of its nodes."""
+    return (run.directory / "clients").is_dir()
 
 
 def configuration(run: RunData) -> str:
