@@ -10,12 +10,14 @@ import pytest
 
 import protofed
 from protofed import cli
+from protofed.errors import CheckpointError
 from protofed.privacy import secure_sums
 from protofed.progress import JsonProgress, LineProgress, Several
 from protofed.runs import RoundRecord
 from protofed.runs.findings import Findings
 from protofed.runs.records import Absence, Attack, Refusal
-from protofed.runs.trouble import first_trouble, ruin, trouble, unheard
+from protofed.runs.trouble import HELP, diverged, first_trouble, ruin, trouble, unheard
+from protofed.training import Trained
 from support import SMALL_RUN
 
 
@@ -33,13 +35,36 @@ def test_a_sound_round_says_nothing():
 
 def test_the_first_round_that_is_not_finite_is_named():
     rounds = [record(1), record(2, loss=float("nan")), record(3, ["bob"], loss=float("inf"))]
-    assert trouble(rounds[2].to_dict()) == (
-        "losses are not finite and uploads of bob were refused as diverged: "
-        "standardise the data, lower training.lr, or set training.clip"
+    assert (
+        trouble(rounds[2].to_dict()) == f"losses are not finite and uploads of bob were refused as diverged: {HELP}"
     )
     assert first_trouble(rounds) == (
-        "Round 2: losses are not finite: standardise the data, lower training.lr, or set training.clip."
+        f"Round 2: losses are not finite: {HELP}. "
+        "At the end, bob had diverged (answers that are not finite count as wrong)."
     )
+
+
+def test_clients_and_terms_that_are_not_finite_are_named():
+    trained = [
+        Trained("ann", None, {"cross_entropy": 2.0, "mine": float("nan")}, 5, 0.1),
+        Trained("bob", None, {"cross_entropy": 1.0, "mine": 0.5}, 5, 0.1),
+    ]
+    first, second = record(1, ["ann"]), record(2, ["bob"])
+    for each in (first, second):
+        each.set_losses(trained)
+    assert (
+        trouble(first.to_dict())
+        == f"loss mine is not finite at ann and their uploads were refused as diverged: {HELP}"
+    )
+    assert trouble(second.to_dict()) == (
+        f"loss mine is not finite at ann and uploads of bob were refused as diverged: {HELP}"
+    )
+    assert RoundRecord.from_dict(first.to_dict(), "line 1").not_finite == {"ann": ["mine"]}
+    assert diverged([first, record(2)]) == []
+    assert diverged([record(1), second]) == ["ann", "bob"]
+    for wrong in ([], {"ann": "mine"}, {"ann": [3]}, {"\x1b": ["mine"]}):
+        with pytest.raises(CheckpointError, match="line 1: not_finite should list loss terms by client"):
+            RoundRecord.from_dict({**first.to_dict(), "not_finite": wrong}, "line 1")
 
 
 def test_a_round_that_was_lost_says_why():
@@ -95,7 +120,10 @@ def test_a_diverged_run_fails_loudly(method, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert ended.value.code == 1
     assert printed.out.count("warning: ") == 1
-    assert f"warning: {method}, round 1: losses are not finite" in printed.out
+    assert (
+        f"warning: {method}, round 1: loss cross_entropy is not finite at client-00, client-01, client-02"
+        in printed.out
+    )
     assert printed.err.startswith("FAILED ")
     page = (tmp_path / "r" / "report.html").read_text()
     main = page[page.index("<main>") :]

@@ -552,8 +552,9 @@ class Method(Generic[O]):
 
         Args:
             server: The state before the round.
-            uploads: An iterator in a fixed order of clients, possibly empty. Consume it once and keep only the
-                necessary, so that thousands of clients can be aggregated as they arrive.
+            uploads: An iterator over at least one upload, in a fixed order of clients. Consume it once and keep
+                only the necessary, so that thousands of clients can be aggregated as they arrive. Without uploads,
+                the server keeps its state, and the method is not asked.
             round: The round, counted from 1.
         """
         for _ in uploads:

@@ -85,8 +85,6 @@ class FeSEM(FedAvg[FeSEMOptions]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Assign the clients of this round to their nearest centres (E), and average them there (M)."""
         arrived = list(uploads)
-        if not arrived:
-            return Aggregate(server, {})
         state = {n: t.clone() for n, t in server.items()}
         points = self._points([upload.payload for upload in arrived])
         self._seed(state, arrived, points, round)

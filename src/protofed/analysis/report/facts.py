@@ -64,7 +64,7 @@ def warnings(runs: Sequence[RunData]) -> list[tuple[str, bool]]:
     found = [(run, ruin(run.rounds), first_trouble(run.rounds)) for run in runs]
     several = len(found) > 1
     return [
-        (f"{run.label}, seed {run.seed}: {worst or first}" if several else f"{worst} {first}".strip(), bool(worst))
+        (f"{run.label}, seed {run.seed}: {worst or first}" if several else worst or first, bool(worst))
         for run, worst, first in found
         if worst or first
     ]
