@@ -64,6 +64,7 @@ def describe_clients(
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}
     return {
         "exchanges": federation.method.exchanges,
+        "open_rule": federation.method.open_rule,
         "notes": [
             *federation.method.notes(),
             *_rule_notes(federation),

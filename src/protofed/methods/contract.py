@@ -503,6 +503,15 @@ class Method(Generic[O]):
         """
         return ("head",)
 
+    @property
+    def open_rule(self) -> str:
+        """The rule by which a client whose samples are all of one class can recognise the others.
+
+        Its network has learned of all classes from other clients, and the client's own frequencies play no part. ""
+        if there is none, as where a client's head is its own.
+        """
+        return ""
+
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Classify a batch by every rule, in eval mode and without gradients.
 

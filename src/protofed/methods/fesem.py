@@ -70,6 +70,11 @@ class FeSEM(FedAvg[FeSEMOptions]):
         everything = self.options.compare == "all"
         return [n for n, _ in self.first_model().named_parameters() if everything or n.startswith("head.")]
 
+    @property
+    def open_rule(self) -> str:
+        """None: a client may be alone in its group, or among others of its class."""
+        return ""
+
     def server_state(self) -> Tensors:
         """Start with ``C`` times the same model."""
         C = self.options.clusters

@@ -34,6 +34,12 @@ class ClientDescription:
     extras: dict[str, int] = field(default_factory=dict)
     counts: str = "exact"
 
+    @property
+    def only_class(self) -> int | None:
+        """The class of all training samples; None if they are of several classes, or there is but one or none."""
+        held = [label for label, n in enumerate(self.train) if n]
+        return held[0] if len(held) == 1 < len(self.train) else None
+
     @classmethod
     def from_dict(cls, value: Any, where: str, classes: int) -> ClientDescription:
         """Return a client's description.
@@ -87,6 +93,7 @@ class FederationDescription:
         notes: Remarks of the method on its configuration.
         bfloat16: For which models layers are computed in bfloat16.
         left_out: Clients of a network that did not fit the others, and why.
+        open_rule: The method's rule for clients with samples of one class; ``""`` if it has none.
     """
 
     class_names: list[str]
@@ -95,6 +102,7 @@ class FederationDescription:
     notes: list[str] = field(default_factory=list)
     bfloat16: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    open_rule: str = ""
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> FederationDescription:
@@ -118,8 +126,9 @@ class FederationDescription:
         if not all(is_text(name) for name in value["class_names"]):
             raise CheckpointError(f"{where}: class names should be texts without control characters")
         notes, exchanges, bfloat16 = value.get("notes", []), value.get("exchanges", ""), value.get("bfloat16", [])
-        if not are_texts(notes) or not isinstance(exchanges, str):
-            raise CheckpointError(f"{where}: notes and exchanges should be texts")
+        open_rule = value.get("open_rule", "")
+        if not are_texts(notes) or not isinstance(exchanges, str) or not is_text(open_rule):
+            raise CheckpointError(f"{where}: notes, exchanges and open_rule should be texts")
         if not are_texts(bfloat16):
             raise CheckpointError(f"{where}: bfloat16 should list names of models")
         left_out = value.get("left_out", [])
@@ -132,4 +141,4 @@ class FederationDescription:
         if len({client.name for client in clients}) < M:
             raise CheckpointError(f"{where}: two clients have the same name")
         refused = {entry["client"]: entry["reason"] for entry in left_out}
-        return cls(value["class_names"], clients, exchanges, notes, bfloat16, refused)
+        return cls(value["class_names"], clients, exchanges, notes, bfloat16, refused, open_rule)
