@@ -521,6 +521,7 @@ def _show(result: Any, *, table: bool = True) -> None:
 def _print(result: Any) -> None:
     from protofed.analysis.differing import remarks
     from protofed.analysis.grid import rows_of
+    from protofed.analysis.report.facts import warnings
     from protofed.analysis.tables import grid_table, metrics_table, results_table, summaries_of, traffic_table
     from protofed.experiments import Comparison
     from protofed.runs import load_runs
@@ -543,6 +544,9 @@ def _print(result: Any) -> None:
     refused = sum(run.summary["refused"] for group in runs.values() for run in group)
     if refused:
         console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")
+    for text, ruined in warnings(compared or [result.data]):
+        if not ruined:
+            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {result.report}", soft_wrap=True)
 
 

@@ -15,6 +15,7 @@ from protofed.methods import Batch, methods
 from protofed.methods.contract import Update
 from protofed.options import option_fields, option_rows
 from protofed.snapshots import flatten
+from protofed.training import LocalTrainer
 from protofed.wire import check_structure
 from support import degenerate, experiment, ordinary, visited
 
@@ -146,13 +147,46 @@ def test_messages_satisfy_their_schemas(name):
             assert codec.encode(payload, method.upload_schema) == result.message
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_round_without_uploads_keeps_the_server(name):
-    federation = build(name, rounds=2)
-    run(federation)
+def refuse(monkeypatch, names: set[str]) -> None:
+    """Let the models of some clients seem to have diverged."""
+    compose = LocalTrainer.compose
+
+    def refused(self, local, statistics, train):
+        return (None, "model: has diverged") if local.name in names else compose(self, local, statistics, train)
+
+    monkeypatch.setattr(LocalTrainer, "compose", refused)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if methods().get(n).exchanges != "nothing"])
+def test_rounds_without_uploads_keep_the_server(name, monkeypatch):
+    """From the first round on, and later; the method is not asked what to make of nothing."""
+    federation = build(name, rounds=40)
+    method, rounds = federation.method, federation.run()
+    sending = [r for r in range(1, 41) if method.communicates(r)][:3]
+    refuse(monkeypatch, set(federation.names))
+    for _ in range(sending[0]):
+        record = next(rounds)
+    assert_same(method.server_state(), federation.server)
+    assert record.accuracy
+    assert not record.diagnostics
+    assert [r.client for r in record.refused] == federation.names
+    monkeypatch.undo()
+    for _ in range(sending[1] - sending[0]):
+        next(rounds)
     before = {n: t.clone() for n, t in federation.server.items()}
-    after = federation.method.aggregate(federation.server, iter([]), 3).state
-    assert_same(before, after)
+    refuse(monkeypatch, set(federation.names))
+    for _ in range(sending[2] - sending[1]):
+        next(rounds)
+    assert_same(before, federation.server)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_client_is_enough(name, monkeypatch):
+    federation = build(name, rounds=3)
+    refuse(monkeypatch, set(federation.names[1:]))
+    records = run(federation)
+    assert all(value is not None for r in records for value in r["losses"].values())
+    assert all(t.isfinite().all() for t in state(federation).values() if t.is_floating_point())
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -10,12 +10,14 @@ import pytest
 
 import protofed
 from protofed import cli
+from protofed.errors import CheckpointError
 from protofed.privacy import secure_sums
 from protofed.progress import JsonProgress, LineProgress, Several
-from protofed.runs import RoundRecord
+from protofed.runs import RoundRecord, load_run
 from protofed.runs.findings import Findings
 from protofed.runs.records import Absence, Attack, Refusal
-from protofed.runs.trouble import first_trouble, ruin, trouble, unheard
+from protofed.runs.trouble import HELP, diverged, first_trouble, ruin, trouble, unheard
+from protofed.training import Trained
 from support import SMALL_RUN
 
 
@@ -33,13 +35,36 @@ def test_a_sound_round_says_nothing():
 
 def test_the_first_round_that_is_not_finite_is_named():
     rounds = [record(1), record(2, loss=float("nan")), record(3, ["bob"], loss=float("inf"))]
-    assert trouble(rounds[2].to_dict()) == (
-        "losses are not finite and uploads of bob were refused as diverged: "
-        "standardise the data, lower training.lr, or set training.clip"
+    assert (
+        trouble(rounds[2].to_dict()) == f"losses are not finite and uploads of bob were refused as diverged: {HELP}"
     )
     assert first_trouble(rounds) == (
-        "Round 2: losses are not finite: standardise the data, lower training.lr, or set training.clip."
+        f"Round 2: losses are not finite: {HELP}. "
+        "At the end, bob had diverged (answers that are not finite count as wrong)."
     )
+
+
+def test_clients_and_terms_that_are_not_finite_are_named():
+    trained = [
+        Trained("ann", None, {"cross_entropy": 2.0, "mine": float("nan")}, 5, 0.1),
+        Trained("bob", None, {"cross_entropy": 1.0, "mine": 0.5}, 5, 0.1),
+    ]
+    first, second = record(1, ["ann"]), record(2, ["bob"])
+    for each in (first, second):
+        each.set_losses(trained)
+    assert (
+        trouble(first.to_dict())
+        == f"loss mine is not finite at ann and their uploads were refused as diverged: {HELP}"
+    )
+    assert trouble(second.to_dict()) == (
+        f"loss mine is not finite at ann and uploads of bob were refused as diverged: {HELP}"
+    )
+    assert RoundRecord.from_dict(first.to_dict(), "line 1").not_finite == {"ann": ["mine"]}
+    assert diverged([first, record(2)]) == []
+    assert diverged([record(1), second]) == ["ann", "bob"]
+    for wrong in ([], {"ann": "mine"}, {"ann": [3]}, {"\x1b": ["mine"]}):
+        with pytest.raises(CheckpointError, match="line 1: not_finite should list loss terms by client"):
+            RoundRecord.from_dict({**first.to_dict(), "not_finite": wrong}, "line 1")
 
 
 def test_a_round_that_was_lost_says_why():
@@ -95,11 +120,99 @@ def test_a_diverged_run_fails_loudly(method, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert ended.value.code == 1
     assert printed.out.count("warning: ") == 1
-    assert f"warning: {method}, round 1: losses are not finite" in printed.out
+    assert (
+        f"warning: {method}, round 1: loss cross_entropy is not finite at client-00, client-01, client-02"
+        in printed.out
+    )
     assert printed.err.startswith("FAILED ")
     page = (tmp_path / "r" / "report.html").read_text()
     main = page[page.index("<main>") :]
     assert main.index('role="alert">Failed. ') < main.index("<dl")
+
+
+MINE = """
+import torch
+
+from protofed.methods import Aggregate
+from protofed.methods.fedproto import FedProto
+
+
+class Mine(FedProto):
+    first = 1
+
+    def loss(self, model, batch, received, state):
+        terms, output = super().loss(model, batch, received, state)
+        bad = torch.nan if received["present"].any() or self.first == 1 else 0.0
+        return {**terms, "mine": bad * output.features.sum()}, output
+
+    def aggregate(self, server, uploads, round):
+        uploads = list(uploads)
+        torch.cat([upload.payload["prototypes"] for upload in uploads])
+        return super().aggregate(server, iter(uploads), round)
+
+
+class Later(Mine):
+    first = 2
+
+
+class Some(Mine):
+    first = 2
+
+    def loss(self, model, batch, received, state):
+        terms, output = super(Mine, self).loss(model, batch, received, state)
+        bad = torch.where((batch.y == 2).any(), torch.nan, 0.0)
+        return {**terms, "mine": bad * output.features.sum()}, output
+"""
+
+
+@pytest.mark.parametrize("executor", ["sequential", "workers", "fused"])
+@pytest.mark.parametrize(("name", "round"), [("Mine", 1), ("Later", 2)])
+def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, monkeypatch, capsys):
+    """One line says where, when and what, and no method is asked to put together the uploads of nobody."""
+    code, out, err, run = of_ones_own(name, executor, tmp_path, monkeypatch, capsys)
+    where = "is not finite at client-00, client-01, client-02 and their uploads were refused as diverged"
+    assert f"warning: mine.py:{name}, round {round}: loss mine {where}: {HELP}\n" in out
+    if round == 1:
+        assert code == 1
+        assert err == (
+            "FAILED Every upload of client-00, client-01, client-02 was refused, so the result is not theirs. "
+            f"Round 1: loss mine {where}: {HELP}.\n"
+        )
+    else:
+        assert (code, err) == (0, "")
+        end = (
+            "At the end, client-00, client-01, client-02 had diverged (answers that are not finite count as wrong)."
+        )
+        assert f"\nRound 2: loss mine {where}: {HELP}. {end}\n" in out
+    assert [sorted(r.not_finite) for r in run.rounds] == [
+        ["client-00", "client-01", "client-02"] if r.round >= round else [] for r in run.rounds
+    ]
+    assert run.rounds[round - 1].losses["cross_entropy"] is not None, "it was the other term"
+
+
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+def test_the_round_goes_on_for_clients_whose_loss_is_finite(executor, tmp_path, monkeypatch, capsys):
+    code, out, _, run = of_ones_own("Some", executor, tmp_path, monkeypatch, capsys)
+    held = [client.name for client in run.clients if client.train[2]]
+    assert 0 < len(held) < len(run.clients)
+    assert code == 1
+    assert f"round 1: loss mine is not finite at {', '.join(held)} and their uploads were refused" in out
+    last = run.rounds[-1]
+    assert list(last.not_finite) == held
+    assert last.bytes["up"] > 0
+
+
+def of_ones_own(name, executor, tmp_path, monkeypatch, capsys):
+    """Run a method of one's own from the command line; return exit status, what was printed, and the run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    chosen = {**SMALL_RUN, "rounds": 3, "method.name": f"mine.py:{name}", "execution.executor": executor}
+    options = [f"{name}={value}" for name, value in chosen.items()]
+    monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--out", "r"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err, load_run(tmp_path / "r")
 
 
 def test_sums_that_overflow_say_what_to_change(tmp_path, monkeypatch, capsys):

@@ -85,6 +85,7 @@ def describe_roster(
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}
     return {
         "exchanges": method.exchanges,
+        "open_rule": method.open_rule,
         "notes": [*method.notes(), *notes, *_models_notes(federated, roster), *federated.remarks()],
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),

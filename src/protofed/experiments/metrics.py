@@ -45,21 +45,26 @@ def compute(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
     """
     names = [client.name for client in run.clients]
     first = open_client(run, names[0], trust_code)  # refuses what can be refused before data are read
-    chosen = first.rule(rule)
+    main = first.rule(rule or first.main_rule)
     held = {c.name: c.test for c in data_of(run, trust_code).clients}
+    rules: list[str] = []
     y: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
     scores: list[NDArray[np.float64]] = []
     for name in names:
         trained = first if name == names[0] else open_client(run, name, trust_code)
-        found, own = trained.classify(held[name].x.cpu(), chosen)
+        rules.append(trained.rule(rule))
+        found, own = trained.classify(held[name].x.cpu(), rules[-1])
         y.append(held[name].y.cpu().numpy())
         labels.append(found.numpy())
         scores.append(own.log_softmax(-1).numpy())
     parts = zip(y, labels, scores, strict=True)
-    each = {name: of_samples(*part) for name, part in zip(names, parts, strict=True)}
+    each = {
+        name: replace(of_samples(*part), rule=chosen if chosen != main else "")
+        for name, part, chosen in zip(names, parts, rules, strict=True)
+    }
     overall = of_samples(np.concatenate(y), np.concatenate(labels), np.concatenate(scores))
-    return Metrics(chosen, run.last_round, overall, each)
+    return Metrics(main, run.last_round, overall, each)
 
 
 def store(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:

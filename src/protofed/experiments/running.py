@@ -149,7 +149,7 @@ class Run:
             samples: An array or tensor with or without a dimension of samples, a pandas table, pictures of PIL, or
                 paths of images and tables; see :func:`~protofed.experiments.inputs.as_samples`.
             rule: Inference rule, e.g. ``head`` or ``global``; ``prototypes`` for the nearest prototype, ``""`` for
-                the run's main rule.
+                the client's own (see :meth:`~protofed.experiments.trained.TrainedClient.rule`).
             resize: Side in pixels to which pictures are scaled and centre-cropped; None for that of the run.
 
         Raises:
@@ -191,13 +191,14 @@ class Run:
         there, or else computed, for which the run's data must be at hand.
 
         Args:
-            rule: Inference rule; ``prototypes`` for the nearest prototype, "" for the run's main rule.
+            rule: Inference rule; ``prototypes`` for the nearest prototype, "" for each client's own.
 
         Raises:
             ProtofedError: As :func:`~protofed.experiments.metrics.compute`.
         """
         stored = self.data.metrics
-        if stored is not None and stored.rule == (rule or self.data.main_rule):
+        mixed = stored is not None and any(each.rule for each in stored.clients.values())
+        if stored is not None and stored.rule == (rule or self.data.main_rule) and not (rule and mixed):
             return stored
         from protofed.experiments.metrics import compute
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -150,6 +151,7 @@ class TrainedClient:
         received: What the client received last.
         state: The method's state of the client.
         main_rule: Inference rule of the run's headline numbers.
+        only_class: Name of the class of all its training samples; ``""`` if they are of several classes.
         resize: Side in pixels to which the run scaled its images; 0 for none.
         table: Preparation of the client's samples, if they were a table or standardised; else None.
         data: Data options of the run.
@@ -161,6 +163,7 @@ class TrainedClient:
     received: Tensors
     state: Tensors
     main_rule: str
+    only_class: str = ""
     resize: int = 0
     table: Table | None = None
     data: DataOptions = field(default_factory=DataOptions)
@@ -175,17 +178,23 @@ class TrainedClient:
         """The inference rules of the method."""
         return self.method.rules
 
+    @property
+    def open_rule(self) -> str:
+        """The method's rule for clients with samples of one class; ``""`` if it has none."""
+        return self.method.open_rule if self.method.open_rule in self.rules else ""
+
     def rule(self, wanted: str) -> str:
         """Return the inference rule that a user means.
 
         Args:
             wanted: A rule of the method; ``prototypes`` for the nearest prototype (global if there are any, else
-                the client's own), ``""`` for the run's main rule.
+                the client's own), ``""`` for the run's main rule, or the method's ``open_rule`` if all training
+                samples of the client are of one class.
 
         Raises:
             ConfigError: If the method has no such rule.
         """
-        chosen = wanted or self.main_rule
+        chosen = wanted or (self.only_class and self.open_rule) or self.main_rule
         if wanted == "prototypes":
             chosen = next((rule for rule in ("global", "local") if rule in self.rules), wanted)
         if chosen not in self.rules:
@@ -221,6 +230,21 @@ class TrainedClient:
             samples = (255 * samples).round()
         return samples.to(self.classifier.input_dtype)
 
+    def caution(self, rule: str) -> str:
+        """Return in one line what a client with samples of one class can answer; "" for any other client.
+
+        Args:
+            rule: The inference rule by which it answers.
+        """
+        if not self.only_class:
+            return ""
+        start = f"{self.name} was trained on class {self.only_class} alone"
+        if rule == self.open_rule:
+            other = f" (--rule {self.main_rule} for the run's main rule)" if rule != self.main_rule else ""
+            return f"{start}: answers are by rule {rule}, learned from all clients{other}"
+        other = f" (--rule {self.open_rule} can)" if self.open_rule else ""
+        return f"{start}: by rule {rule} it may never answer anything else{other}"
+
     def predict(self, samples: Tensor, rule: str = "") -> Prediction:
         """Classify samples.
 
@@ -231,8 +255,13 @@ class TrainedClient:
         Raises:
             ConfigError: If the method has no such rule.
             DataError: If the samples have another shape.
+
+        Warns:
+            UserWarning: As :meth:`caution`.
         """
         chosen = self.rule(rule)
+        if told := self.caution(chosen):
+            warnings.warn(told, stacklevel=2)
         labels, scores = self.classify(samples, chosen)
         return Prediction(labels.numpy(), scores.softmax(-1).numpy(), self.classifier.class_names, chosen)
 
@@ -314,6 +343,7 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
         rest.received,
         rest.state,
         runs.main_rule(builder.method.rules, builder.experiment.evaluation.rule),
+        "" if (only := described[name].only_class) is None else run.class_names[only],
         resize if type(resize) is int else 0,
         table,
         data,

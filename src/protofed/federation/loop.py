@@ -403,7 +403,9 @@ class Federation:
                 screened = self.hiding.merge(counted, self.opening(round), round, record.privacy)
             else:
                 screened = self.guard.screen(counted, self.opening(round), findings)
-            state, diagnostics = self.method.aggregate(self.server, screened, round)
+            state, diagnostics = self.server, {}
+            if some := _unless_empty(screened):
+                state, diagnostics = self.method.aggregate(self.server, some, round)
             uploads_left = sum(1 for _ in screened)
             assert not uploads_left, f"{self.method.name} left uploads unread"
             usable = next(counter)
@@ -519,6 +521,13 @@ class Federation:
             return result
         record.miss(result, "evaluation")
         return Evaluated(result.client, {}, 0, 0.0)
+
+
+def _unless_empty(uploads: Iterator[Upload]) -> Iterator[Upload] | None:
+    """Return an iterator over the same uploads, or None if there are none; keep no upload."""
+    for first in uploads:
+        return itertools.chain((first,), uploads)
+    return None
 
 
 class _Clock:

@@ -88,6 +88,11 @@ class AuxiliaryMethod(Method[A]):
         """The client's own model, and the shared one."""
         return ("head", "global_model")
 
+    @property
+    def open_rule(self) -> str:
+        """The shared model."""
+        return "global_model"
+
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of either classifier."""
         return {"head": model(batch.x).logits, "global_model": model.extras[self.role](batch.x).logits}

@@ -174,6 +174,11 @@ class WrappedMethod(Method[O]):
         """As the base."""
         return self.base.rules
 
+    @property
+    def open_rule(self) -> str:
+        """As the base."""
+        return self.base.open_rule
+
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """As the base."""
         return self.base.predict(model, batch, received, state)

@@ -267,6 +267,11 @@ class Beacon(Method[BeaconOptions]):
         """Both on the client's own classes; each alone there; both on all classes; the beacon alone on all."""
         return ("head", "expert", "beacon", "all_classes", "global_model")
 
+    @property
+    def open_rule(self) -> str:
+        """Both on all classes, unless the beacon is the client's own."""
+        return "all_classes" if self.options.exchange else ""
+
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """``P(y)`` with and without the client's class frequencies; expert and beacon alone.
 

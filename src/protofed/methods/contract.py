@@ -503,6 +503,15 @@ class Method(Generic[O]):
         """
         return ("head",)
 
+    @property
+    def open_rule(self) -> str:
+        """The rule by which a client whose samples are all of one class can recognise the others.
+
+        Its network has learned of all classes from other clients, and the client's own frequencies play no part. ""
+        if there is none, as where a client's head is its own.
+        """
+        return ""
+
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Classify a batch by every rule, in eval mode and without gradients.
 
@@ -552,8 +561,9 @@ class Method(Generic[O]):
 
         Args:
             server: The state before the round.
-            uploads: An iterator in a fixed order of clients, possibly empty. Consume it once and keep only the
-                necessary, so that thousands of clients can be aggregated as they arrive.
+            uploads: An iterator over at least one upload, in a fixed order of clients. Consume it once and keep
+                only the necessary, so that thousands of clients can be aggregated as they arrive. Without uploads,
+                the server keeps its state, and the method is not asked.
             round: The round, counted from 1.
         """
         for _ in uploads:

@@ -133,6 +133,11 @@ class FedAvg(Method[W]):
         """The global model, and the client's own."""
         return ("global_model", "head")
 
+    @property
+    def open_rule(self) -> str:
+        """The global model."""
+        return "global_model"
+
     def classify(self, model: Callable[[Tensor], Output], batch: Batch, received: Tensors) -> Tensor:
         """Return the logits ``(B, K)`` of a model.
 

@@ -221,6 +221,11 @@ class FedGen(FedAvg[FedGenOptions]):
         """The global model and the client's own; if only heads are shared, its own with the mean head."""
         return super().rules if self.options.share == "all" else ("head",)
 
+    @property
+    def open_rule(self) -> str:
+        """The global model, if there is one."""
+        return super().open_rule if self.options.share == "all" else ""
+
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the models that :attr:`rules` name."""
         if self.options.share == "all":

@@ -196,7 +196,9 @@ class FedProto(Method[P]):
             seen: The clients' uploads, which the update has consumed.
         """
         state = {**new.state, **seen.classes}
-        return Aggregate(state, {**new.diagnostics, **summary(*Prototypes.of(state)), **seen.lengths()})
+        # A server whose own training has diverged keeps its last state, which it can say only if this is no error.
+        geometry = summary(*Prototypes.of(state)) if bool(state["prototypes"].isfinite().all()) else {}
+        return Aggregate(state, {**new.diagnostics, **geometry, **seen.lengths()})
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``.

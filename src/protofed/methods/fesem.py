@@ -70,6 +70,11 @@ class FeSEM(FedAvg[FeSEMOptions]):
         everything = self.options.compare == "all"
         return [n for n, _ in self.first_model().named_parameters() if everything or n.startswith("head.")]
 
+    @property
+    def open_rule(self) -> str:
+        """None: a client may be alone in its group, or among others of its class."""
+        return ""
+
     def server_state(self) -> Tensors:
         """Start with ``C`` times the same model."""
         C = self.options.clusters
@@ -85,8 +90,6 @@ class FeSEM(FedAvg[FeSEMOptions]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Assign the clients of this round to their nearest centres (E), and average them there (M)."""
         arrived = list(uploads)
-        if not arrived:
-            return Aggregate(server, {})
         state = {n: t.clone() for n, t in server.items()}
         points = self._points([upload.payload for upload in arrived])
         self._seed(state, arrived, points, round)

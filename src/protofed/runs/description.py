@@ -34,6 +34,12 @@ class ClientDescription:
     extras: dict[str, int] = field(default_factory=dict)
     counts: str = "exact"
 
+    @property
+    def only_class(self) -> int | None:
+        """The class of all training samples; None if they are of several classes, or there is but one or none."""
+        held = [label for label, n in enumerate(self.train) if n]
+        return held[0] if len(held) == 1 < len(self.train) else None
+
     @classmethod
     def from_dict(cls, value: Any, where: str, classes: int) -> ClientDescription:
         """Return a client's description.
@@ -88,6 +94,7 @@ class FederationDescription:
         bfloat16: For which models layers are computed in bfloat16.
         left_out: Clients of a network that did not take part, and why.
         network: Identifier of a run whose clients are at the nodes of a network; ``""`` of others.
+        open_rule: The method's rule for clients with samples of one class; ``""`` if it has none.
     """
 
     class_names: list[str]
@@ -97,6 +104,7 @@ class FederationDescription:
     bfloat16: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     network: str = ""
+    open_rule: str = ""
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> FederationDescription:
@@ -120,8 +128,9 @@ class FederationDescription:
         if not all(is_text(name) for name in value["class_names"]):
             raise CheckpointError(f"{where}: class names should be texts without control characters")
         notes, exchanges, bfloat16 = value.get("notes", []), value.get("exchanges", ""), value.get("bfloat16", [])
-        if not are_texts(notes) or not isinstance(exchanges, str):
-            raise CheckpointError(f"{where}: notes and exchanges should be texts")
+        open_rule = value.get("open_rule", "")
+        if not are_texts(notes) or not isinstance(exchanges, str) or not is_text(open_rule):
+            raise CheckpointError(f"{where}: notes, exchanges and open_rule should be texts")
         network = value.get("network", {"run": ""})
         if not isinstance(network, dict) or not is_text(network.get("run")):
             raise CheckpointError(f"{where}: network should name a run")
@@ -137,4 +146,4 @@ class FederationDescription:
         if len({client.name for client in clients}) < M:
             raise CheckpointError(f"{where}: two clients have the same name")
         refused = {entry["client"]: entry["reason"] for entry in left_out}
-        return cls(value["class_names"], clients, exchanges, notes, bfloat16, refused, network["run"])
+        return cls(value["class_names"], clients, exchanges, notes, bfloat16, refused, network["run"], open_rule)

@@ -60,6 +60,7 @@ class SampleMetrics:
         confusion: ``(class, class given, number of samples)`` for all pairs that occur. Samples whose scores are
             not finite are given none, and are missing here.
         undefined: Why a metric is None, by name.
+        rule: Inference rule of a client that answers by another one than the others; ``""`` for theirs.
     """
 
     samples: int
@@ -70,6 +71,7 @@ class SampleMetrics:
     classes: tuple[ClassMetrics, ...] = ()
     confusion: tuple[tuple[int, int, int], ...] = ()
     undefined: Mapping[str, str] | None = None
+    rule: str = ""
 
     def matrix(self, num_classes: int) -> NDArray[np.int64]:
         """Return the confusion matrix: ``(K, K)`` numbers of samples, rows by class, columns by the class given."""
@@ -101,6 +103,7 @@ class SampleMetrics:
             or not isinstance(classes, list)
             or not isinstance(pairs, list)
             or not isinstance(undefined, dict)
+            or not is_text(table.get("rule", ""))
             or not all(is_text(text, limits.REASON) for text in (*undefined, *undefined.values()))
         ):
             raise CheckpointError(f"{where}: should have samples, {', '.join(numbers)}, classes and confusion")
@@ -111,7 +114,12 @@ class SampleMetrics:
                 raise CheckpointError(f"{where}: class {max(pair[:2])} is beyond the {num_classes} of the run")
         found = tuple(_class_metrics(each, where, num_classes) for each in classes)
         return cls(
-            table["samples"], **numbers, classes=found, confusion=tuple(map(tuple, pairs)), undefined=undefined
+            table["samples"],
+            **numbers,
+            classes=found,
+            confusion=tuple(map(tuple, pairs)),
+            undefined=undefined,
+            rule=table.get("rule", ""),
         )
 
 
@@ -137,7 +145,7 @@ class Metrics:
     """Metrics of the models with which a run ended, on their clients' own test samples.
 
     Attributes:
-        rule: Inference rule.
+        rule: Inference rule, of all clients that name no other.
         round: The run's last round.
         overall: Of all clients' test samples together, each classified by its client's model.
         clients: Of each client's, by name.

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from protofed.errors import CheckpointError, DivergedError, PayloadError
-from protofed.runs.checks import are_named_numbers, are_numbers, are_tables, are_texts, is_count, is_number
+from protofed.runs.checks import (
+    are_named_numbers,
+    are_numbers,
+    are_tables,
+    are_texts,
+    is_count,
+    is_number,
+    is_text,
+)
 from protofed.runs.findings import Findings
 from protofed.runs.spent import Spent
 
@@ -176,6 +185,7 @@ class RoundRecord:
         unseen: On those of them whose classes the client has no training samples of, or None.
         newcomers: Of the clients that joined after training, on their own test data, or None.
         losses: Mean per training sample, per term, and their ``total``; None where not finite.
+        not_finite: The terms that were not finite first, by client; only those clients.
         bytes: Encoded size of all messages, ``up`` and ``down``.
         parameters: Numbers sent as the papers count them, ``up`` and ``down``.
         seconds: Time of each of :data:`SECONDS`.
@@ -196,6 +206,7 @@ class RoundRecord:
     unseen: Accuracy | None = None
     newcomers: Accuracy | None = None
     losses: dict[str, float | None] = field(default_factory=dict)
+    not_finite: dict[str, list[str]] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     parameters: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     seconds: dict[str, float] = field(
@@ -255,7 +266,9 @@ class RoundRecord:
         self.missing.append(Absence(client, phase, reason))
 
     def set_losses(self, trained: Sequence[Trained]) -> None:
-        """Average the clients' losses, weighted by their numbers of samples."""
+        """Average the clients' losses, weighted by their numbers of samples, and note those that are not finite."""
+        found = {t.client: [name for name, loss in t.losses.items() if not math.isfinite(loss)] for t in trained}
+        self.not_finite = {client: names for client, names in found.items() if names}
         terms = {name for result in trained for name in result.losses}
         for name in sorted(terms):
             with_term = [t for t in trained if name in t.losses]
@@ -274,6 +287,8 @@ class RoundRecord:
             record["attack"] = vars(self.attack)
         if self.privacy:
             record["privacy"] = self.privacy.to_dict()
+        if self.not_finite:
+            record["not_finite"] = self.not_finite
         record |= {n: getattr(self, n) for n in ("losses", "bytes", "parameters", "seconds")}
         record |= {n: [vars(entry) for entry in getattr(self, n)] for n in ("refused", "missing")}
         record |= {"attempts": self.attempts, "diagnostics": self.diagnostics}
@@ -305,6 +320,11 @@ class RoundRecord:
             raise CheckpointError(f"{where}: seconds should have training, aggregation, evaluation and total")
         if not are_named_numbers(value["losses"]):
             raise CheckpointError(f"{where}: losses should be numbers")
+        unsound = value.get("not_finite", {})
+        if not isinstance(unsound, dict) or not all(
+            are_texts(n) and all(map(is_text, (c, *n))) for c, n in unsound.items()
+        ):
+            raise CheckpointError(f"{where}: not_finite should list loss terms by client")
         if not are_texts(value["participants"]):
             raise CheckpointError(f"{where}: participants should be names")
         refused, missing = value["refused"], value.get("missing", [])
@@ -322,6 +342,7 @@ class RoundRecord:
             participants=value["participants"],
             **{n: Accuracy.from_dict(value[n], f"{where}: {n}") for n in SCORED if n in value},
             losses=value["losses"],
+            not_finite=unsound,
             bytes={way: value["bytes"][way] for way in WAYS},
             parameters={way: value["parameters"][way] for way in WAYS},
             seconds=value["seconds"],

@@ -7,7 +7,10 @@ from typing import Any
 
 from protofed.runs.records import RoundRecord
 
-HELP = "standardise the data, lower training.lr, or set training.clip"
+HELP = (
+    "standardise the data, lower training.lr (or method.lambda or method.gamma, where there is one), or set "
+    "training.clip"
+)
 KEPT = "the server kept its previous state"
 _SHOWN = 3
 
@@ -19,20 +22,28 @@ def trouble(record: Mapping[str, Any]) -> str:
         record: The round's line of ``rounds.jsonl``, where None stands for a number that is not finite.
     """
     diverged = [entry["client"] for entry in record["refused"] if entry.get("diverged")]
-    lossy = any(value is None for value in record["losses"].values())
-    parts = ["losses are not finite"] if lossy else []
-    parts += [f"uploads of {_listed(diverged)} were refused as diverged"] if diverged else []
+    clients = record.get("not_finite", {})
+    parts = ["losses are not finite"] if any(value is None for value in record["losses"].values()) else []
+    if clients:
+        terms = dict.fromkeys(term for names in clients.values() for term in names)
+        parts = [f"loss {_listed(list(terms))} is not finite at {_listed(list(clients))}"]
+    whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {_listed(diverged)}"
+    parts += [f"{whose} were refused as diverged"] if diverged else []
     found = [f"{' and '.join(parts)}: {HELP}"] if parts else []
     kept = record.get("robust", {}).get("kept", "")
     return "; ".join([*found, f"{KEPT}: {kept}"] if kept else found)
 
 
 def first_trouble(rounds: Sequence[RoundRecord]) -> str:
-    """Return a sentence about the first round that is in trouble; "" if there is none."""
-    for record in rounds:
-        if found := trouble(record.to_dict()):
-            return f"Round {record.round}: {found}."
-    return ""
+    """Return a sentence about the first round that is in trouble, and one about the end; "" if all was well."""
+    lost = _listed(diverged(rounds))
+    end = f" At the end, {lost} had diverged (answers that are not finite count as wrong)." if lost else ""
+    return _first(rounds) + end
+
+
+def _first(rounds: Sequence[RoundRecord]) -> str:
+    told = ((record.round, trouble(record.to_dict())) for record in rounds)
+    return next((f"Round {round}: {found}." for round, found in told if found), "")
 
 
 def unheard(rounds: Sequence[RoundRecord]) -> list[str]:
@@ -46,19 +57,19 @@ def unheard(rounds: Sequence[RoundRecord]) -> list[str]:
         away = {absence.client for absence in record.missing if absence.phase == "training"}
         for client in record.participants:
             asked[client] = asked.get(client, 0) + (client not in away)
-        for client in {refusal.client for refusal in record.refused}:
+        for client in dict.fromkeys(refusal.client for refusal in record.refused):
             refused[client] = refused.get(client, 0) + 1
         hostile |= set(record.attack.clients) if record.attack else set()
     return [client for client, times in refused.items() if times >= asked.get(client, 0) and client not in hostile]
 
 
 def diverged(rounds: Sequence[RoundRecord]) -> list[str]:
-    """Return the clients whose upload was refused as diverged the last time that they took part."""
+    """Return the clients whose loss was not finite, or whose upload diverged, the last time that they took part."""
     last: dict[str, bool] = {}
     for record in rounds:
         away = {absence.client for absence in record.missing if absence.phase == "training"}
-        refused = {refusal.client: refusal.diverged for refusal in record.refused}
-        last |= {client: refused.get(client, False) for client in record.participants if client not in away}
+        found = {refusal.client for refusal in record.refused if refusal.diverged} | record.not_finite.keys()
+        last |= {client: client in found for client in record.participants if client not in away}
     return [client for client, was in last.items() if was]
 
 
@@ -67,10 +78,11 @@ def ruin(rounds: Sequence[RoundRecord]) -> str:
     if lost := unheard(rounds):
         refused = [refusal for record in rounds for refusal in record.refused if refusal.client in lost]
         last = refused[-1]
-        help = HELP if any(r.diverged for r in refused) else f"{last.client}: {last.field}: {last.reason}"
-        return f"Every upload of {_listed(lost)} was refused, so the result is not theirs: {help}."
+        diverging = any(r.diverged for r in refused)
+        why = f". {_first(rounds)}" if diverging else f": {last.client}: {last.field}: {last.reason}."
+        return f"Every upload of {_listed(lost)} was refused, so the result is not theirs{why}"
     if rounds and all(record.losses and record.losses.get("total") is None for record in rounds):
-        return f"No round had finite losses: {HELP}."
+        return f"No round had finite losses. {_first(rounds)}"
     return ""
 
 

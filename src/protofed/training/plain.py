@@ -196,20 +196,28 @@ class _Statistics:
 
 
 class _Means:
-    """Sample-weighted means of loss terms that avoid a device synchronisation per step."""
+    """Sample-weighted means of loss terms, as :meth:`Steps.losses`, without a device synchronisation per step."""
 
     def __init__(self) -> None:
+        self.steps = 0
         self.terms: dict[str, list[Tensor]] = {}
-        self.samples: dict[str, list[int]] = {}
+        self.samples: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, terms: Tensors, samples: int) -> None:
         for name, term in terms.items():
             self.terms.setdefault(name, []).append(term.detach())
-            self.samples.setdefault(name, []).append(samples)
+            self.samples.setdefault(name, []).append((self.steps, samples))
+        self.steps += 1
 
     def means(self) -> dict[str, float]:
+        values = {name: torch.stack(terms).double().cpu() for name, terms in self.terms.items()}
+        places = {name: torch.tensor(steps).T for name, steps in self.samples.items()}
+        last = min(
+            (int(n) for name, v in values.items() for n in places[name][0, ~v.isfinite()]), default=self.steps
+        )
         found = {}
-        for name, terms in self.terms.items():
-            weights = torch.tensor(self.samples[name], dtype=torch.float64)
-            found[name] = float(torch.stack(terms).double().cpu() @ weights / weights.sum())
+        for name, value in values.items():
+            if bool((until := places[name][0] <= last).any()):
+                weights = places[name][1, until].double()
+                found[name] = float(value[until] @ weights / weights.sum())
         return found

@@ -80,6 +80,7 @@ class StackedSteps(Steps):
         self.passes_alone = faster_alone(model)
         self.sums: dict[str, Tensor] = {}
         self.samples: dict[str, Tensor] = {}
+        self.sound: Tensor | None = None  # the clients all of whose terms have been finite so far
 
     @property
     def dtype(self) -> torch.dtype:
@@ -354,14 +355,20 @@ class StackedSteps(Steps):
 
     def _count(self, terms: Tensors, sizes: list[int]) -> None:
         """Add sample-weighted losses, in the order of the group."""
-        places = self.order[: len(sizes)]
+        device = next(iter(terms.values())).device
+        places = torch.tensor(self.order[: len(sizes)], device=device)
+        number = torch.tensor(sizes, dtype=torch.float32, device=device)
+        if self.sound is None:
+            self.sound = torch.ones(self.clients, dtype=torch.bool, device=device)
+        counts, finite = self.sound[places], self.sound[places]
         for name, term in terms.items():
             if name not in self.sums:
                 self.sums[name] = term.new_zeros(self.clients).detach()
-                self.samples[name] = torch.zeros(self.clients)
-            number = torch.tensor(sizes, dtype=term.dtype, device=term.device)
-            self.sums[name][places] += term.detach() * number
-            self.samples[name][places] += torch.tensor(sizes, dtype=torch.float32)
+                self.samples[name] = torch.zeros(self.clients, device=device)
+            self.sums[name][places] += torch.where(counts, term.detach() * number.to(term.dtype), 0)
+            self.samples[name][places] += number * counts
+            finite = finite & term.isfinite()
+        self.sound[places] = finite
 
     def _view(self, clients: int) -> _View:
         """Return leaves and optimisers of the first ``clients``, which share memory with the whole stack."""

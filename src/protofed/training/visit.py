@@ -160,7 +160,11 @@ class Steps(Protocol):
         ...
 
     def losses(self) -> list[dict[str, float]]:
-        """Return the mean losses of each client over all phases so far."""
+        """Return the mean losses of each client over all phases so far.
+
+        Nothing counts after a step in which a term is not finite, so that the terms that are not finite in the
+        result are those that were so first.
+        """
         ...
 
     def statistics(self, data: Sequence[Samples]) -> list[Tensors]:
@@ -437,12 +441,14 @@ class LocalTrainer:
                 weights = {n: payload[n].clamp(max=1) for n, f in schema.fields.items() if f.kind == "count"}
                 payload = {**payload, **weights}
             return self.codec.encode(payload, schema), ""
-        except ProtofedError as error:
+        except Exception as error:  # also of a method's own code, which features that are not finite may break
             local.model.eval()
             output = local.model(next(batches(train, local.model)).x) if len(train) else None
             if output is not None and not bool(output.features.isfinite().all()):
-                return None, f"model: has diverged ({error})"
-            raise type(error)(f"{local.name}: {error}") from None
+                return None, f"model: has diverged ({' '.join(str(error).split())[:160]})"
+            if isinstance(error, ProtofedError):
+                raise type(error)(f"{local.name}: {error}") from None
+            raise
 
     def _open(
         self,

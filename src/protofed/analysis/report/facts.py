@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from protofed.analysis.one_class import one_class
 from protofed.analysis.style import rule_title
 from protofed.formats import area, duration, mean_std, number, percent, size
 from protofed.runs import TOLERANCE, RunData, read_text, rule_of, settled
@@ -63,14 +64,18 @@ def status(run: RunData) -> str:
 
 
 def warnings(runs: Sequence[RunData]) -> list[tuple[str, bool]]:
-    """Return sentences about runs with numbers that are not finite, each with whether the run is worth nothing."""
+    """Return what readers must know first, each with whether a run is worth nothing.
+
+    Those are numbers that are not finite, and clients with training samples of one class.
+    """
     found = [(run, ruin(run.rounds), first_trouble(run.rounds)) for run in runs]
     several = len(found) > 1
-    return [
-        (f"{run.label}, seed {run.seed}: {worst or first}" if several else f"{worst} {first}".strip(), bool(worst))
+    told = [
+        (f"{run.label}, seed {run.seed}: {worst or first}" if several else worst or first, bool(worst))
         for run, worst, first in found
         if worst or first
     ]
+    return [*told, *((text, False) for text in [one_class(runs)] if text)]
 
 
 def progress(runs: Sequence[RunData]) -> str:

@@ -1,0 +1,116 @@
+"""Clients whose training samples are all of one class: what their accuracy is worth, and how they answer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from protofed.formats import mean_std, percent
+from protofed.runs import RunData, by_label
+
+NAMED = 12
+"""Most clients of one split, and most methods, that a sentence lists."""
+SPLITS = 3
+"""Most splits whose clients the notice names."""
+
+
+def one_class(runs: Sequence[RunData]) -> str:
+    """Return a notice on the clients that trained on one class alone; "" if none did.
+
+    Args:
+        runs: Of one task, with any seeds and methods.
+    """
+    concerned = [run for run in runs if _lone(run)]
+    if not concerned:
+        return ""
+    splits: dict[str, int] = {}
+    for run in concerned:
+        names = (f"{run.clients[i].name} ({run.class_names[label]})" for i, label in _lone(run).items())
+        splits.setdefault(_few([*names]), run.seed)
+    told = (
+        [*splits]
+        if len(splits) == 1 and len(concerned) == len(runs)
+        else [f"seed {seed}: {names}" for names, seed in splits.items()]
+    )
+    several = len(splits) > 1 or len(_lone(concerned[0])) > 1
+    whose, them = ("their", "them") if several else ("its", "it")
+    sentences = [f"Trained on one class alone: {_few(told, '; ', SPLITS)}."]
+    if all(client.counts == "exact" for run in concerned for client in run.clients):
+        own, everyone = (_share(part for run in concerned for part in parts(run)) for parts in (_of_own, _of_all))
+        sentences.append(
+            f"Always giving that class is right on {percent(own)} of {whose} own test samples and on "
+            f"{percent(everyone)} of all clients’, so {whose} accuracy says nothing of other classes."
+        )
+    groups = by_label(concerned)
+    if len(groups) <= NAMED:
+        without = {name: _text([_without(run) for run in group]) for name, group in groups.items()}
+        sentences += _listed(f"Final accuracy without {them}", without)
+        union = {name: _text([_on_all(r, r.main_rule) for r in group]) for name, group in groups.items()}
+        sentences += _listed(f"On all clients’ test samples, {whose} final accuracy", union)
+    opened = {name: group[0] for name, group in groups.items() if _opened(group[0])}
+    for rule in dict.fromkeys(map(_opened, opened.values())):
+        by = [name for name, run in opened.items() if _opened(run) == rule]
+        which = f" of {_few(by)}" if len(groups) > 1 else ""
+        measured = _text([_on_all(run, rule) for name in by for run in groups[name]])
+        right = f", right on {measured} of all clients’ test samples" if measured else ""
+        sentences.append(f"Predictions{which} for {them} are by {rule}{right}.")
+    return " ".join(sentences)
+
+
+def _lone(run: RunData) -> dict[int, int]:
+    """Return the places of clients whose training samples are all of one class → that class."""
+    return {i: client.only_class for i, client in enumerate(run.clients) if client.only_class is not None}
+
+
+def _opened(run: RunData) -> str:
+    """Return the rule by which those clients answer, if it is another than the main rule; else ""."""
+    rule = run.federation.open_rule
+    return rule if rule != run.main_rule else ""
+
+
+def _of_own(run: RunData) -> list[tuple[float, int]]:
+    """Return for each of those clients its test samples of its class, and all its test samples."""
+    return [(run.clients[i].test[label], sum(run.clients[i].test)) for i, label in _lone(run).items()]
+
+
+def _of_all(run: RunData) -> list[tuple[float, int]]:
+    """Return for each of those clients all clients' test samples of its class, and all their test samples."""
+    held = [sum(column) for column in zip(*(client.test for client in run.clients), strict=True)]
+    return [(held[label], sum(held)) for label in _lone(run).values()]
+
+
+def _share(parts: Iterable[tuple[float, int]]) -> float | None:
+    """Return the sum of the first numbers over that of the second; None if that is 0."""
+    numbers, totals = map(sum, zip(*parts, strict=True)) if (parts := [*parts]) else (0, 0)
+    return numbers / totals if totals else None
+
+
+def _without(run: RunData) -> float | None:
+    """Return the final accuracy on the test samples of all other clients."""
+    scores = run.client_accuracies(run.main_rule)
+    others = [(a, sum(c.test)) for a, c in zip(scores, run.clients, strict=bool(scores)) if c.only_class is None]
+    return _share((a * n, n) for a, n in others if a is not None)
+
+
+def _on_all(run: RunData, rule: str) -> float | None:
+    """Return the mean accuracy of those clients on all clients' test samples; None if it was not measured."""
+    union = run.rounds[-1].union if run.rounds else None
+    values = union.clients.get(rule, []) if union else []
+    known = [a for i, a in enumerate(values) if a is not None and i in _lone(run)]
+    return statistics.fmean(known) if known else None
+
+
+def _text(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return mean_std(known) if known else ""
+
+
+def _listed(what: str, by_name: Mapping[str, str]) -> list[str]:
+    """Return a sentence with a figure per method, or for the only one; none without figures."""
+    known = [text if len(by_name) == 1 else f"{name} {text}" for name, text in by_name.items() if text]
+    return [f"{what}: {', '.join(known)}."] if known else []
+
+
+def _few(texts: Sequence[str], between: str = ", ", most: int = NAMED) -> str:
+    rest = len(texts) - most
+    return between.join(texts[:most]) + (f"{between}and {rest} more" if rest > 0 else "")
