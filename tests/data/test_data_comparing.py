@@ -129,10 +129,14 @@ def test_image_folders_and_one_table_are_compared_too(tmp_path, command):
     code, _, told = command("inspect")
     assert code == 2
     assert "has the classes 'cat' beside 'Cat'" in told
+    # A name with a space, as it is typed.
     lines = [f"{20 + i * i % 60},{['Female', 'Male', 'f', 'm'][i % 4]},{i % 2}" for i in range(40)]
-    (tmp_path / "t.csv").write_text("\n".join(["age,sex,label", *lines, ""]))
-    with pytest.raises(DataError, match=r"t.csv: column 'sex' has 'f', 'm' beside 'Female', 'Male'"):
+    (tmp_path / "t.csv").write_text("\n".join(["age,sex at birth,label", *lines, ""]))
+    with pytest.raises(DataError, match=r"t.csv: column 'sex at birth' has 'f', 'm' beside") as caught:
         load(DataOptions(source="path", path=str(tmp_path / "t.csv")), "iid", None, 0)
+    proposed = str(caught.value).partition(": set ")[2]
+    assert proposed == 'data.categories.sex at birth={f = "Female", m = "Male"}'
+    assert command("inspect", proposed, f"data.path={tmp_path / 't.csv'}", "data.clients=2")[0] == 0
 
 
 def test_series_are_compared_by_their_classes(tmp_path, command):

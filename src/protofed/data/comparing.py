@@ -344,7 +344,9 @@ def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
 
 
 def _option(column: str) -> str:
-    return f"data.categories.{_key(column)}" if column else "data.labels"
+    """Return the option for the names of a column, as it is typed."""
+    shown = claims.clean(column, 80) if set(column).isdisjoint(".=") else _quoted(column)
+    return f"data.categories.{shown}" if column else "data.labels"
 
 
 def _key(name: str) -> str:
