@@ -129,10 +129,39 @@ def test_image_folders_and_one_table_are_compared_too(tmp_path, command):
     code, _, told = command("inspect")
     assert code == 2
     assert "has the classes 'cat' beside 'Cat'" in told
+    # A name with a space, as it is typed.
     lines = [f"{20 + i * i % 60},{['Female', 'Male', 'f', 'm'][i % 4]},{i % 2}" for i in range(40)]
-    (tmp_path / "t.csv").write_text("\n".join(["age,sex,label", *lines, ""]))
-    with pytest.raises(DataError, match=r"t.csv: column 'sex' has 'f', 'm' beside 'Female', 'Male'"):
+    (tmp_path / "t.csv").write_text("\n".join(["age,sex at birth,label", *lines, ""]))
+    with pytest.raises(DataError, match=r"t.csv: column 'sex at birth' has 'f', 'm' beside") as caught:
         load(DataOptions(source="path", path=str(tmp_path / "t.csv")), "iid", None, 0)
+    proposed = str(caught.value).partition(": set ")[2]
+    assert proposed == 'data.categories.sex at birth={f = "Female", m = "Male"}'
+    assert command("inspect", proposed, f"data.path={tmp_path / 't.csv'}", "data.clients=2")[0] == 0
+
+
+def test_series_are_compared_by_their_classes(tmp_path, command):
+    for site, labels in (("ann", ("walking", "resting")), ("bob", ("Walking ", "resting"))):
+        for split in ("train", "test"):
+            file = tmp_path / "data" / "clients" / site / f"{split}.npz"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(file, x=np.ones((6, 2, 20), np.float32), y=np.array(labels * 3))
+    code, _, told = command("inspect", "model.name=cnn1d")
+    assert code == 2
+    assert "has the classes 'Walking' beside 'walking': set data.labels={Walking = \"walking\"}" in told
+    assert command("inspect", "model.name=cnn1d", "data.labels.Walking=walking")[0] == 0
+
+
+def test_stored_names_of_classes_are_renamed_too(tmp_path, command):
+    for site, names in (("ann", ("benign", "malignant")), ("bob", ("B", "M"))):
+        for split in ("train", "test"):
+            file = tmp_path / "data" / "clients" / site / f"{split}.npz"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(file, x=np.ones((6, 4), np.float32), y=np.arange(6) % 2, class_names=np.array(names))
+    code, _, told = command("inspect")
+    assert (code, "its class names differ from those of" in told) == (2, True)
+    code, out, told = command("inspect", 'data.labels={B = "benign", M = "malignant"}')
+    assert code == 0, told
+    assert out.count("malignant") == 1
 
 
 def test_numbers_beside_names_are_refused_with_a_proposal(tmp_path, command):

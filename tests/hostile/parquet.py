@@ -127,7 +127,7 @@ PARQUET: dict[str, tuple[Writer, str]] = {
         "paths to image files are not followed",
     ),
     "paths only": (table(image=pa.array([{"path": "/etc/passwd"}] * 3)), "neither numbers nor text"),
-    "texts for images": (table(image=pa.array(["/etc/passwd"] * 3)), "holds no table"),
+    "texts for images": (table(image=pa.array(["/etc/passwd"] * 3)), "holds a table"),
     "numbers for bytes": (table(image=pa.array([{"bytes": 1, "path": "a"}] * 3)), "neither numbers nor text"),
     "lists of images": (table(image=pa.array([[b"a"], [b"b"], [b"c"]])), "neither images nor"),
     "not an image": (table(image=pa.array([b"a", b"b", b"c"])), "row 0: not a readable image"),

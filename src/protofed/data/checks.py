@@ -192,12 +192,15 @@ def check_classes(listings: Sequence[Listing], labels: Sequence[Tensor]) -> None
 
 
 def _renamed(listing: Listing, names: Mapping[str, str]) -> Listing:
-    """Return a listing with class names in place of those in the data; numbers of classes may have some too."""
-    values, inverse = np.unique(listing.labels, return_inverse=True)
-    new = [names.get(str(value), value) for value in values.tolist()]
-    if new == values.tolist():
+    """Return a listing with class names in place of those in the data, which may be numbers."""
+    if not names:
         return listing
-    return replace(listing, labels=np.array(list(map(str, new)))[inverse], class_names=None)
+    values, inverse = np.unique(listing.labels, return_inverse=True)
+    known = dict(enumerate(listing.class_names or ()))
+    old = [str(known.get(value, value)) for value in values.tolist()]
+    if not known and names.keys().isdisjoint(old):
+        return listing
+    return replace(listing, labels=np.array([names.get(n, n) for n in old])[inverse], class_names=None)
 
 
 def _site(listing: Listing) -> Site:

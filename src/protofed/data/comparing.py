@@ -74,7 +74,12 @@ class Finding:
 
 
 def check(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> None:
-    """Refuse sites whose data differ though they should not; the arguments are those of :func:`compare`.
+    """Refuse sites whose data probably do not mean the same.
+
+    Args:
+        sites: The sites, see :func:`compare`.
+        data: Data options of the run.
+        classes: Names of all classes, if they are given.
 
     Raises:
         DataError: If there is any finding; the message has the first few, and what to set.
@@ -176,7 +181,8 @@ def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[F
     found, known, rest = [], set[str](), []
     declared = data.declared.get(name, ())
     for site, column in sites:
-        values, advice, identifier = (), "", "identifier" in (column.kind, usual)
+        values: Names = ()
+        advice, identifier = "", "identifier" in (column.kind, usual)
         if identifier:
             what = f"{where} looks like an identifier, as its values hardly repeat"
         elif column.kind not in ("unknown", usual):
@@ -215,8 +221,7 @@ def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str
     for place, names in enumerate(lists):
         for name in names:
             holders.setdefault(name, set()).add(place)
-    sites_of = list(votes.values())
-    number = {name: sum(sites_of[place] for place in places) for name, places in holders.items()}
+    number = {name: sum(votes[lists[place]] for place in places) for name, places in holders.items()}
     odd = _spellings(holders, lists, number)
     rest = {name: places for name, places in holders.items() if name not in odd}
     forms = _abbreviations(rest, lists, number)
@@ -246,7 +251,7 @@ def _spellings(
     alike: dict[str, list[str]] = {}
     for name in holders:
         alike.setdefault(_folded(name), []).append(name)
-    odd = {}
+    odd: dict[str, str] = {}
     for names in alike.values():
         usual = max(names, key=lambda name: number[name])
         # A site with both letters, such as a and A, tells them apart.
@@ -339,7 +344,9 @@ def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
 
 
 def _option(column: str) -> str:
-    return f"data.categories.{_key(column)}" if column else "data.labels"
+    """Return the option for the names of a column, as it is typed."""
+    shown = claims.clean(column, 80) if set(column).isdisjoint(".=") else _quoted(column)
+    return f"data.categories.{shown}" if column else "data.labels"
 
 
 def _key(name: str) -> str:

@@ -20,6 +20,7 @@ from protofed.data.folders import visible
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.npz import read_npz
 from protofed.data.parquet import parse_parquet
+from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table
 from protofed.errors import DataError
 from protofed.limits import Budget
@@ -29,7 +30,6 @@ from protofed.reading import read_bytes, reason
 if TYPE_CHECKING:
     from protofed.experiments.trained import TrainedClient
 
-TABLES = (".csv", ".parquet")
 _BUDGET_GB = 4.0
 _SHOWN = 8
 """Columns that a warning names."""
@@ -86,14 +86,8 @@ def from_files(
                 yield [(str(image), None)], _from_image(image, classifier, resize, budget)
         elif path.suffix.lower() in SUFFIXES:
             yield [(str(path), None)], _from_image(path, classifier, resize, budget)
-        elif path.suffix.lower() in TABLES:
-            samples = _from_table_file(path, trained, resize)
-            yield [(str(path), row) for row in range(len(samples))], samples
-        elif path.suffix.lower() == ".npz":
-            samples = _stored(_from_npz(path, budget), trained, str(path))
-            yield [(str(path), row) for row in range(len(samples))], samples
-        elif path.suffix.lower() == ".npy":
-            samples = _stored(_from_npy(path), trained, str(path))
+        elif path.suffix.lower() in (".csv", ".parquet", ".npz", ".npy"):
+            samples = _from_rows(path, trained, resize)
             yield [(str(path), row) for row in range(len(samples))], samples
         elif not path.exists():
             raise DataError(f"{path}: no such file")
@@ -162,12 +156,16 @@ def _typed(x: Tensor, classifier: Classifier, where: str) -> Tensor:
     )
 
 
-def _from_table_file(path: Path, trained: TrainedClient, resize: int) -> Tensor:
-    """Return the samples of a file as the run read its own: a table, or a column of images or lists."""
+def _from_rows(path: Path, trained: TrainedClient, resize: int) -> Tensor:
+    """Return the samples of a file of rows, which the readers of training read."""
+    budget, where, kind = Budget(_BUDGET_GB), str(path), path.suffix.lower()
+    if kind == ".npy":
+        return _stored(_from_npy(path), trained, where)
+    if kind == ".npz":  # labels, if any, do not matter
+        return _stored(_features(read_npz(path, budget)), trained, where)
     id = trained.data.options.get("id_column", "") if isinstance(trained.data.options, dict) else ""
-    columns = replace(Columns.of(trained.data, id, 0), labelled=False)
-    budget, where = Budget(_BUDGET_GB), str(path)
-    if path.suffix.lower() == ".csv":
+    columns = replace(Columns.of(trained.data, id), labelled=False)
+    if kind == ".csv":
         texts = [column.name for column in trained.table.columns if column.categories] if trained.table else []
         table = parse_csv(path, texts, budget)
     else:
@@ -177,8 +175,7 @@ def _from_table_file(path: Path, trained: TrainedClient, resize: int) -> Tensor:
         _check_pictures(trained.classifier, where)
         columns = replace(columns, resize=resize, channels=trained.classifier.input_shape[0])
     if chosen.encoded or chosen.listed:
-        listing = from_arrow(table, columns, where, budget)
-        return _stored(listing.read(torch.arange(len(listing))), trained, where)
+        return _stored(_features(from_arrow(table, columns, where, budget)), trained, where)
     return _from_table({name: table[name].to_pylist() for name in chosen.features}, trained, where)
 
 
@@ -215,10 +212,8 @@ def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: st
         warnings.warn(f"{where}: {number} {what} the place of unknown categories", stacklevel=5)
 
 
-def _from_npz(path: Path, budget: Budget) -> Tensor:
-    """Return ``x`` of an ``.npz`` file; labels, if any, do not matter."""
-    listing = read_npz(path, budget)
-    return listing.read(torch.arange(len(listing.labels)))
+def _features(listing: Listing) -> Tensor:
+    return listing.read(torch.arange(len(listing)))
 
 
 def _from_npy(path: Path) -> Tensor:

@@ -198,7 +198,11 @@ def _sites(
 ) -> dict[str, str]:
     """Refuse clients whose columns or names differ from those of most others though they probably mean the same."""
     sites = [
-        Site(d.name, d.classes if d.named else (), d.table and tuple(column.raw for column in d.table))
+        Site(
+            d.name,
+            d.classes if d.named else (),
+            None if d.table is None else tuple(column.raw for column in d.table),
+        )
         for d in descriptions
     ]
     unfit: dict[str, list[Finding]] = {}
