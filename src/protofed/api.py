@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from protofed.analysis.report import write_report
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.comparing import Comparison, Plan, kept_recipe
-from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, resolve
+from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, names_method, resolve
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Run, run_experiment
 from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
@@ -61,7 +61,7 @@ def run(
         raise ConfigError(unknown_name("engine", engine, ENGINES))
     progress = _receivers(progress, track)
     tree = apply_overrides(_recipe(recipe, out, resume, DEFAULT_RECIPE), overrides or {})
-    if "name" not in tree.get("method", {}) and comparison(tree).methods:
+    if not names_method(tree) and comparison(tree).methods:
         if engine != "local":
             raise ConfigError(f"--engine {engine} runs one method: add method.name=…")
         return _compare(tree, out, resume, progress)

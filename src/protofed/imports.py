@@ -40,6 +40,8 @@ def user_module(location: str) -> ModuleType:
     """
     if not location.endswith(".py"):
         top, here = location.partition(".")[0], str(Path.cwd())
+        if not top:
+            raise ImportError(f"{location!r} names no module")
         if top not in sys.modules and importlib.util.find_spec(top) is None and here not in sys.path:
             sys.path.append(here)  # a command does not search the working directory by itself
         return importlib.import_module(location)

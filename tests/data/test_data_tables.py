@@ -210,6 +210,17 @@ def test_missing_values(sites):
     assert plain.train.x[0, 0] == plain.train.x[1:, 0].mean()
 
 
+def test_raw_values_that_give_the_same_inputs(sites):
+    spoil(sites, (HEADER + rows(12)).replace("30.0,f,60,0", ",?,NA,0"))
+    for missing in ("mean", "indicator"):
+        client = fed(sites, missing=missing).clients[0]
+        raw = torch.tensor([[31.5, 0, 60], [math.nan, 1, 61], [40, math.nan, math.nan], [1, 2, 3]]).double()
+        for x in (client.train.x, client.test.x, client.table.apply(raw)):
+            assert torch.allclose(client.table.apply(client.table.restore(x)), x, atol=1e-6)
+    assert client.table.restore(client.table.apply(raw))[2].isnan().tolist() == [False, True, True]
+    assert client.table.restore(client.table.apply(raw))[3].tolist() == pytest.approx([1, 2, 3], abs=1e-4)
+
+
 def test_a_category_that_only_one_site_has(sites):
     spoil(sites, (HEADER + rows(12)).replace("55.0,f", "55.0,x"))
     data = fed(sites)

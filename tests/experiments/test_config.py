@@ -18,6 +18,7 @@ from protofed.experiments.config import (
     resolve,
     variants,
 )
+from protofed.experiments.sweeping import sweep_plan
 from protofed.methods import methods
 
 
@@ -71,7 +72,7 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
         ({"partition.name": "dirichlett"}, "unknown partition 'dirichlett': did you mean 'dirichlet'?"),
         ({"partition.alfa": 1}, "'alfa': did you mean 'alpha'?"),
         ({"model.dd": 3}, "unknown option of model"),
-        ({"model.d": 0}, "model.d must be at least 1, not 0"),
+        ({"model.d": 0}, "model.d must lie in [1, 65536], not 0"),
         ({"training.optimizer": "SDG"}, "unknown optimizer 'SDG': did you mean 'SGD'?"),
         ({"training.options": {"nesterow": True}}, "did you mean 'nesterov'?"),
         ({"training.lr": -1.0}, "optimizer SGD: Invalid learning rate"),
@@ -100,6 +101,11 @@ def test_what_is_wrong_is_told_in_one_line(overrides, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("method = 3", "method must be a table of options, e.g. method.name=…, not 3"),
+        ("method = true", "method must be a table of options, e.g. method.name=…, not True"),
+        ("method = {name = ':'}", "method ':' cannot be imported: '' names no module"),
+        ("model = {d = 9223372036854775807}", "model.d must lie in [1, 65536]"),
+        (f"model = {{name = 'mlp', options = {{hidden = [{2**63 - 1}]}}}}", "mlp cannot be built with {'hidden'"),
         ("method = {name = 3}", "method.name must be text, not 3"),
         ("method = {name = true}", "method.name must be text, not True"),
         ("method = {name = {a = 1}}", "method.name must be text, not {'a': 1}"),
@@ -117,7 +123,7 @@ def test_a_malformed_recipe_on_the_command_line_is_one_line(text, message, tmp_p
 
     (tmp_path / "mine.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["protofed", "run", "mine.toml", "rounds=1"])
+    monkeypatch.setattr("sys.argv", ["protofed", "run", "mine.toml", "rounds=1", "partition.self_balancing=true"])
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     told = capsys.readouterr().err
@@ -125,6 +131,13 @@ def test_a_malformed_recipe_on_the_command_line_is_one_line(text, message, tmp_p
     assert told.count("\n") == 1
     assert message in told
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
+def test_a_sweep_reads_methods_and_seeds_as_a_comparison_does():
+    """A single seed or method may be given without a list."""
+    tree = {"compare": {"methods": "local", "seeds": 3}, "data": {"source": "digits"}, "partition": {"name": "iid"}}
+    plan = sweep_plan(tree, {"rounds": {"1": {"rounds": 1}, "2": {"rounds": 2}}})
+    assert [(cell.method, cell.seed) for cell in plan.experiments] == [("local", 3)] * 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save
 
 import protofed
 from protofed import cli
@@ -414,9 +415,25 @@ def rewrite(**changes):
     return change
 
 
+def changed_server(tensors):
+    def change(path):
+        with safe_open(path, framework="pt") as file:
+            kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        path.write_bytes(save({**kept, **tensors}))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
+        ("server.safetensors", changed_server({"prototypes": torch.zeros(10, 3)}), "does not fit fedproto"),
+        (
+            "server.safetensors",
+            changed_server({"prototypes": torch.zeros(12, 16), "present": torch.ones(12) > 0}),
+            "does not fit fedproto .*12|gives 12 classes",
+        ),
+        ("server.safetensors", changed_server({"present": torch.zeros(2, 3, 4)}), "does not fit fedproto"),
         ("federation.json", rewrite(models={}), "federation.json: models"),
         ("federation.json", rewrite(input_shape=[2**40]), "input_shape"),
         ("clients/client-00/model.safetensors", lambda p: p.write_bytes(b"x" * 100), "cannot be read"),

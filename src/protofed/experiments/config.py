@@ -34,7 +34,7 @@ class ModelOptions(Options):
     """The models of the clients."""
 
     name: str = option("cnn2", "architecture, group of architectures, package.module:callable or file.py:callable")
-    d: int = option(512, "prototype dimension d", least=1)
+    d: int = option(512, "prototype dimension d", least=1, most=limits.INPUT_SIDE)
     map: Literal["pool", "linear"] = option(
         "pool", "map from a backbone's features to d: pooling, or a learned linear map"
     )
@@ -572,6 +572,15 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
     given = [*(f"method.{n}" for n in _table(tree, "method") if n != "name"), *varied]
     check_method_options(given, [variant(tree, name)[1] or name for name in options.methods])
     return options
+
+
+def names_method(tree: Mapping[str, Any]) -> bool:
+    """Return whether a recipe names a method.
+
+    Raises:
+        ConfigError: If its section ``method`` is no table.
+    """
+    return "name" in _table(tree, "method")
 
 
 def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:

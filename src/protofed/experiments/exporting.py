@@ -48,17 +48,17 @@ class Exported(nn.Module):
         super().__init__()
         self.ruled = ruled
         with torch.enable_grad():
-            scores, features = self._run(ruled.stored(samples).requires_grad_())
-            slopes = torch.autograd.grad(scores.sum(), features, allow_unused=True)
+            scores, features = self._run(ruled.stored(samples).clone().requires_grad_())
+            slopes = torch.autograd.grad(scores.sum(), features, allow_unused=True) if scores.requires_grad else ()
         self.used = next((place for place, slope in enumerate(slopes) if slope is not None), 0)
 
     def _run(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the scores of prepared samples, and the features by every network that was run."""
+        """Return the scores of prepared samples, and the features by each network that was run."""
         found: list[Tensor] = []
         networks = [module for module in self.ruled.modules() if isinstance(module, SplitModel)]
         hooks = [each.register_forward_hook(lambda *call: found.append(call[-1].features)) for each in networks]
         try:
-            return self.ruled.scores(x)[self.ruled.rule], found
+            return self.ruled.scores(x)[self.ruled.rule], found or [self.ruled.model(x).features]
         finally:
             for hook in hooks:
                 hook.remove()

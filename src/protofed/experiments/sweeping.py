@@ -10,7 +10,7 @@ from pathlib import Path
 from protofed.errors import ConfigError
 from protofed.experiments.batch import Task, claim
 from protofed.experiments.comparing import Plan
-from protofed.experiments.config import Tree, apply_overrides, parse_overrides
+from protofed.experiments.config import Tree, apply_overrides, comparison, parse_overrides
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress
 from protofed.formats import duration, number
@@ -82,8 +82,8 @@ def sweep_plan(tree: Tree, axes: Mapping[str, Tree], *, most: int = 1_000_000) -
     Raises:
         ProtofedError: If there is nothing to vary, or the first run along an axis is invalid.
     """
-    compare = tree.get("compare", {})
-    runs = max(1, len(compare.get("seeds", ()))) * max(1, len(compare.get("methods", ())))
+    compare, options = tree.get("compare", {}), comparison(tree)
+    runs = max(1, len(options.seeds)) * max(1, len(options.methods))
     for values in axes.values():
         runs *= len(values)
     if runs > most:

@@ -20,7 +20,14 @@ from protofed.errors import CheckpointError, ConfigError, DataError, unknown_nam
 from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.experiments.builder import Builder, build_model
 from protofed.experiments.config import Experiment, resolve
-from protofed.experiments.ending import ModelsDescription, client_model, named_code, read_client, read_server
+from protofed.experiments.ending import (
+    ModelsDescription,
+    client_model,
+    client_state,
+    named_code,
+    read_client,
+    read_server,
+)
 from protofed.experiments.hardware import Hardware
 from protofed.files import check_tensors, read_json, read_tensors
 from protofed.methods.contract import Batch, Method, Tensors
@@ -336,7 +343,7 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
     ).eval()
     data = builder.experiment.data
     resize = data.options.get("resize", 0) if isinstance(data.options, dict) else 0
-    return TrainedClient(
+    trained = TrainedClient(
         name,
         classifier.requires_grad_(False),
         builder.method,
@@ -348,6 +355,17 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
         table,
         data,
     )
+    try:  # tensors that a file has under other names or in other shapes
+        blank = torch.zeros(2, *stored.input_shape, dtype=classifier.model.head.weight.dtype)
+        classes = trained.classify(blank, trained.main_rule)[1].shape[1]
+        if classes != len(run.class_names):
+            raise ValueError(f"gives {classes} classes, not {len(run.class_names)}")
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CheckpointError(
+            f"{client_state(run.directory, name)}: does not fit {builder.method.name} ({why})"
+        ) from None
+    return trained
 
 
 def _table_of(run: RunData, name: str) -> Table | None:

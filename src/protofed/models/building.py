@@ -73,7 +73,11 @@ def build(
         made: Any = build_options(entry.Options, options or {}, name)
         images = made if isinstance(made, ImageOptions) else None
         shape = scaled(shape, images.size) if images else shape
-        backbone = entry.make(shape, d, made)
+        try:
+            backbone = entry.make(shape, d, made)
+        except RuntimeError as error:  # more memory than there is, or than can be counted
+            why = next(iter(str(error).splitlines()), "")
+            raise ModelError(f"{name} cannot be built with {dict(options or {})}: {why}") from None
         width = flat_width(backbone.module, shape, name)
         map_ = backbone.map or make_map(map, width, d)
         head = nn.Linear(d, num_classes)
