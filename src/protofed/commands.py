@@ -16,6 +16,13 @@ from protofed.imports import uncollected
 
 Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
+Rule = Annotated[
+    str,
+    typer.Option(
+        help="Inference rule, e.g. head, global, prototypes (default: the run's main rule; for a client with "
+        "samples of one class, the method's rule on all classes)."
+    ),
+]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
 ]
@@ -29,9 +36,7 @@ def metrics(
     directories: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Directories of finished runs, or of comparisons.")
     ],
-    rule: Annotated[
-        str, typer.Option(help="Inference rule, e.g. head, global, prototypes (default: the run's main rule).")
-    ] = "",
+    rule: Rule = "",
     trust_code: TrustCode = False,
 ) -> None:
     """Compute balanced accuracy, macro F1, AUROC, recall per class and confusion matrices of the final models.
@@ -65,9 +70,7 @@ def predict(
         list[Path],
         typer.Argument(metavar="FILES...", help="Images, folders of images, .csv, .parquet, .npy or .npz files."),
     ],
-    rule: Annotated[
-        str, typer.Option(help="Inference rule, e.g. head, global, prototypes (default: the run's main rule).")
-    ] = "",
+    rule: Rule = "",
     resize: Annotated[
         int | None, typer.Option(min=0, help="Side in pixels to which images are scaled (default: the run's).")
     ] = None,

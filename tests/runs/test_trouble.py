@@ -171,7 +171,7 @@ def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, 
     """One line says where, when and what, and no method is asked to put together the uploads of nobody."""
     code, out, err, run = of_ones_own(name, executor, tmp_path, monkeypatch, capsys)
     where = "is not finite at client-00, client-01, client-02 and their uploads were refused as diverged"
-    assert f"warning: mine.py:{name}, round {round}: loss mine {where}: {HELP}\n" in out
+    assert f"warning: unsound.py:{name}, round {round}: loss mine {where}: {HELP}\n" in out
     if round == 1:
         assert code == 1
         assert err == (
@@ -205,8 +205,8 @@ def test_the_round_goes_on_for_clients_whose_loss_is_finite(executor, tmp_path, 
 def of_ones_own(name, executor, tmp_path, monkeypatch, capsys):
     """Run a method of one's own from the command line; return exit status, what was printed, and the run."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE)
-    chosen = {**SMALL_RUN, "rounds": 3, "method.name": f"mine.py:{name}", "execution.executor": executor}
+    (tmp_path / "unsound.py").write_text(MINE)
+    chosen = {**SMALL_RUN, "rounds": 3, "method.name": f"unsound.py:{name}", "execution.executor": executor}
     options = [f"{name}={value}" for name, value in chosen.items()]
     monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--out", "r"])
     with pytest.raises(SystemExit) as ended:
