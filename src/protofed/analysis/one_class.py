@@ -35,16 +35,19 @@ def one_class(runs: Sequence[RunData]) -> str:
     several = len(splits) > 1 or len(_lone(concerned[0])) > 1
     whose, them = ("their", "them") if several else ("its", "it")
     sentences = [f"Trained on one class alone: {_few(told, '; ', SPLITS)}."]
-    if all(client.counts == "exact" for run in concerned for client in run.clients):
+    known = all(client.counts == "exact" for run in concerned for client in run.clients)
+    if known:
         own, everyone = (_share(part for run in concerned for part in parts(run)) for parts in (_of_own, _of_all))
         sentences.append(
             f"Always giving that class is right on {percent(own)} of {whose} own test samples and on "
             f"{percent(everyone)} of all clients’, so {whose} accuracy says nothing of other classes."
         )
+    else:
+        sentences.append(f"So {whose} accuracy says nothing of other classes.")
     groups = by_label(concerned)
     if len(groups) <= NAMED:
         without = {name: _text([_without(run) for run in group]) for name, group in groups.items()}
-        sentences += _listed(f"Final accuracy without {them}", without)
+        sentences += _listed(f"Final accuracy without {them}", without) if known else []
         union = {name: _text([_on_all(r, r.main_rule) for r in group]) for name, group in groups.items()}
         sentences += _listed(f"On all clients’ test samples, {whose} final accuracy", union)
     opened = {name: group[0] for name, group in groups.items() if _opened(group[0])}
