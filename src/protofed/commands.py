@@ -17,7 +17,11 @@ from protofed.imports import uncollected
 Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
 Rule = Annotated[
-    str, typer.Option(help="Inference rule, e.g. head, global, prototypes (default: the run's main rule).")
+    str,
+    typer.Option(
+        help="Inference rule, e.g. head, global, prototypes (default: the run's main rule; for a client with "
+        "samples of one class, the method's rule on all classes)."
+    ),
 ]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")

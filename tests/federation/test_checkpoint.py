@@ -104,11 +104,14 @@ def test_a_round_that_is_not_its_folders_is_named(federation, tmp_path, round):
         load(tmp_path, federation)
 
 
-def test_the_states_of_nodes_are_part_of_the_state(federation, tmp_path):
+def test_the_states_of_nodes_are_part_of_the_state(federation, tmp_path, monkeypatch):
     federation.state.generations = {"ann": "1-a", "cid": "1-c"}
     save(federation, tmp_path, 1)
     federation.state.generations["ann"] = "2-b"  # confirmed since: the saved ones stay those of the checkpoint
     assert federation.state.saved == {"ann": "1-a", "cid": "1-c"}
+    with pytest.raises(CheckpointError, match="at the nodes of a network: continue it with flwr run"):
+        load(tmp_path, federation)
+    monkeypatch.setattr(type(federation.executor.clients), "rests_here", False)
     state = load(tmp_path, federation)
     assert state.generations == state.saved == {"ann": "1-a", "cid": "1-c"}
     assert state.generations is not state.saved
@@ -119,7 +122,7 @@ def test_damaged_states_of_nodes_are_named(federation, tmp_path, generations):
     save(federation, tmp_path, 1)
     index = tmp_path / "round-000001" / "state.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), "generations": generations}))
-    with pytest.raises(CheckpointError, match="round-000001: does not say which states its clients had"):
+    with pytest.raises(CheckpointError, match="state.json: damaged .does not say which states its clients had"):
         load(tmp_path, federation)
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from network import FakeGrid, locally, nodes_of, over, own_run, wanted
 from protofed import load_run
+from protofed.analysis.one_class import one_class
 from protofed.data import Table
 from protofed.data.federation import load_federation
 from protofed.data.local import PathOptions
@@ -24,6 +25,7 @@ from protofed.experiments.architectures import FederationSummary
 from protofed.flower.admission import admit
 from protofed.flower.messages import Description, description_values, read_descriptions
 from protofed.flower.sources import Folder
+from protofed.runs import load_run as read_run
 from support import experiment
 
 MODEL = {"model__name": "mlp", "model__options": {"hidden": [7]}}
@@ -190,9 +192,18 @@ def test_a_constant_label_is_refused_and_a_client_of_one_class_is_named(sites, t
     note = "Of one class alone: ann (if that is not meant, set data.label_column)."
     over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "run")
     assert note in json.loads((tmp_path / "run" / "federation.json").read_text())["notes"]
+    told = one_class([read_run(tmp_path / "run")])
+    assert told.startswith(
+        "Trained on one class alone: ann (1). Always giving that class is right on 100.0% of its own"
+    )
     assert note in load_federation(sites, chosen.data, PathOptions(), 0).remarks()
     for name in ("bob", "Köln"):
         relabel(sites, name, 1)
+    withheld = json.loads((tmp_path / "run" / "federation.json").read_text())
+    withheld["clients"][1]["counts"] = "none"
+    (tmp_path / "run" / "federation.json").write_text(json.dumps(withheld))
+    told = one_class([read_run(tmp_path / "run")])
+    assert told == "Trained on one class alone: ann (1). So its accuracy says nothing of other classes."
     with pytest.raises(DataError, match="the label column is constant"):
         load_federation(sites, chosen.data, PathOptions(), 0)
     with pytest.raises(FederationError) as caught:

@@ -162,6 +162,13 @@ class Some(Mine):
         terms, output = super(Mine, self).loss(model, batch, received, state)
         bad = torch.where((batch.y == 2).any(), torch.nan, 0.0)
         return {**terms, "mine": bad * output.features.sum()}, output
+
+
+class Breaks(Mine):
+    def upload(self, local, statistics):
+        features, labels = local.features()
+        torch.cat([row for row in features if row.isfinite().all()])
+        return super().upload(local, statistics)
 """
 
 
@@ -171,7 +178,7 @@ def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, 
     """One line says where, when and what, and no method is asked to put together the uploads of nobody."""
     code, out, err, run = of_ones_own(name, executor, tmp_path, monkeypatch, capsys)
     where = "is not finite at client-00, client-01, client-02 and their uploads were refused as diverged"
-    assert f"warning: mine.py:{name}, round {round}: loss mine {where}: {HELP}\n" in out
+    assert f"warning: unsound.py:{name}, round {round}: loss mine {where}: {HELP}\n" in out
     if round == 1:
         assert code == 1
         assert err == (
@@ -190,6 +197,57 @@ def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, 
     assert run.rounds[round - 1].losses["cross_entropy"] is not None, "it was the other term"
 
 
+def test_code_of_ones_own_that_breaks_on_a_diverged_model_ends_no_run(tmp_path, monkeypatch, capsys):
+    code, _, err, run = of_ones_own("Breaks", "sequential", tmp_path, monkeypatch, capsys)
+    assert code == 1
+    assert (
+        "Round 1: loss mine is not finite at client-00, client-01, client-02 and their uploads were refused" in err
+    )
+    assert "has diverged (torch.cat(): expected a non-empty list of Tensors)" in run.rounds[0].refused[0].reason
+
+
+def test_a_server_that_diverges_keeps_its_state_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = [f"{name}={value}" for name, value in SMALL_RUN.items()]
+    line = ["run", "quickstart", *options, "method.name=fedtgp", "method.server_lr=1e20", "--out", "r"]
+    monkeypatch.setattr(sys, "argv", ["protofed", *line])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.err
+    assert "round 1: the server kept its previous state: clients would have refused the new one" in printed.out
+
+
+@pytest.mark.parametrize("method", ["protonorm", "fixed_etf"])
+def test_the_recipe_of_hospitals_suits_its_methods(method, tmp_path, monkeypatch, capsys):
+    """Targets of length 100 made them diverge: 55.9 % at the end."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["protofed", "run", "hospital-tables", f"method.name={method}", "--quiet", "--out", "r"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    run = load_run(tmp_path / "r")
+    assert run.outcome.accuracy["global"].final > 0.9
+    assert "had diverged" not in capsys.readouterr().out
+
+
+def test_a_comparison_says_at_the_end_who_diverged(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = "compare hospital-tables --methods protonorm,local method.gamma=100 --quiet --out c"
+    monkeypatch.setattr(sys, "argv", ["protofed", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out = capsys.readouterr().out
+    assert not ended.value.code
+    (told,) = [line for line in out.splitlines() if "is not finite" in line]
+    assert told.startswith("protonorm, seed 0: Round ")
+    assert " at client-0" in told
+    assert "method.gamma" in told
+    assert "At the end, " in told
+
+
 @pytest.mark.parametrize("executor", ["sequential", "fused"])
 def test_the_round_goes_on_for_clients_whose_loss_is_finite(executor, tmp_path, monkeypatch, capsys):
     code, out, _, run = of_ones_own("Some", executor, tmp_path, monkeypatch, capsys)
@@ -205,8 +263,8 @@ def test_the_round_goes_on_for_clients_whose_loss_is_finite(executor, tmp_path, 
 def of_ones_own(name, executor, tmp_path, monkeypatch, capsys):
     """Run a method of one's own from the command line; return exit status, what was printed, and the run."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE)
-    chosen = {**SMALL_RUN, "rounds": 3, "method.name": f"mine.py:{name}", "execution.executor": executor}
+    (tmp_path / "unsound.py").write_text(MINE)
+    chosen = {**SMALL_RUN, "rounds": 3, "method.name": f"unsound.py:{name}", "execution.executor": executor}
     options = [f"{name}={value}" for name, value in chosen.items()]
     monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--out", "r"])
     with pytest.raises(SystemExit) as ended:

@@ -12,6 +12,7 @@ NAMED = 12
 """Most clients of one split, and most methods, that a sentence lists."""
 SPLITS = 3
 """Most splits whose clients the notice names."""
+NOTHING = mean_std([])
 
 
 def one_class(runs: Sequence[RunData]) -> str:
@@ -35,24 +36,27 @@ def one_class(runs: Sequence[RunData]) -> str:
     several = len(splits) > 1 or len(_lone(concerned[0])) > 1
     whose, them = ("their", "them") if several else ("its", "it")
     sentences = [f"Trained on one class alone: {_few(told, '; ', SPLITS)}."]
-    if all(client.counts == "exact" for run in concerned for client in run.clients):
+    known = all(client.counts == "exact" for run in concerned for client in run.clients)
+    if known:
         own, everyone = (_share(part for run in concerned for part in parts(run)) for parts in (_of_own, _of_all))
         sentences.append(
             f"Always giving that class is right on {percent(own)} of {whose} own test samples and on "
             f"{percent(everyone)} of all clients’, so {whose} accuracy says nothing of other classes."
         )
+    else:
+        sentences.append(f"So {whose} accuracy says nothing of other classes.")
     groups = by_label(concerned)
     if len(groups) <= NAMED:
-        without = {name: _text([_without(run) for run in group]) for name, group in groups.items()}
-        sentences += _listed(f"Final accuracy without {them}", without)
-        union = {name: _text([_on_all(r, r.main_rule) for r in group]) for name, group in groups.items()}
+        without = {name: mean_std([_without(run) for run in group]) for name, group in groups.items()}
+        sentences += _listed(f"Final accuracy without {them}", without) if known else []
+        union = {name: mean_std([_on_all(r, r.main_rule) for r in group]) for name, group in groups.items()}
         sentences += _listed(f"On all clients’ test samples, {whose} final accuracy", union)
     opened = {name: group[0] for name, group in groups.items() if _opened(group[0])}
     for rule in dict.fromkeys(map(_opened, opened.values())):
         by = [name for name, run in opened.items() if _opened(run) == rule]
         which = f" of {_few(by)}" if len(groups) > 1 else ""
-        measured = _text([_on_all(run, rule) for name in by for run in groups[name]])
-        right = f", right on {measured} of all clients’ test samples" if measured else ""
+        measured = mean_std([_on_all(run, rule) for name in by for run in groups[name]])
+        right = f", right on {measured} of all clients’ test samples" if measured != NOTHING else ""
         sentences.append(f"Predictions{which} for {them} are by {rule}{right}.")
     return " ".join(sentences)
 
@@ -100,14 +104,9 @@ def _on_all(run: RunData, rule: str) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _text(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return mean_std(known) if known else ""
-
-
 def _listed(what: str, by_name: Mapping[str, str]) -> list[str]:
     """Return a sentence with a figure per method, or for the only one; none without figures."""
-    known = [text if len(by_name) == 1 else f"{name} {text}" for name, text in by_name.items() if text]
+    known = [text if len(by_name) == 1 else f"{name} {text}" for name, text in by_name.items() if text != NOTHING]
     return [f"{what}: {', '.join(known)}."] if known else []
 
 

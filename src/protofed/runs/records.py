@@ -321,9 +321,7 @@ class RoundRecord:
         if not are_named_numbers(value["losses"]):
             raise CheckpointError(f"{where}: losses should be numbers")
         unsound = value.get("not_finite", {})
-        if not isinstance(unsound, dict) or not all(
-            are_texts(n) and all(map(is_text, (c, *n))) for c, n in unsound.items()
-        ):
+        if not isinstance(unsound, dict) or not all(is_text(c) and are_texts(n) for c, n in unsound.items()):
             raise CheckpointError(f"{where}: not_finite should list loss terms by client")
         if not are_texts(value["participants"]):
             raise CheckpointError(f"{where}: participants should be names")

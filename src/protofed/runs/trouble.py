@@ -25,13 +25,14 @@ def trouble(record: Mapping[str, Any]) -> str:
     clients = record.get("not_finite", {})
     parts = ["losses are not finite"] if any(value is None for value in record["losses"].values()) else []
     if clients:
-        terms = dict.fromkeys(term for names in clients.values() for term in names)
-        parts = [f"loss {_listed(list(terms))} is not finite at {_listed(list(clients))}"]
+        found = dict.fromkeys(term for names in clients.values() for term in names)
+        terms = [term if term.isprintable() else repr(term) for term in found]
+        parts = [f"loss {_listed(terms)} is not finite at {_listed(list(clients))}"]
     whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {_listed(diverged)}"
     parts += [f"{whose} were refused as diverged"] if diverged else []
-    found = [f"{' and '.join(parts)}: {HELP}"] if parts else []
+    told = [f"{' and '.join(parts)}: {HELP}"] if parts else []
     kept = record.get("robust", {}).get("kept", "")
-    return "; ".join([*found, f"{KEPT}: {kept}"] if kept else found)
+    return "; ".join([*told, f"{KEPT}: {kept}"] if kept else told)
 
 
 def first_trouble(rounds: Sequence[RoundRecord]) -> str:
