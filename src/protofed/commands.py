@@ -124,12 +124,11 @@ def export(
 ) -> None:
     """Write a client's model with its preprocessing, a rule and class names, and check it against predict."""
     with uncollected():
-        from protofed.experiments import load_run
-        from protofed.experiments.exporting import SUFFIXES, export_client
+        from protofed.experiments import exporting, load_run
 
-    suffix = next((ending for ending, name in SUFFIXES.items() if name == format), "")
+    suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
-    written = export_client(run.data, run.client(client), path, format, rule, samples or (), trust_code)
+    written = exporting.export(run.data, run.client(client), path, format, rule, samples or (), trust_code)
     typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}")
 
 

@@ -7,7 +7,7 @@ import io
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ class Written(NamedTuple):
     checked: str
 
 
-def export_client(
+def export(
     run: RunData,
     trained: TrainedClient,
     path: Path,
@@ -92,54 +92,22 @@ def export_client(
     files: Sequence[Path] = (),
     trust_code: bool = False,
 ) -> Written:
-    """Export a client of a run, and check the file on its own test samples if the run's data are at hand.
-
-    Args:
-        run: The run.
-        trained: The client.
-        path: The file; replaced whole.
-        format: As for :func:`export`.
-        rule: As for :func:`export`.
-        files: Files with the samples on which to check instead, as
-            :func:`~protofed.experiments.inputs.from_files` takes them.
-        trust_code: Whether to import the code that the run's data name, if they name any.
-
-    Raises:
-        ProtofedError: As :func:`export`; or if the files cannot be read.
-    """
-    if files:
-        read = torch.cat([samples for _, samples in from_files(files, trained, trained.resize)])
-        return export(trained, path, format, rule, {f"samples of {', '.join(map(str, files))}": read})
-    held, why = {}, f"{trained.name} has no test samples"
-    try:
-        tests = {c.name: c.test.x.cpu() for c in data_of(run, trust_code).clients}
-        held = {f"test samples of {trained.name}": tests[trained.name]} if len(tests[trained.name]) else {}
-    except ProtofedError as error:
-        why = f"the run's data are not at hand: {error}"
-    written = export(trained, path, format, rule, held)
-    return written if held else written._replace(checked=f"{written.checked} ({why})")
-
-
-def export(
-    trained: TrainedClient,
-    path: Path,
-    format: str = "",
-    rule: str = "",
-    samples: Mapping[str, Tensor] | None = None,
-) -> Written:
     """Write a client's model with its preprocessing, an inference rule and the names of the classes.
 
-    The file is read back, and compared with the client's predictions of ``samples`` and of random ones.
+    The file is read back and compared with the client's predictions of real samples and of random ones.
 
     Args:
+        run: The run; if its data are at hand, the real samples are the client's own test samples.
         trained: The client.
         path: The file; replaced whole.
         format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
         rule: Inference rule, as :meth:`TrainedClient.rule` takes it.
-        samples: Real samples by what they are, as :meth:`TrainedClient.predict` takes them.
+        files: Files of samples to take instead, as :func:`~protofed.experiments.inputs.from_files` reads them.
+        trust_code: Whether to import the code that the run's data name, if they name any.
 
     Raises:
         ConfigError: If there is no such format or rule, or a package is not installed.
+        DataError: If a file of samples cannot be read.
         ModelError: If the rule cannot be exported, or the file gives other probabilities or classes.
         OutputError: If the file cannot be written.
     """
@@ -147,6 +115,7 @@ def export(
     if chosen not in WRITERS:
         raise ConfigError(unknown_name("format", chosen or path.suffix, WRITERS))
     rule, random = trained.rule(rule), _samples(trained)
+    real, name = _real(run, trained, files, trust_code)
     try:
         content, opened = _written(chosen, _traced(trained, rule, random[:2]), random[:2], described(trained, rule))
     except ModelError as error:
@@ -155,16 +124,31 @@ def export(
             f"the model cannot be exported as {chosen} by the rule {rule!r} of {trained.method.name} ({error}); "
             f"rules that can be: {', '.join(others) or 'none'}"
         ) from None
-    sets = {f"{len(x)} {what}": trained.stored(x) for what, x in (samples or {}).items()}
-    sets[f"{SAMPLES} random samples"] = random
     read = opened(content)
-    if read is not None:
-        for x in sets.values():
-            _compare(trained, rule, path, read, x)
+    for samples in (real, random):
+        if read is not None and len(samples):
+            _compare(trained, rule, path, read, samples)
     write_bytes(path, content)
-    alone = " alone" if len(sets) == 1 else ""
-    told = f"equal to predict on {' and '.join(sets)}{alone}" if read else "not checked without onnxruntime"
-    return Written(path, rule, told)
+    told = (
+        f"{len(real)} {name} and {SAMPLES} random samples"
+        if len(real)
+        else f"{SAMPLES} random samples alone ({name})"
+    )
+    return Written(path, rule, f"equal to predict on {told}" if read else "not checked without onnxruntime")
+
+
+def _real(run: RunData, trained: TrainedClient, files: Sequence[Path], trust_code: bool) -> tuple[Tensor, str]:
+    """Return stored real samples, and what they are; or none, and why."""
+    if files:
+        name = f"samples of {', '.join(map(str, files))}"
+        found = torch.cat([samples for _, samples in from_files(files, trained, trained.resize)])
+    else:
+        name = f"test samples of {trained.name}"
+        try:
+            found = {c.name: c.test.x.cpu() for c in data_of(run, trust_code).clients}[trained.name]
+        except ProtofedError as error:
+            return torch.zeros(0), f"the run's data are not at hand: {error}"
+    return trained.stored(found), name if len(found) else f"there are no {name}"
 
 
 def _compare(trained: TrainedClient, rule: str, path: Path, read: Read, samples: Tensor) -> None:

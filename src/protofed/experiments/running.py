@@ -175,12 +175,12 @@ class Run:
                 data are at hand.
 
         Raises:
-            ProtofedError: As :func:`~protofed.experiments.exporting.export_client`.
+            ProtofedError: As :func:`~protofed.experiments.exporting.export`.
         """
-        from protofed.experiments.exporting import export_client
+        from protofed.experiments.exporting import export
 
         files = [Path(file) for file in samples]
-        return export_client(self.data, self.client(client), Path(path), format, rule, files, self.trusted).path
+        return export(self.data, self.client(client), Path(path), format, rule, files, self.trusted).path
 
     # Its numbers.
 

@@ -1,4 +1,4 @@
-"""A trained model with its preprocessing: samples as they are in, class scores out."""
+"""A trained model with its preprocessing, which takes samples as they are stored."""
 
 from __future__ import annotations
 
@@ -81,8 +81,3 @@ class Classifier(nn.Module):
         """Return ``(n, d)`` features of stored samples."""
         features: Tensor = self.model(self.stored(x)).features
         return features
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``(n, K)`` logits of stored samples."""
-        logits: Tensor = self.model(self.stored(x)).logits
-        return logits
