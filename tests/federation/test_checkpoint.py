@@ -122,7 +122,7 @@ def test_damaged_states_of_nodes_are_named(federation, tmp_path, generations):
     save(federation, tmp_path, 1)
     index = tmp_path / "round-000001" / "state.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), "generations": generations}))
-    with pytest.raises(CheckpointError, match="state.json: damaged .does not say which states its clients had"):
+    with pytest.raises(CheckpointError, match=r"state.json: damaged .does not say which states its clients had"):
         load(tmp_path, federation)
 
 
