@@ -10,8 +10,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from protofed import cli
 from protofed.experiments import Experiment, resolve
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides
@@ -30,6 +32,15 @@ SMALL_RUN = {
     "execution.executor": "sequential",
 }
 """Options of quickstart for a run of about a second."""
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: object) -> tuple[int, str, str]:
+    """Run ``protofed`` as typed; return its status, and what it printed to stdout and stderr."""
+    monkeypatch.setattr(sys, "argv", ["protofed", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
 
 
 def script(path: Path) -> ModuleType:

@@ -219,6 +219,8 @@ def _recipe(recipe: str | Path, out: str | Path | None, resume: bool, default: s
     """Return the recipe that is named, or that of what is resumed in ``out``, or the default."""
     if not recipe and resume and out is not None:
         return kept_recipe(Path(out))
+    if not recipe and not default:
+        raise ConfigError("name a recipe, such as quickstart, or what to continue by --out (protofed list recipes)")
     return load_recipe(recipe or default)
 
 

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 import protofed
-from protofed import cli
-from support import SMALL_RUN
+from support import SMALL_RUN, command
 
 OPTIONS = {**SMALL_RUN, "model.d": 16}
 SMALL = [f"{name}={value}" for name, value in OPTIONS.items()]
@@ -29,12 +28,8 @@ main()
 """A command that dies when a file is about to get its name."""
 
 
-def command(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["protofed", *map(str, arguments), "--quiet"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err
+def quietly(monkeypatch, capsys, *arguments):
+    return command(monkeypatch, capsys, *arguments, "--quiet")
 
 
 def killed(name, *arguments):
@@ -73,7 +68,7 @@ def compared(tmp_path_factory):
 def test_a_finished_run_stays_what_it_is(run, monkeypatch, capsys):
     """Without a recipe, it is its own: nothing changes but the report."""
     before = content(run)
-    status, out, _ = command(monkeypatch, capsys, "run", "--resume", "--out", run)
+    status, out, _ = quietly(monkeypatch, capsys, "run", "--resume", "--out", run)
     after = content(run)
     assert status == 0
     assert "fedproto" in out
@@ -98,7 +93,7 @@ def test_a_finished_run_stays_what_it_is(run, monkeypatch, capsys):
 )
 def test_a_command_that_is_refused_in_a_run_changes_nothing(arguments, why, run, monkeypatch, capsys):
     before = content(run)
-    status, _, told = command(
+    status, _, told = quietly(
         monkeypatch, capsys, *arguments, *(SMALL if arguments[1:2] == ["quickstart"] else ()), "--out", run
     )
     assert (status, told.count("\n")) == (2, 1)
@@ -109,7 +104,7 @@ def test_a_command_that_is_refused_in_a_run_changes_nothing(arguments, why, run,
 def test_a_finished_comparison_stays_what_it_is(compared, monkeypatch, capsys):
     before = content(compared)
     for arguments in (["run"], ["compare"]):
-        status, out, _ = command(monkeypatch, capsys, *arguments, "--resume", "--out", compared)
+        status, out, _ = quietly(monkeypatch, capsys, *arguments, "--resume", "--out", compared)
         after = content(compared)
         assert status == 0
         assert "local" in out
@@ -136,7 +131,7 @@ def test_a_finished_comparison_stays_what_it_is(compared, monkeypatch, capsys):
 )
 def test_a_command_that_is_refused_in_a_comparison_changes_nothing(arguments, why, compared, monkeypatch, capsys):
     before = content(compared)
-    status, _, told = command(monkeypatch, capsys, *arguments, "--out", compared)
+    status, _, told = quietly(monkeypatch, capsys, *arguments, "--out", compared)
     assert (status, told.count("\n")) == (2, 1), told
     assert why in told
     assert content(compared) == before
@@ -147,7 +142,7 @@ def test_a_comparison_takes_more_seeds(tmp_path, monkeypatch, capsys):
     one = tmp_path / "one"
     protofed.compare("quickstart", ["local"], [0], OPTIONS, out=one)
     before = content(one / "local-seed0")
-    status, _, _ = command(monkeypatch, capsys, "compare", "--seeds", "0,1", "--resume", "--out", one)
+    status, _, _ = quietly(monkeypatch, capsys, "compare", "--seeds", "0,1", "--resume", "--out", one)
     assert status == 0
     assert content(one / "local-seed0") == before
     assert (one / "local-seed1" / "summary.json").is_file()
@@ -158,9 +153,9 @@ def test_other_folders_are_left_alone(tmp_path, monkeypatch, capsys):
     (tmp_path / "letters" / "a.txt").write_text("dear")
     before = content(tmp_path)
     for arguments in (["run"], ["run", "--resume"], ["compare", "--resume"], ["sweep"], ["run", "quickstart"]):
-        status, _, told = command(monkeypatch, capsys, *arguments, "--out", tmp_path / "letters")
+        status, _, told = quietly(monkeypatch, capsys, *arguments, "--out", tmp_path / "letters")
         assert (status, told.count("\n")) == (2, 1)
-    status, _, told = command(monkeypatch, capsys, "run", "--resume", "--out", tmp_path / "nowhere")
+    status, _, told = quietly(monkeypatch, capsys, "run", "--resume", "--out", tmp_path / "nowhere")
     assert "holds no recipe of a run or comparison to continue: name the recipe" in told
     assert content(tmp_path) == before
 
@@ -169,7 +164,7 @@ def test_other_folders_are_left_alone(tmp_path, monkeypatch, capsys):
 def test_a_killed_run_goes_on_without_its_recipe(name, run, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     killed(name, "run", "quickstart", *SMALL, "method.name=fedproto", "--out", out)
-    status, _, told = command(monkeypatch, capsys, "run", "--resume", "--out", out)
+    status, _, told = quietly(monkeypatch, capsys, "run", "--resume", "--out", out)
     if name == "config.toml":  # nothing that could be continued
         assert (status, told.count("\n")) == (2, 1)
         return
@@ -184,7 +179,7 @@ def test_a_killed_comparison_goes_on_without_its_recipe(name, compared, tmp_path
     out = tmp_path / "X"
     chosen = ["--methods", "local,fedproto"]
     killed(name, "compare", "quickstart", *SMALL, *chosen, "--out", out)
-    assert command(monkeypatch, capsys, "run", "--resume", "--out", out)[0] == 0
+    assert quietly(monkeypatch, capsys, "run", "--resume", "--out", out)[0] == 0
     assert results(out) == results(compared)
 
 
@@ -193,8 +188,8 @@ def test_a_comparison_killed_before_its_recipe_begins_again(compared, tmp_path, 
     whole = ["compare", "quickstart", *SMALL, "--methods", "local,fedproto", "--out", out]
     killed("recipe.toml", *whole)
     assert list(content(out)) == [".recipe.toml.partial"]
-    assert command(monkeypatch, capsys, "run", "--resume", "--out", out)[0] == 2
-    assert command(monkeypatch, capsys, *whole)[0] == 0
+    assert quietly(monkeypatch, capsys, "run", "--resume", "--out", out)[0] == 2
+    assert quietly(monkeypatch, capsys, *whole)[0] == 0
     assert results(out) == results(compared)
 
 
@@ -202,13 +197,13 @@ def test_a_sweep_goes_on_without_its_recipe(tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     killed("table.csv", "sweep", "quickstart", *SMALL, "method.lambda=1,2", "--methods", "fedproto", "--out", out)
     before = content(out)
-    status, _, _ = command(monkeypatch, capsys, "sweep", "--out", out)
+    status, _, _ = quietly(monkeypatch, capsys, "sweep", "--out", out)
     assert status == 0
     assert (out / "table.csv").is_file()
     changed = {name for name, data in content(out).items() if data != before.get(name)}
     assert {name for name in changed if "partial" not in name} <= {"table.csv", "report.html"}
     before = content(out)
-    status, _, told = command(monkeypatch, capsys, "run", "--resume", "--out", out)
+    status, _, told = quietly(monkeypatch, capsys, "run", "--resume", "--out", out)
     assert (status, told.count("\n")) == (2, 1)
     assert "holds a sweep" in told
     assert content(out) == before
@@ -229,7 +224,16 @@ def test_code_that_a_folder_names_is_not_imported(run, tmp_path, monkeypatch, ca
         out.mkdir(exist_ok=True)
         (out / name).write_text(text)
         monkeypatch.chdir(tmp_path)
-        status, _, told = command(monkeypatch, capsys, "run", "--resume", "--out", "X")
+        status, _, told = quietly(monkeypatch, capsys, "run", "--resume", "--out", "X")
         assert (status, told.count("\n")) == (2, 1)
         assert "names code of its own" in told
         (out / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["compare", "sweep"])
+def test_without_a_recipe_or_anything_to_continue_one_is_asked_for(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    status, _, told = quietly(monkeypatch, capsys, name, *(["--out", tmp_path / "new"] if name == "sweep" else []))
+    assert status == 2
+    assert "recipe" in told
+    assert not [*tmp_path.iterdir()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -12,12 +11,11 @@ import torch
 from safetensors import safe_open
 
 import protofed
-from protofed import cli
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments import load_run, resolve
 from protofed.experiments.config import every_method
 from protofed.experiments.loading import load_data
-from support import SMALL_RUN, write_vectors
+from support import SMALL_RUN, command, write_vectors
 
 
 def train(out, method, **overrides):
@@ -38,14 +36,6 @@ def runs(tmp_path_factory):
         return made[method]
 
     return of
-
-
-def command(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["protofed", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err
 
 
 def held_by(run, client):

@@ -15,12 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 import protofed
-from protofed import cli
 from protofed.errors import CheckpointError, ConfigError, DataError, ModelError
 from protofed.experiments import load_run, resolve
 from protofed.experiments.architectures import Architecture
 from protofed.experiments.exporting import TOLERANCE
 from protofed.experiments.loading import load_data
+from support import command
 
 SMALL = {
     "data.samples": 300,
@@ -47,14 +47,6 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(run):
     return load_data(resolve(run.data.config))
-
-
-def command(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["protofed", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err
 
 
 # Predictions.
