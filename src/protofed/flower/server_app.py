@@ -110,6 +110,8 @@ def _federation(
     if simulated:  # all nodes belong to this run
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
     nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings())
+    robust = local.robust
+    local = replace(local, robust=replace(robust, admitted={**robust.admitted, **gathering.admitted()}))
     record = files.path / NODES
     party = recall(record, nodes, local, gathering) if record.is_file() else meet(nodes, local, gathering)
     # The requests of a restarted server must be numbered above all earlier ones, even if its clock was set back.
@@ -144,7 +146,7 @@ def _federation(
         roster,
         state,
         dict(zip(roster, client_summaries(summary), strict=True)),
-        scored(party.clients),
+        scored(party.clients, None if simulated else local.robust),
         builder.method.rules,
         experiment.participation.deadline_s,
         began_anew,
