@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from protofed.errors import ConfigError, PayloadError, unknown_name
 from protofed.methods.contract import Local
@@ -73,7 +74,7 @@ class Attackers:
         if self.options.target >= classes:
             raise ConfigError(f"attack.target={self.options.target}, but classes are 0 to {classes - 1}")
 
-    def described(self, counts: Counts) -> Counts:
+    def described(self, counts: Counts) -> dict[str, Tensor]:
         """Return the samples per class ``(K,)`` that each client describes before training.
 
         Args:
