@@ -142,7 +142,7 @@ def test_sums_of_a_client_that_overstates_its_samples_count_for_no_more(rule):
     bound, records = run("tinyproto", **lies, robust__weight=1.0)
     assert list(records[0].robust.capped.values()) == [["prototypes"]]
     honest, _ = run("tinyproto", robust__rule=rule)
-    torch.testing.assert_close(bound.server["prototypes"], honest.server["prototypes"], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(bound.server["prototypes"], honest.server["prototypes"], rtol=0, atol=1e-2)
 
 
 def test_refusals_after_a_poisoned_broadcast_count_against_nobody():
