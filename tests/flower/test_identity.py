@@ -158,6 +158,8 @@ def test_a_node_that_changes_its_name_is_refused(root, tmp_path):
         ("{}", "expected an object"),
         ('{"ann": "SHA256:x"}', "ann: neither a public key nor a fingerprint"),
         ('{"ann": 5}', "ann: neither a public key nor a fingerprint"),
+        ('{"ann": {"key": "SHA256:' + "A" * 43 + '", "samples": -1}}', "ann: samples: must be from 0"),
+        ('{"ann": {"key": "SHA256:' + "A" * 43 + '"}}', "samples is missing"),
         ('{"../x": "SHA256:' + "A" * 43 + '"}', "use letters"),
         ('{"ann": "SHA256:' + "A" * 43 + '", "ANN": "SHA256:' + "B" * 43 + '"}', "read the same"),
     ],

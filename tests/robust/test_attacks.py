@@ -118,6 +118,33 @@ def test_counts_cannot_make_one_client_the_mean():
     assert next(iter(records[0].robust.capped.values())) == ["counts"]
 
 
+def test_a_description_cannot_make_one_client_the_mean():
+    """The liar's vectors are noise; what it says of its samples, it says before training and in its uploads."""
+    hostile = {"attack__kind": "random", "attack__clients": 1, "robust__rule": "clip", "rounds": 4}
+    truth, _ = run("fedavg", **hostile)
+    lies = {**hostile, "attack__samples": 2**30}
+    free, records = run("fedavg", **lies, robust__weight=0.0)
+    assert not records[0].robust.capped
+    bound, records = run("fedavg", **lies)
+    (liar,) = records[-1].attack.clients
+    assert records[0].robust.capped == {liar: ["samples"]}
+    honest = next(n for n in bound.names if n != liar)
+    assert int(bound.guard.counts[liar].sum()) == 16 * int(bound.guard.counts[honest].sum())
+    assert int(free.guard.counts[liar].sum()) == 2**30
+    once, _ = run("fedavg", **lies, robust__weight=1.0)
+    for name, weights in truth.server.items():
+        torch.testing.assert_close(once.server[name], weights)
+
+
+@pytest.mark.parametrize("rule", ["none", "clip"])
+def test_sums_of_a_client_that_overstates_its_samples_count_for_no_more(rule):
+    lies = {"attack__kind": "counts", "attack__clients": 1, "attack__samples": 2**30, "robust__rule": rule}
+    bound, records = run("tinyproto", **lies, robust__weight=1.0)
+    assert list(records[0].robust.capped.values()) == [["prototypes"]]
+    honest, _ = run("tinyproto", robust__rule=rule)
+    torch.testing.assert_close(bound.server["prototypes"], honest.server["prototypes"], rtol=0, atol=1e-2)
+
+
 def test_refusals_after_a_poisoned_broadcast_count_against_nobody():
     """The hostile client may be left out; those that its broadcast misled are asked again and again."""
     federation, records = run(

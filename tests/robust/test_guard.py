@@ -16,6 +16,7 @@ from protofed.methods import Field, Method, Schema, Task, Upload
 from protofed.options import build_options
 from protofed.robust import Findings, Guard, RobustOptions
 from protofed.robust import spool as spooling
+from protofed.robust.believed import believed
 from protofed.robust.rules import geometric_median, median, trimmed_mean
 from protofed.wire.schema import prototype_schema, weight_schema
 
@@ -158,9 +159,9 @@ def test_pooling_replaces_every_row_of_a_class(rule, value):
 
 def test_sums_are_compared_per_sample():
     """TinyProto multiplies by n_ij: a large client must not look like an attacker."""
-    counts = {"c0": torch.full((K,), 1), "c1": torch.full((K,), 100), "c2": torch.full((K,), 2)}
+    counts = {"c0": torch.full((K,), 1), "c1": torch.full((K,), 30), "c2": torch.full((K,), 2)}
     g = Guard(RobustOptions("median"), Sums(None, TASK), counts)
-    rows = [upload(i, {0: [n, 2.0 * n, 0.0]}) for i, n in enumerate((1.0, 100.0, 2.0))]
+    rows = [upload(i, {0: [n, 2.0 * n, 0.0]}) for i, n in enumerate((1.0, 30.0, 2.0))]
     found, _ = screened(g, rows)
     assert same(found, rows)
     clip = Guard(RobustOptions("clip"), Sums(None, TASK), counts)
@@ -175,6 +176,17 @@ def test_counts_are_capped_at_what_was_described():
     weights = Upload("c0", {**Weights.example, "samples": torch.tensor(2**32 - 1)})
     found, _ = screened(guard(Weights, rule="none", each=7), [weights])
     assert int(found[0].payload["samples"]) == 7 * K
+
+
+def test_no_client_is_believed_to_have_many_times_the_median():
+    stated = {f"c{i}": torch.tensor([3, 7]) for i in range(4)} | {"big": torch.tensor([2**29, 2**29])}
+    found = believed(stated, RobustOptions("none", weight=2.0))
+    assert found["big"].tolist() == [10, 10]
+    assert all(found[n] is stated[n] for n in ("c0", "c1", "c2", "c3"))
+    admitted = RobustOptions("none", admitted={"big": 5000, "c0": 4})
+    assert [int(c.sum()) for c in believed(stated, admitted).values()] == [4, 10, 10, 10, 5000]
+    assert believed(stated, RobustOptions("none", weight=0.0))["big"].sum() == 2**30
+    assert believed({"a": torch.tensor([1]), "b": torch.tensor([99])}, RobustOptions())["b"] == 99, "two clients"
 
 
 def test_weights_are_limited_in_how_far_they_move():

@@ -13,6 +13,7 @@ from protofed.data import Table
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.config import Experiment, ModelOptions
 from protofed.options import build_options
+from protofed.robust.believed import believed
 from protofed.samples import FederatedData
 
 _SHOWN = 12
@@ -90,7 +91,9 @@ class FederationSummary:
             ConfigError: If clients differ in a property that the method requires them to share.
         """
         architectures = _assign(experiment, federated)
-        counts = torch.stack([c.train.counts(federated.num_classes) for c in federated.clients]).sum(0)
+        stated = {c.name: c.train.counts(federated.num_classes).cpu() for c in federated.clients}
+        withheld = [c.name for c in federated.clients if not c.train.exact]
+        counts = torch.stack([*believed(stated, experiment.robust, withheld).values()]).sum(0)
         present = counts[counts > 0]
         size = float(present.double().mean()) if len(present) else 0.0
         return cls(

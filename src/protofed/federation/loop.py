@@ -78,6 +78,7 @@ class Federation:
         K = self.method.task.num_classes
         training = {n: m.train for n, m in self.executor.clients.items()}
         counts = {n: samples.most(K).cpu() for n, samples in training.items()}
+        counts = counts if self.attackers is None else self.attackers.described(counts)
         withheld = {n for n, samples in training.items() if not samples.exact}
         self.guard = Guard(self.robust, self.method, counts, withheld)
         participants = self._number_of([n for n in self.trainable if n not in self.newcomers])
@@ -262,8 +263,7 @@ class Federation:
             return able
         drawing = generator(self.seed, "participation", round)
         if self.participation.sampling == "samples":
-            clients = self.executor.clients
-            sizes = torch.tensor([len(clients[n].train) for n in able], dtype=torch.float64)
+            sizes = torch.tensor([int(self.guard.counts[n].sum()) for n in able], dtype=torch.float64)
             order = torch.multinomial(sizes, number, generator=drawing)
         else:
             order = torch.randperm(len(able), generator=drawing)

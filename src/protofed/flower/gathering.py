@@ -15,7 +15,7 @@ from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import Experiment
 from protofed.files import read_json
 from protofed.flower.admission import Admission, admit
-from protofed.flower.identity import IDENTITIES, Bindings, Identity, bound, read_roster
+from protofed.flower.identity import IDENTITIES, Bindings, Identity, admitted_samples, bound, read_roster
 from protofed.flower.messages import Description, Job, Values, description, read_sizes, sizes
 from protofed.flower.nodes import QUERY, Nodes, message, reason_of, values_of
 from protofed.flower.summary import client_summaries, described_federation
@@ -61,6 +61,10 @@ class Gathering:
         """Return the bindings of names to keys before any client has arrived."""
         keys = read_roster(Path(self.roster).expanduser()) if self.roster else {}
         return Bindings(keys, bool(keys), cast(Identity, self.identity), self.clients_per_node)
+
+    def admitted(self) -> dict[str, int]:
+        """Return the most samples that the roster's clients are believed to have, where it sets them."""
+        return admitted_samples(Path(self.roster).expanduser()) if self.roster else {}
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Literal
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from protofed import claims
+from protofed import claims, limits
 from protofed.errors import ConfigError
 
 Identity = Literal["key", "name"]
@@ -99,19 +99,41 @@ def fingerprint(key: bytes) -> str:
 
 
 def read_roster(path: Path) -> dict[str, str]:
-    """Read a JSON file ``{"north": "SHA256:…", "south": "ecdsa-sha2-nistp384 AAAA…"}``.
+    """Read a JSON file ``{"north": "SHA256:…", "south": {"key": "ecdsa-sha2-nistp384 AAAA…", "samples": 5000}}``.
 
     Returns:
         The fingerprint of each client's key, by name.
 
     Raises:
-        ConfigError: If the file cannot be read, or contains an invalid name or key.
+        ConfigError: If the file cannot be read, or contains an invalid name, key or number of samples.
     """
+    return _read(path)[0]
+
+
+def admitted_samples(path: Path) -> dict[str, int]:
+    """Read the most samples that clients are believed to have from a roster, by name, where it sets them.
+
+    Raises:
+        ConfigError: As :func:`read_roster`.
+    """
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """Return a roster's fingerprints and numbers of samples, by name."""
     try:
         roster = claims.parse(path.read_text(encoding="utf-8"), "roster")
         if not isinstance(roster, Mapping) or not roster:
             raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
-        return bound(roster)
+        keys, samples = dict[object, object](), dict[str, int]()
+        for given, entry in roster.items():
+            keys[given] = entry
+            if isinstance(entry, Mapping):
+                name = claims.client_name(given)
+                fields = claims.mapping(entry, name, ("key", "samples"))
+                keys[given] = fields["key"]
+                samples[name] = claims.whole(fields["samples"], f"{name}: samples", 0, limits.CLAIMED_SAMPLES)
+        return bound(keys), samples
     except OSError as error:
         message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
         raise ConfigError(message) from None

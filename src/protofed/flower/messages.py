@@ -61,19 +61,26 @@ class Description:
 
 @dataclass(frozen=True)
 class Scored:
-    """Numbers of samples on which a client is trained and evaluated, as far as the server knows.
+    """Numbers of samples by which a client's losses and scores count in averages.
 
     Attributes:
         train: Number of training samples, the weight of the client's losses in averages.
         test: Number of test samples.
         validation: Number of validation samples.
         shares: Whether scores are shares out of :data:`SHARES` instead of numbers of samples.
+        stated: Test and validation samples out of which it is scored, if it says that it has more; else None.
     """
 
     train: int
     test: int
     validation: int
     shares: bool = False
+    stated: tuple[int, int] | None = None
+
+    def out_of(self) -> tuple[int, int]:
+        """Return the largest scores on test and validation samples."""
+        test, validation = self.stated or (self.test, self.validation)
+        return (SHARES if self.shares and test else test), (SHARES if self.shares and validation else validation)
 
 
 @dataclass(frozen=True)
@@ -353,10 +360,11 @@ def read_evaluated(values: Mapping[str, Any], name: str, scored: Scored, rules: 
     Raises:
         PayloadError: If a rule is missing or a count is impossible.
     """
-    correct = _counts(values, "correct", rules, scored.test, scored.shares)
+    test, validation = scored.out_of()
+    correct = _counts(values, "correct", rules, scored.test, test)
     held_out = {}
     if scored.validation:
-        held_out = _counts(values, "validation", rules, scored.validation, scored.shares)
+        held_out = _counts(values, "validation", rules, scored.validation, validation)
     return Evaluated(name, correct, scored.test, _seconds(values), (held_out, scored.validation))
 
 
@@ -388,14 +396,14 @@ def _real(value: object) -> float:
 
 
 def _counts(
-    values: Mapping[str, Any], where: str, rules: tuple[str, ...], samples: int, shares: bool
+    values: Mapping[str, Any], where: str, rules: tuple[str, ...], samples: int, most: int
 ) -> dict[str, float]:
-    """Return how many of ``samples`` each rule classifies correctly."""
-    correct, most = _numbers(values, where), SHARES if shares and samples else samples
+    """Return how many of ``samples`` each rule classifies correctly, given scores out of ``most``."""
+    correct = _numbers(values, where)
     for rule in rules:
         if not 0 <= correct.get(rule, -1) <= most or correct[rule] % 1:
             raise PayloadError(f"{where}: {rule} must be a count from 0 to {most}, not {correct.get(rule)}")
-    return {rule: correct[rule] / most * samples if shares and samples else int(correct[rule]) for rule in rules}
+    return {rule: int(correct[rule]) if most == samples else correct[rule] / most * samples for rule in rules}
 
 
 def _seconds(values: Mapping[str, Any]) -> float:

@@ -110,6 +110,8 @@ def _federation(
     if simulated:  # all nodes belong to this run
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
     nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings())
+    robust = local.robust
+    local = replace(local, robust=replace(robust, admitted={**robust.admitted, **gathering.admitted()}))
     record = files.path / NODES
     if record.is_file():
         party = recall(record, nodes, local, gathering, ended_generations(files.path) if files.finished else {})
@@ -148,7 +150,7 @@ def _federation(
         roster,
         state,
         dict(zip(roster, client_summaries(summary), strict=True)),
-        scored(party.clients),
+        scored(party.clients, None if simulated else local.robust),
         builder.method.rules,
         experiment.participation.deadline_s,
         began_anew,

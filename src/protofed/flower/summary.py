@@ -7,9 +7,8 @@ everything that depends on these numbers is computed by the same code as in a si
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,8 @@ from protofed.data.tables import fit
 from protofed.errors import PayloadError
 from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.flower.messages import Description, Scored
+from protofed.robust import RobustOptions
+from protofed.robust.believed import believed
 from protofed.samples import ClientData, FederatedData, Samples
 
 MOST_OPTIONS = 64
@@ -171,21 +172,29 @@ def _held(places: Sequence[int], counts: Sequence[int], K: int) -> Tensor:
     return held
 
 
-def scored(descriptions: Sequence[Description]) -> dict[str, Scored]:
+def scored(descriptions: Sequence[Description], options: RobustOptions | None = None) -> dict[str, Scored]:
     """Return the numbers of samples that each client counts for, by name.
 
     A client that discloses none counts for the mean of the others.
+
+    Args:
+        descriptions: Descriptions of the clients.
+        options: Limits on these numbers; None for none.
     """
-    parts: dict[str, Any] = {"train": lambda d: sum(d.train), "test": lambda d: sum(d.test)}
-    parts["validation"] = lambda d: d.validation
-    usual = {}
-    for part, number in parts.items():
-        disclosed = [number(d) for d in descriptions if d.counts != "none" and number(d)]
-        usual[part] = max(1, round(sum(disclosed) / len(disclosed))) if disclosed else 1
-    return {
-        d.name: Scored(
-            **{p: min(n(d), 1) * usual[p] if d.counts == "none" else n(d) for p, n in parts.items()},
-            shares=d.counts != "exact",
-        )
-        for d in descriptions
-    }
+    withheld = [d.name for d in descriptions if d.counts == "none"]
+
+    def numbers(number: Callable[[Description], int]) -> dict[str, int]:
+        stated = {d.name: torch.tensor([number(d)]) for d in descriptions}
+        found = {name: int(n) for name, n in (believed(stated, options, withheld) if options else stated).items()}
+        disclosed = [n for name, n in found.items() if n and name not in withheld]
+        usual = max(1, round(sum(disclosed) / len(disclosed))) if disclosed else 1
+        return {name: min(n, 1) * usual if name in withheld else n for name, n in found.items()}
+
+    train, test = numbers(lambda d: sum(d.train)), numbers(lambda d: sum(d.test))
+    validation = numbers(lambda d: d.validation)
+    found = {}
+    for d in descriptions:
+        counting, stated = (test[d.name], validation[d.name]), (sum(d.test), d.validation)
+        reduced = stated if d.counts == "exact" and counting != stated else None
+        found[d.name] = Scored(train[d.name], *counting, shares=d.counts != "exact", stated=reduced)
+    return found

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from protofed.errors import ConfigError, PayloadError, unknown_name
 from protofed.methods.contract import Local
 from protofed.robust import backdoor
-from protofed.robust.attacks import ATTACKS, AttackOptions, Knowledge
-from protofed.robust.vectors import parts_of
+from protofed.robust.attacks import ATTACKS, AttackOptions, Knowledge, inflated
+from protofed.robust.believed import scaled
+from protofed.robust.vectors import Counts, parts_of
 from protofed.seeding import generator
 from protofed.training import LocalTrainer, Messages, Missing, Roster, Trained
 from protofed.wire import cast
@@ -43,7 +45,7 @@ class Attackers:
         if (
             schema is not None
             and options.kind == "counts"
-            and not any(f.kind == "count" for f in schema.fields.values())
+            and not any(f.kind == "count" or (f.sums and options.samples) for f in schema.fields.values())
         ):
             raise ConfigError(f"attack.kind=counts: {trainer.method.name} sends no sample counts: choose another")
         if options.kind == "backdoor":
@@ -71,6 +73,15 @@ class Attackers:
         classes = self.trainer.method.task.num_classes
         if self.options.target >= classes:
             raise ConfigError(f"attack.target={self.options.target}, but classes are 0 to {classes - 1}")
+
+    def described(self, counts: Counts) -> dict[str, Tensor]:
+        """Return the samples per class ``(K,)`` that each client describes before training.
+
+        Args:
+            counts: Those that each client has.
+        """
+        samples = self.options.samples
+        return {n: scaled(c, samples) if samples and n in self.names else c for n, c in counts.items()}
 
     def act(
         self, results: Iterator[Trained | Missing], messages: Messages, round: int
@@ -106,6 +117,8 @@ class Attackers:
                 payload = ATTACKS[self.options.kind](honest, self._knowledge(result.client, opening, schema, round))
         except PayloadError:  # the client's model has diverged: send that
             return result.message
+        if self.options.samples:
+            payload = inflated(payload, schema, self.options.samples / len(self.clients[result.client].train))
         try:
             return codec.encode(payload, schema)
         except PayloadError:

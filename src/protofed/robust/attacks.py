@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from protofed import limits
 from protofed.options import Options, option
 from protofed.robust.vectors import Part, parts_of
 from protofed.wire.schema import Payload, Schema
@@ -38,6 +39,12 @@ class AttackOptions(Options):
     )
     scale: float | None = option(
         None, "strength (none = 100 for sign_flip, 3 for random, 1e9 for huge, 1 else)", above=0, most=10**9
+    )
+    samples: int = option(
+        0,
+        "training samples that each hostile client says it has, before training and in its uploads (0 = the truth)",
+        least=0,
+        most=limits.CLAIMED_SAMPLES,
     )
     target: int = option(0, "backdoor: the class that inputs with the trigger are to be given", least=0)
 
@@ -140,6 +147,23 @@ def counts(payload: Payload, known: Knowledge) -> Payload:
     """
     claimed = [name for name, field in known.schema.fields.items() if field.kind == "count" and field.described]
     return {**payload, **{name: torch.full_like(payload[name], COUNT_LIMIT - 1) for name in claimed}}
+
+
+def inflated(payload: Payload, schema: Schema, factor: float) -> Payload:
+    """Multiply sample counts and sums over samples, as a client would send them that had so many samples.
+
+    Args:
+        payload: Payload of the client.
+        schema: Schema of uploads.
+        factor: Number of samples that the client says it has, divided by the true one.
+    """
+    changed = {}
+    for name, field in schema.fields.items():
+        if field.kind == "count" and field.described:
+            changed[name] = (payload[name].double() * factor).round().clamp(max=COUNT_LIMIT - 1).long()
+        elif field.sums:
+            changed[name] = (payload[name] * factor).clamp(min=-field.limit, max=field.limit)
+    return {**payload, **changed}
 
 
 def free_rider(payload: Payload, known: Knowledge) -> Payload:

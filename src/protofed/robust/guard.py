@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Method, Upload
+from protofed.robust.believed import believed
 from protofed.robust.clipping import Proportions, clip, too_long
 from protofed.robust.options import POOLING, RobustOptions
 from protofed.robust.pooling import hostile, pooled, without_outliers
@@ -23,7 +24,8 @@ class Guard:
     Args:
         options: The rule and its limits.
         method: The method that aggregates the uploads.
-        counts: ``(K,)`` samples per class that each client described, or upper bounds if it withholds its counts.
+        counts: ``(K,)`` samples per class that each client described, or upper bounds if it withholds its counts;
+            those that it is :func:`~protofed.robust.believed.believed` to have are the attribute of this name.
         withheld: Clients whose ``counts`` are bounds rather than numbers of samples.
 
     Raises:
@@ -35,7 +37,9 @@ class Guard:
     ) -> None:
         self.options = options
         self.method = method
-        self.counts = counts
+        self.counts = believed(counts, options, withheld)
+        totals = {name: (int(c.sum()), int(counts[name].sum())) for name, c in self.counts.items()}
+        self.shares = {name: few / many for name, (few, many) in totals.items() if few < many}
         schema = method.upload_schema
         self.parts = parts_of(schema) if schema is not None else []
         self.unscaled = set(withheld) if any(part.field.sums for part in self.parts) else set()
@@ -88,11 +92,11 @@ class Guard:
         return iter(self._together(list(capped), findings))
 
     def _capped(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:
-        """Yield the uploads with sample counts capped at those their senders described."""
+        """Yield the uploads with sample counts, and sums over samples, reduced to what their senders may weigh."""
         schema = self.method.upload_schema
         assert schema is not None
         for upload in uploads:
-            upload, fields = cap_counts(upload, schema, self.counts)
+            upload, fields = cap_counts(upload, schema, self.counts, self.shares.get(upload.client, 1.0))
             if fields:
                 findings.capped[upload.client] = fields
             yield upload

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from protofed import claims, limits
 from protofed.options import Options, option
 
 Rule = Literal["none", "clip", "median", "trimmed", "geometric_median", "krum", "multi_krum"]
@@ -47,8 +48,21 @@ class RobustOptions(Options):
         "an upload with a vector this many times as long as the median is left out whole (0 = never)",
         least=0,
     )
+    weight: float = option(
+        16.0,
+        "with every rule: most samples that a client is believed to have, as a multiple of the median over all "
+        "clients (0 = no limit)",
+        least=0,
+    )
+    admitted: dict[str, Any] = option(
+        {}, 'most samples that clients of these names are believed to have, in place of weight: {"north": 50000}'
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 < self.reject <= 1:
             raise ValueError(f"reject must be 0, or greater than 1, not {self.reject}")
+        if 0 < self.weight < 1:
+            raise ValueError(f"weight must be 0, or at least 1, not {self.weight}")
+        for name, number in self.admitted.items():
+            claims.whole(number, f"admitted.{claims.client_name(name)}", 0, limits.CLAIMED_SAMPLES)

@@ -183,16 +183,17 @@ def bounded(values: Tensor, field: Field) -> Tensor:
     return values.clamp(min=-field.limit, max=field.limit)
 
 
-def cap_counts(upload: Upload, schema: Schema, counts: Counts) -> tuple[Upload, list[str]]:
-    """Cap sample counts at those the client described before training.
+def cap_counts(upload: Upload, schema: Schema, counts: Counts, share: float = 1.0) -> tuple[Upload, list[str]]:
+    """Cap sample counts at those the client may state, and scale its sums over samples alike.
 
     Args:
         upload: The upload.
         schema: Schema of uploads.
-        counts: Samples per class that each client described.
+        counts: Samples per class that each client may state.
+        share: Their share of those that the client described, from which it has made its sums.
 
     Returns:
-        The upload, and the names of the fields that were capped.
+        The upload, and the names of the fields that were reduced.
 
     Raises:
         PayloadError: If a count field has a shape of unknown meaning.
@@ -200,6 +201,9 @@ def cap_counts(upload: Upload, schema: Schema, counts: Counts) -> tuple[Upload, 
     held, cut = counts[upload.client], []
     payload = dict(upload.payload)
     for name, field in schema.fields.items():
+        if field.sums and share < 1:
+            payload[name] = payload[name] * share
+            cut.append(name)
         if field.kind != "count" or not field.described:
             continue
         limit = _most(field, upload.payload, schema, held)

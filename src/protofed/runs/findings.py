@@ -16,7 +16,7 @@ class Findings:
     Attributes:
         clipped: By client: how many vectors were shortened, and the smallest factor.
         left_out: By client: why its upload was not used.
-        capped: By client: count fields that exceeded what it had described.
+        capped: By client: count fields, and sums over samples, that exceeded what it may weigh.
         alone: Classes that a single client reported: nothing can be compared there.
         out_of_proportion: Clients with a vector many times as long as the median that reached the method.
         kept: Why the server kept its old state; ``""`` if it did not.

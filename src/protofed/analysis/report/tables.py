@@ -334,7 +334,7 @@ def _interventions(findings: Findings) -> Iterator[tuple[str, str]]:
     for client in findings.clipped:
         yield client, "vectors were shortened"
     for client, names in findings.capped.items():
-        yield client, f"{', '.join(names)} reduced to what it had described"
+        yield client, f"{', '.join(names)} reduced to what it may weigh"
     for client in findings.out_of_proportion:
         yield client, "vectors many times as long as the median reached the server"
     for label in findings.alone:
