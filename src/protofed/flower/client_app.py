@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,6 +29,9 @@ with uncollected():  # each message is answered by a new process
     from protofed.flower.nodes import part
     from protofed.flower.sources import source_of
 
+if TYPE_CHECKING:
+    from protofed.privacy.secure_peers import Peers
+
 app = ClientApp()
 """The ClientApp for any method, in simulations and deployments."""
 
@@ -48,7 +51,10 @@ def query(message: Message, context: Context) -> Message:
         config = values.get("config")
         if not isinstance(config, str):
             raise PayloadError("config: missing")
-        return description_values(_node(context).describe(config))
+        found = (node := _node(context)).describe(config)
+        for client in found:
+            _check_secure(context, client.name, node.keeps_uploads(config))
+        return description_values(found)
 
     return _answer(message, act)
 
@@ -61,7 +67,7 @@ def train(message: Message, context: Context) -> Message:
         message: The job.
         context: Flower's context, with the node's configuration.
     """
-    return _visit(message, context, partial(_train, context.state))
+    return _visit(message, context, partial(_train, context))
 
 
 @app.query("secure")
@@ -72,7 +78,13 @@ def secure(message: Message, context: Context) -> Message:
         message: The server's request.
         context: Flower's context, in which the client's secrets rest between the stages of a round.
     """
-    return _answer(message, lambda values: held.answer(context.state, values, _node(context).state))
+
+    def known(client: str) -> Peers:
+        from protofed.flower.roster import peers_of
+
+        return peers_of(context.node_config, client)
+
+    return _answer(message, lambda values: held.answer(context.state, values, _node(context).state, known))
 
 
 @app.evaluate()
@@ -87,7 +99,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
     def work(node: Node, job: Job) -> Values:
         if job.trains:
-            return _train(context.state, node, replace(job, after=anew.get(job.client, job.after)))
+            return _train(context, node, replace(job, after=anew.get(job.client, job.after)))
         result, left = node.evaluate(job)
         if left.anew:
             anew[job.client] = left.generation
@@ -96,14 +108,24 @@ def evaluate(message: Message, context: Context) -> Message:
     return _visit(message, context, work)
 
 
-def _train(state: RecordDict, node: Node, job: Job) -> Values:
+def _train(context: Context, node: Node, job: Job) -> Values:
     """Train one client; with secure aggregation, its upload stays in the context."""
-    if node.keeps_uploads(job):
+    secure = node.keeps_uploads(job.config)
+    _check_secure(context, job.client, secure)
+    if secure:
         held.check(node.state, job)
     result, left = node.train(job)
-    if result.message is not None and node.keeps_uploads(job):
-        result = replace(result, message=held.keep(state, job, result.message))
+    if result.message is not None and secure:
+        result = replace(result, message=held.keep(context.state, job, result.message))
     return trained_values(result) | left.to_values()
+
+
+def _check_secure(context: Context, client: str, secure: bool) -> None:
+    """Check that the node and the run agree on secure aggregation."""
+    if secure or "roster" in context.node_config:
+        from protofed.flower.roster import check_secure  # needs cryptography, as the protocol does
+
+        check_secure(context.node_config, client, secure)
 
 
 def _visit(message: Message, context: Context, work: Callable[[Node, Job], Values]) -> Message:

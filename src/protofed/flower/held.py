@@ -7,7 +7,8 @@ new keys and masks would hide the same upload, and of two sums the difference co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from protofed.flower.state import reveal, revealed
 from protofed.privacy.secure import Offer
 
 if TYPE_CHECKING:
+    from protofed.privacy.secure_peers import Peers
     from protofed.privacy.secure_protocol import Stage
 
 
@@ -53,22 +55,26 @@ def keep(state: RecordDict, job: Job, offer: bytes) -> bytes:
     """
     from protofed.privacy.secure_protocol import SecureClient
 
-    begun = SecureClient(job.client, *Offer.of(offer)).state
+    begun = SecureClient(job.client, *Offer.of(offer), _visit(job)).state
     state[_place(job.client)] = ConfigRecord({**begun, "run": job.run, "round": job.round})
     return b""
 
 
-def answer(state: RecordDict, request: Mapping[str, Any], folder: Path | None) -> Values:
+def answer(
+    state: RecordDict, request: Mapping[str, Any], folder: Path | None, known: Callable[[str], Peers]
+) -> Values:
     """Return a client's answer to a stage, and keep what it then knows.
 
     Args:
         state: The context's records.
         request: The request, with the ``client`` and the ``stage``.
         folder: As for :func:`check`.
+        known: Gives, for a client, what it takes for true about the others.
 
     Raises:
         PayloadError: If the request is refused, or the client has no upload here.
         CheckpointError: As for :func:`check`.
+        ConfigError: If the node knows no other clients.
         OutputError: If the node cannot remember that the upload is added up.
     """
     from protofed.privacy.secure_protocol import STAGES, SecureClient
@@ -79,13 +85,27 @@ def answer(state: RecordDict, request: Mapping[str, Any], folder: Path | None) -
         raise PayloadError(f"client: no upload of {claims.clean(name, 80)} is kept here")
     if wanted not in STAGES:
         raise PayloadError(f"stage: must be {', '.join(STAGES)}, not {claims.clean(wanted, 40)}")
-    client = SecureClient.of(dict(found))
+    client = SecureClient.of(dict(found), known(str(name)))
     stage: Stage = wanted
     result = client.answer(stage, request)
     if stage == "unmask" and folder is not None:
         reveal(folder / client.name, client.state["run"], client.state["round"])
     state[_place(client.name)] = ConfigRecord(client.state)
     return result
+
+
+def _visit(job: Job) -> bytes:
+    """Return a digest of what the server must have told all clients of a round alike.
+
+    With another fixed point, another order of the classes or another broadcast for each, it could tell from a sum
+    whose part is whose.
+    """
+    from protofed.privacy.secure_peers import digest
+
+    common = claims.parse(job.summary, "summary")
+    common.pop("architectures", None)  # each client's own
+    told = json.dumps(common, sort_keys=True), str(job.message is not None), job.message or b""
+    return digest("visit", job.run, job.round, job.config, *told)
 
 
 def _place(client: str) -> str:

@@ -99,7 +99,9 @@ def fingerprint(key: bytes) -> str:
 
 
 def read_roster(path: Path) -> dict[str, str]:
-    """Read a JSON file ``{"north": "SHA256:…", "south": "ecdsa-sha2-nistp384 AAAA…"}``.
+    """Read a JSON file ``{"north": "SHA256:…", "south": "ecdsa-sha2-nistp384 AAAA…"}``, or a signed roster.
+
+    The server needs no signature: its operator chooses the file.
 
     Returns:
         The fingerprint of each client's key, by name.
@@ -111,7 +113,8 @@ def read_roster(path: Path) -> dict[str, str]:
         roster = claims.parse(path.read_text(encoding="utf-8"), "roster")
         if not isinstance(roster, Mapping) or not roster:
             raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
-        return bound(roster)
+        clients = roster.get("clients")
+        return bound(clients if isinstance(clients, Mapping) else roster)
     except OSError as error:
         message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
         raise ConfigError(message) from None
