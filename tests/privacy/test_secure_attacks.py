@@ -10,10 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.errors import PayloadError
-from protofed.privacy.secure_peers import KnownPeers, Peers, digest
+from protofed.privacy.secure_peers import TRUSTING, KnownPeers, Peers, digest
 from protofed.privacy.secure_protocol import (
     STAGES,
-    TRUSTING,
     SecureClient,
     SecureServer,
     conduct,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofed.errors import PayloadError
+from protofed.privacy.secure_peers import TRUSTING
 from protofed.privacy.secure_protocol import (
     STAGES,
-    TRUSTING,
     SecureAggregationError,
     SecureClient,
     SecureServer,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,9 +29,6 @@ with uncollected():  # each message is answered by a new process
     from protofed.flower.nodes import part
     from protofed.flower.sources import source_of
 
-if TYPE_CHECKING:
-    from protofed.privacy.secure_peers import Peers
-
 app = ClientApp()
 """The ClientApp for any method, in simulations and deployments."""
 
@@ -53,7 +50,7 @@ def query(message: Message, context: Context) -> Message:
             raise PayloadError("config: missing")
         found = (node := _node(context)).describe(config)
         for client in found:
-            _check_secure(context, client.name, node.keeps_uploads(config))
+            held.check_agreement(context.node_config, client.name, node.keeps_uploads(config))
         return description_values(found)
 
     return _answer(message, act)
@@ -78,12 +75,7 @@ def secure(message: Message, context: Context) -> Message:
         message: The server's request.
         context: Flower's context, in which the client's secrets rest between the stages of a round.
     """
-
-    def known(client: str) -> Peers:
-        from protofed.flower.roster import peers_of
-
-        return peers_of(context.node_config, client)
-
+    known = partial(held.peers_of, context.node_config)
     return _answer(message, lambda values: held.answer(context.state, values, _node(context).state, known))
 
 
@@ -111,21 +103,13 @@ def evaluate(message: Message, context: Context) -> Message:
 def _train(context: Context, node: Node, job: Job) -> Values:
     """Train one client; with secure aggregation, its upload stays in the context."""
     secure = node.keeps_uploads(job.config)
-    _check_secure(context, job.client, secure)
+    held.check_agreement(context.node_config, job.client, secure)
     if secure:
         held.check(node.state, job)
     result, left = node.train(job)
     if result.message is not None and secure:
         result = replace(result, message=held.keep(context.state, job, result.message))
     return trained_values(result) | left.to_values()
-
-
-def _check_secure(context: Context, client: str, secure: bool) -> None:
-    """Check that the node and the run agree on secure aggregation."""
-    if secure or "roster" in context.node_config:
-        from protofed.flower.roster import check_secure  # needs cryptography, as the protocol does
-
-        check_secure(context.node_config, client, secure)
 
 
 def _visit(message: Message, context: Context, work: Callable[[Node, Job], Values]) -> Message:

@@ -14,15 +14,73 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from protofed import claims
-from protofed.errors import PayloadError
+from protofed import claims, limits
+from protofed.errors import ConfigError, PayloadError
 from protofed.flower.messages import Job, Values
+from protofed.flower.roster import read_signed
 from protofed.flower.state import reveal, revealed
-from protofed.privacy.secure import Offer
+from protofed.flower.trust import load_key
+from protofed.privacy.secure import FEWEST, Offer
+from protofed.privacy.secure_peers import TRUSTING, KnownPeers, Peers, digest
 
 if TYPE_CHECKING:
-    from protofed.privacy.secure_peers import Peers
     from protofed.privacy.secure_protocol import Stage
+
+SETTINGS = ("roster", "authority", "key")
+"""Files that a node needs for secure aggregation, in ``--node-config``."""
+
+
+def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:
+    """Check that a node and a run agree on secure aggregation, before any training.
+
+    Args:
+        config: The node's configuration.
+        name: The node's client.
+        secure: Whether the run has secure aggregation.
+
+    Raises:
+        ConfigError: If they do not.
+    """
+    if secure:
+        peers_of(config, name)
+    elif "roster" in config:
+        raise ConfigError(
+            "secure.aggregation=false, but this node has a roster, and its uploads leave it in sums only: set "
+            "secure.aggregation=true, or take the roster out of --node-config"
+        )
+
+
+def peers_of(config: Mapping[str, Any], name: str) -> Peers:
+    """Return what a node takes for true about the other clients of a round.
+
+    Args:
+        config: The node's configuration.
+        name: The node's client.
+
+    Raises:
+        ConfigError: If a node of a deployment has no roster, or its roster, authority, key and settings do not fit.
+    """
+    if not {"client-dir", "state-dir"} & config.keys():
+        return TRUSTING  # a simulation, whose nodes and server are one program
+    missing = [setting for setting in SETTINGS if setting not in config]
+    if missing:
+        raise ConfigError(
+            f"secure aggregation: the node has no {missing[0]} to know the other clients by: add "
+            + " ".join(f'{setting}="FILE"' for setting in missing)
+            + " to --node-config"
+        )
+    roster, authority, key = (Path(str(config[setting])).expanduser() for setting in SETTINGS)
+    private, found = load_key(key), read_signed(roster, authority)
+    if name not in found.keys:
+        raise ConfigError(f"{roster}: does not list {name}: ask the authority for one that does")
+    if found.keys[name] != private.public_key():
+        raise ConfigError(f"{roster}: lists {name} with another key than {key}: correct one of them")
+    try:
+        least = claims.whole(config.get("least-peers", FEWEST - 1), "least-peers", FEWEST - 1, limits.CLIENTS)
+        threshold = claims.whole(config.get("least-threshold", FEWEST), "least-threshold", FEWEST, limits.CLIENTS)
+    except ValueError as error:
+        raise ConfigError(f"{error} (in --node-config)") from None
+    return KnownPeers(private, found.keys, found.federation, least, threshold)
 
 
 def check(folder: Path | None, job: Job) -> None:
@@ -100,8 +158,6 @@ def _visit(job: Job) -> bytes:
     With another fixed point, another order of the classes or another broadcast for each, it could tell from a sum
     whose part is whose.
     """
-    from protofed.privacy.secure_peers import digest
-
     common = claims.parse(job.summary, "summary")
     common.pop("architectures", None)  # each client's own
     told = json.dumps(common, sort_keys=True), str(job.message is not None), job.message or b""

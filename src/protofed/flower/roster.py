@@ -21,15 +21,10 @@ from protofed import claims, limits
 from protofed.errors import ConfigError
 from protofed.flower import trust
 from protofed.flower.identity import bound
-from protofed.privacy.secure import FEWEST
-from protofed.privacy.secure_peers import KnownPeers, Peers
-from protofed.privacy.secure_protocol import TRUSTING
 from protofed.reading import read_text, reason
 
 FIELDS = ("federation", "from", "until", "clients")
 SIGNATURE = "signature"
-SETTINGS = ("roster", "authority", "key")
-"""Files that a node needs for secure aggregation, in ``--node-config``."""
 _ALGORITHM = ec.ECDSA(hashes.SHA384())
 
 
@@ -46,9 +41,9 @@ class SignedRoster(NamedTuple):
     until: datetime
     keys: dict[str, ec.EllipticCurvePublicKey]
 
-    def names(self, key: ec.EllipticCurvePublicKey) -> list[str]:
-        """Return the names of the clients with a key."""
-        return [name for name, other in self.keys.items() if other == key]
+    def name(self, key: ec.EllipticCurvePublicKey) -> str:
+        """Return the name of the client with a key; "" if there is none."""
+        return next((name for name, other in self.keys.items() if other == key), "")
 
 
 def sign_roster(
@@ -56,7 +51,7 @@ def sign_roster(
     authority: ec.EllipticCurvePrivateKey,
     federation: str,
     start: datetime,
-    days: int,
+    end: datetime,
 ) -> bytes:
     """Return the content of a roster's file.
 
@@ -65,7 +60,7 @@ def sign_roster(
         authority: The authority's private key.
         federation: Name of the federation.
         start: Start of its validity.
-        days: Validity in days.
+        end: End of its validity.
 
     Raises:
         ConfigError: If a name or a key is invalid, or occurs twice.
@@ -74,10 +69,10 @@ def sign_roster(
         fields = {
             "federation": claims.class_name(federation),
             "from": start.isoformat(timespec="seconds"),
-            "until": (start + timedelta(days=days)).isoformat(timespec="seconds"),
-            "clients": dict(clients),
+            "until": end.isoformat(timespec="seconds"),
+            "clients": {claims.client_name(name): " ".join(key.split()[:2]) for name, key in clients.items()},
         }
-        _keys(clients)
+        _keys(fields["clients"])
     except ValueError as error:
         raise ConfigError(f"roster: {error}") from None
     signature = authority.sign(_statement(fields), _ALGORITHM)
@@ -118,78 +113,46 @@ def read_signed(path: Path, authority: Path) -> SignedRoster:
         raise ConfigError(f"{path}: {reason(error)}") from None
 
 
-def client_keys(pairs: Sequence[str]) -> dict[str, str]:
-    """Return the public key of each client, by name.
+def create_roster(path: Path, clients: Sequence[str], authority: Path, federation: str, days: int) -> None:
+    """Write a roster to a new file.
 
     Args:
-        pairs: Names with files of public keys, as ``NAME=FILE``.
+        path: The file.
+        clients: Names with files of public keys, as ``NAME=FILE``.
+        authority: PEM file of the authority's private key.
+        federation: Name of the federation.
+        days: Validity in days.
 
     Raises:
-        ConfigError: If an item has another form, a file cannot be read, or a name occurs twice.
+        ConfigError: If an item has another form, a file cannot be read or does not hold a key, or ``path`` exists.
+        OutputError: If the file cannot be written.
     """
+    from protofed.files import write_bytes  # imports torch, which no other command on keys needs
+
+    if path.exists():
+        raise ConfigError(f"{path} is there already: rosters are never overwritten: choose a new name")
     keys: dict[str, str] = {}
-    for pair in pairs:
-        name, separator, file = pair.partition("=")
+    for client in clients:
+        name, separator, file = client.partition("=")
         if not separator or name in keys:
-            raise ConfigError(f"--client {pair}: expected NAME=FILE, each name once, e.g. north=north.pub")
-        try:
-            keys[name] = " ".join(read_text(Path(file).expanduser(), limits.JSON_CHARACTERS).split()[:2])
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file}: {reason(error)}") from None
-    return keys
-
-
-def check_secure(config: Mapping[str, Any], name: str, secure: bool) -> None:
-    """Check that a node and a run agree on secure aggregation, before any training.
-
-    Args:
-        config: The node's configuration.
-        name: The node's client.
-        secure: Whether the run has secure aggregation.
-
-    Raises:
-        ConfigError: If they do not.
-    """
-    if secure:
-        peers_of(config, name)
-    elif "roster" in config:
-        raise ConfigError(
-            "secure.aggregation=false, but this node has a roster, and its uploads leave it in sums only: set "
-            "secure.aggregation=true, or take the roster out of --node-config"
-        )
-
-
-def peers_of(config: Mapping[str, Any], name: str) -> Peers:
-    """Return what a node takes for true about the other clients of a round.
-
-    Args:
-        config: The node's configuration.
-        name: The node's client.
-
-    Raises:
-        ConfigError: If a node of a deployment has no roster, or its roster, authority, key and settings do not fit.
-    """
-    if "client-dir" not in config:
-        return TRUSTING  # a simulation, whose nodes and server are one program
-    missing = [setting for setting in SETTINGS if setting not in config]
-    if missing:
-        raise ConfigError(
-            f"secure aggregation: the node has no {missing[0]} to know the other clients by: add "
-            + " ".join(f'{setting}="FILE"' for setting in missing)
-            + " to --node-config"
-        )
-    roster, authority, key = (Path(str(config[setting])).expanduser() for setting in SETTINGS)
-    private, found = trust.load_key(key), read_signed(roster, authority)
-    if name not in found.keys:
-        raise ConfigError(f"{roster}: does not list {name}: ask the authority for one that does")
-    if found.keys[name] != private.public_key():
-        raise ConfigError(f"{roster}: lists {name} with another key than {key}: correct one of them")
+            raise ConfigError(f"--client {client}: expected NAME=FILE, each name once, e.g. north=north.pub")
+        keys[name] = _file(Path(file).expanduser())
     try:
-        least = claims.whole(config.get("least-peers", FEWEST - 1), "least-peers", FEWEST - 1, limits.CLIENTS)
-        threshold = claims.whole(config.get("least-threshold", FEWEST), "least-threshold", FEWEST, limits.CLIENTS)
-    except ValueError as error:
-        raise ConfigError(f"{error} (in --node-config)") from None
-    return KnownPeers(private, found.keys, found.federation, least, threshold)
+        signer = serialization.load_pem_private_key(_file(authority).encode(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        signer = None
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{authority}: not an ECDSA private key in PEM form without passphrase, such as ca.key")
+    start = datetime.now(UTC) - trust.CLOCKS_DIFFER
+    end = start + trust.CLOCKS_DIFFER + timedelta(days=days)
+    write_bytes(path, sign_roster(keys, signer, federation, start, end))
+
+
+def _file(path: Path) -> str:
+    try:
+        return read_text(path, limits.JSON_CHARACTERS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {reason(error)}") from None
 
 
 def _keys(clients: object) -> dict[str, ec.EllipticCurvePublicKey]:

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -21,6 +21,8 @@ from protofed.errors import ConfigError
 
 TIMEOUT = 5.0
 """Seconds to wait for the SuperLink."""
+CLOCKS_DIFFER = timedelta(hours=1)
+"""Time by which certificates and rosters are backdated, for machines whose clocks are slow."""
 NEW_KEY = "`ssh-keygen -t ecdsa -b 384 -N '' -f FILE`"
 
 

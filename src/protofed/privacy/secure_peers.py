@@ -67,6 +67,9 @@ class Peers:
         return True
 
 
+TRUSTING = Peers()
+
+
 class KnownPeers(Peers):
     """Peers whose public keys a client knows from elsewhere than from the server.
 

@@ -37,7 +37,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_k
 from protofed import claims
 from protofed.errors import FederationError, PayloadError
 from protofed.privacy.noise import NO_NOISE, OwnNoise
-from protofed.privacy.secure_peers import Peers, digest
+from protofed.privacy.secure_peers import TRUSTING, Peers, digest
 from protofed.privacy.secure_sums import Vector
 
 Stage = Literal["keys", "shares", "masked", "survivors", "unmask"]
@@ -66,7 +66,6 @@ LARGEST_KEY = 1024
 LARGEST_BOX = 4096
 LARGEST_SHARE = 512
 LARGEST_SIGNATURE = 512
-TRUSTING = Peers()
 _CURVE = ec.SECP384R1()
 
 
