@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from attacks import asking, invent, split, until
 from protofed.errors import PayloadError
 from protofed.privacy.secure_peers import TRUSTING, KnownPeers, Peers, digest
 from protofed.privacy.secure_protocol import (
@@ -53,34 +54,12 @@ def attacked(attack, trusting: bool, *words: object) -> str:
     return ""
 
 
-def asking(clients: dict[str, SecureClient]):
-    """Ask the clients, and stop at the first that refuses."""
-    return lambda stage, requests: [(name, clients[name].answer(stage, r)) for name, r in requests.items()]
-
-
-def until(stage: str, clients: dict[str, SecureClient], threshold: int) -> SecureServer:
-    """Return the server of a round that has come before a stage."""
-    server = SecureServer(list(clients), threshold, LENGTH)
-    for before in STAGES[: STAGES.index(stage)]:
-        for name, answer in asking(clients)(before, server.requests(before)):
-            server.take(before, name, answer)
-        server.close(before)
-    return server
-
-
 # Clients that there are not.
 
 
-def invent(trusting: bool, invented: list[str], threshold: int):
-    """Let clients that the server plays, with vectors of zeros, hide ann's vector among them."""
+def played(trusting: bool, invented: list[str], threshold: int):
     victim = client("ann", TRUSTING if trusting else None)
-    key = ec.generate_private_key(ec.SECP384R1())
-    played = {n: SecureClient(n, ZEROS, visit=VISIT, peers=KnownPeers(key, PUBLIC, "trial")) for n in invented}
-    for one in played.values():
-        one.peers.signed = lambda *_: True  # the server's own clients believe it
-        one.peers.check_threshold = one.peers.check_names = lambda _: None
-    server = SecureServer(["ann", *played], threshold, LENGTH)
-    return conduct(server, asking({"ann": victim, **played})), vector("ann")
+    return invent(asking({"ann": victim}), LENGTH, invented, threshold), vector("ann")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +75,8 @@ def invent(trusting: bool, invented: list[str], threshold: int):
     ],
 )
 def test_a_server_that_plays_the_other_clients(invented, threshold, reason):
-    assert attacked(invent, True, invented, threshold) == ""
-    assert reason in attacked(invent, False, invented, threshold)
+    assert attacked(played, True, invented, threshold) == ""
+    assert reason in attacked(played, False, invented, threshold)
 
 
 @pytest.mark.parametrize(
@@ -158,51 +137,21 @@ def test_a_server_that_hands_out_keys_of_its_own(signature):
 # Lists of survivors that differ.
 
 
-def split(trusting: bool):
-    """Read the sum of ann and bob, though it should take three: of the others, all are lost for some clients.
-
-    Each client is told of at least three vectors, its own among them. Three clients give shares of the mask seeds
-    of ann and bob, and three others, for each other client, shares of its key.
-    """
-    lost = {
-        "ann": ["cid", "dan"],
-        "bob": ["dan", "eve"],
-        "cid": ["dan", "eve"],
-        "dan": ["cid", "eve"],
-        "eve": ["cid"],
-    }
-    told = {name: {"arrived": [n for n in NAMES if n not in gone], "lost": gone} for name, gone in lost.items()}
-    clients = everyone(trusting)
-    server = until("survivors", clients, 3)
-    signatures = {}
-    for name, request in server.requests("survivors").items():
-        signatures[name] = clients[name].answer("survivors", {**request, **told[name]})["signature"]
-    shares: dict[str, list[bytes]] = {name: [] for name in NAMES}
-    for name, of in told.items():
-        signers = of["arrived"]
-        request = {"signers": signers, "signatures": [signatures[n] for n in signers], "session": server.session}
-        answer = clients[name].answer("unmask", request)
-        seeds, keys = (
-            dict(zip(of[w], answer[s], strict=True)) for w, s in (("arrived", "seeds"), ("lost", "keys"))
-        )
-        for other, share in {**keys, "ann": seeds["ann"], "bob": seeds["bob"]}.items():
-            shares[other].append(share)
-    server.arrived, server.gone = ["ann", "bob"], ["cid", "dan", "eve"]
-    server.answers["unmask"] = {str(i): {name: shares[name][i] for name in NAMES} for i in range(3)}
-    return server.total(), vector("ann") + vector("bob")
+def shared(trusting: bool):
+    return split(asking(everyone(trusting)), LENGTH, NAMES), vector("ann") + vector("bob")
 
 
 def test_a_server_that_drops_and_returns_clients_to_read_a_sum_of_two():
-    assert attacked(split, True) == ""
+    assert attacked(shared, True) == ""
     refusal = "unmask: 1 clients signed the list of survivors that ann was given, of the 3 needed: refused"
-    assert attacked(split, False) == refusal
+    assert attacked(shared, False) == refusal
 
 
 @pytest.mark.parametrize("colluders", range(4))
 def test_what_remains_is_a_server_with_2t_minus_n_clients(colluders):
     """With n = 5 and t = 4, three colluding clients sign that eve is here, and that she is lost."""
     clients = everyone(False)
-    server = until("survivors", clients, 4)
+    server = until("survivors", NAMES, 4, LENGTH, asking(clients))
     traitors = NAMES[1 : 1 + colluders]
     here_ = {"eve": clients["eve"], **{n: SecureClient.of(clients[n].state, known(n)) for n in traitors}}
     gone = {n: clients[n] for n in NAMES[:4]}
@@ -289,7 +238,7 @@ def test_answers_of_an_earlier_session_are_of_no_use():
     keys, nor are their signatures of the survivors.
     """
     clients = everyone(False, NAMES[:4])
-    before = until("unmask", clients, 3)
+    before = until("unmask", list(clients), 3, LENGTH, asking(clients))
     again = SecureServer(list(NAMES[:4]), 3, LENGTH)
     again.session, again.answers = before.session, before.answers
     ann = client("ann")
