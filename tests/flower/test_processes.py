@@ -129,6 +129,26 @@ def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(t
 
 
 @pytest.mark.slow
+def test_nodes_of_a_deployment_add_up_their_uploads_if_they_know_each_other(tmp_path):
+    """One round over TLS: with a roster, the numbers of a local run; without, one line before any training."""
+    data = folders(tmp_path / "data")
+    chosen = recipe(data, "fedproto", 1, "[robust]\nrule = 'none'\n[secure]\naggregation = true\n")
+    local = tmp_path / "local"
+    run(chosen, out=local)
+    with Deployment(tmp_path, clients_of(data)) as d:
+        d.up(secure=True)
+        d.begin(chosen, tmp_path / "remote")
+        d.finish()
+        same(local, tmp_path / "remote", ("accuracy", "parameters"))
+        d.kill("node3")
+        d.node(2, name="stranger", key=d.keys / "node3")
+        d.begin(chosen, tmp_path / "refused", more="wait-s=120.0")
+        assert d.end() == "finished:failed"
+        log = d.flwr(f"log {d.newest()} trial --show")
+    assert "the node has no roster to know the other clients by: add roster=" in log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*sorted(methods()), PROBE], ids=lambda name: name.rpartition(":")[2])
 def test_a_simulation_on_ray_gives_the_numbers_of_the_local_engine(method, tmp_path):
     chosen = recipe(folders(tmp_path / "data", 4), method)

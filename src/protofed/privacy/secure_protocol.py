@@ -203,13 +203,8 @@ class SecureClient:
         self, name: str, vector: Vector, noise: OwnNoise = NO_NOISE, visit: bytes = b"", peers: Peers = TRUSTING
     ) -> None:
         content = vector.astype("<u8").tobytes()
-        self.state: Values = {
-            "name": name,
-            "vector": content,
-            "noise": noise.to_bytes(),
-            "visit": visit,
-            "stage": 0,
-        }
+        self.state: Values = {"name": name, "vector": content, "noise": noise.to_bytes()}
+        self.state |= {"visit": visit, "stage": 0}
         self.peers = peers
 
     @classmethod
@@ -250,18 +245,14 @@ class SecureClient:
 
     def _keys(self, request: Mapping[str, Any]) -> Values:
         """Stage 1: two new pairs of keys, signed for this round alone."""
-        session, threshold, length = (
-            take(request, "session", bytes),
-            take(request, "threshold", int),
-            take(request, "length", int),
-        )
+        session, threshold = take(request, "session", bytes), take(request, "threshold", int)
         if len(session) != SESSION:
             raise PayloadError(f"session: must have {SESSION} bytes")
-        if 8 * length != len(self.state["vector"]):
+        if 8 * take(request, "length", int) != len(self.state["vector"]):
             raise PayloadError("length: the server expects another vector than this client's")
         self.peers.check_threshold(threshold)
         self._noise().share(threshold)  # refuses a threshold that leaves no noise
-        context = digest("round", self.peers.federation, self.state["visit"], session, threshold, length)
+        context = digest("round", self.peers.federation, self.state["visit"], session, threshold)
         self.state |= {"session": session, "threshold": threshold, "context": context}
         for which in ("pairwise", "sealing"):
             private, public = generate_key_pairs()
@@ -285,32 +276,27 @@ class SecureClient:
             )
         if len({*pairwise, *sealing}) != 2 * len(names):
             raise PayloadError("keys: two of them are the same")
-        place = {name: number for number, name in enumerate(names)}
-        others = [name for name in names if name != self.name]
-        mine = place.get(self.name)
-        if mine is None or (pairwise[mine], sealing[mine]) != (s["pairwise_public"], s["sealing_public"]):
+        listed = dict(zip(names, zip(pairwise, sealing, signatures, strict=True), strict=True))
+        if listed.pop(self.name, ())[:2] != (s["pairwise_public"], s["sealing_public"]):
             raise PayloadError(f"keys: those of {self.name} are not its own")
-        self.peers.check_names(others)
-        for name in others:
-            at = place[name]
-            if not self.peers.signed(
-                name, digest("keys", s["context"], name, pairwise[at], sealing[at]), signatures[at]
-            ):
+        self.peers.check_names(list(listed))
+        for name, (*keys, signature) in listed.items():
+            if not self.peers.signed(name, digest("keys", s["context"], name, *keys), signature):
                 raise PayloadError(
                     f"keys: {name} did not sign those in its name for this round with the same configuration, "
                     "broadcast and threshold"
                 )
         seed = secrets.token_bytes(SEED)
-        of_seed = create_shares(seed, threshold, len(names))
-        of_key = create_shares(s["pairwise_private"], threshold, len(names))
+        of_seed, of_key = (create_shares(one, threshold, len(names)) for one in (seed, s["pairwise_private"]))
+        shares = dict(zip(names, zip(of_seed, of_key, strict=True), strict=True))
         own = _private(s["sealing_private"])
-        boxes = []
-        for name in others:
-            sealed = _sealed(s["session"], self.name, name, of_seed[place[name]], of_key[place[name]])
-            boxes.append(encrypt(_box_key(own, sealing[place[name]]), sealed))
+        boxes = [
+            encrypt(_box_key(own, key), _sealed(s["session"], self.name, name, *shares[name]))
+            for name, (_, key, _) in listed.items()
+        ]
         s |= {"names": names, "pairwise": pairwise, "sealing": sealing, "seed": seed}
-        s |= {"own_shares": [of_seed[mine], of_key[mine]]}
-        return {"to": others, "boxes": boxes, "commitment": commitment(seed, s["session"], self.name)}
+        s |= {"own_shares": [*shares[self.name]]}
+        return {"to": [*listed], "boxes": boxes, "commitment": commitment(seed, s["session"], self.name)}
 
     def _masked(self, request: Mapping[str, Any]) -> Values:
         """Stage 3: the vector plus all masks, once the others' boxes are here."""
