@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,8 +31,8 @@ ROUNDS = 3
 class Signing(secure_protocol.SecureClient):
     """A client that signs and checks signatures, as at a node of a deployment."""
 
-    keys: dict[str, ec.EllipticCurvePrivateKey] = {}
-    public: dict[str, ec.EllipticCurvePublicKey] = {}
+    keys: ClassVar[dict[str, ec.EllipticCurvePrivateKey]] = {}
+    public: ClassVar[dict[str, ec.EllipticCurvePublicKey]] = {}
 
     def __init__(self, name: str, *offer: Any) -> None:
         key = self.keys.setdefault(name, ec.generate_private_key(ec.SECP384R1()))
