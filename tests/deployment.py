@@ -169,7 +169,7 @@ class Deployment(Programs):
         super().__init__(root, root / "flower")
         self.data = data
         self.keys = root / "keys"
-        create_keys(self.keys, len(data))
+        create_keys(self.keys, len(data), clients=[folder.name for folder in data])
         create_app(root / "app")
         self.port = free_port()
         self.environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
@@ -203,12 +203,15 @@ class Deployment(Programs):
         key: Path | None = None,
         authority: Path | None = None,
         client: str = "",
+        secure: bool = False,
     ) -> None:
-        """Start a SuperNode, by default ``node1`` and so on with its own key."""
+        """Start a SuperNode, by default ``node1`` and so on with its own key; with a roster for ``secure``."""
         own = f"node{number + 1}"
         folder = self.data[number]
         config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}"'
         config += f' client="{client}"' if client else ""
+        if secure:
+            config += f' roster="{self.keys}/roster.json" authority="{self.keys}/ca.crt" key="{self.keys / own}"'
         self.start(
             name or own,
             f"flower-supernode --superlink 127.0.0.1:{self.port} "
@@ -217,12 +220,12 @@ class Deployment(Programs):
             f"--node-config {shlex.quote(config)}",
         )
 
-    def up(self) -> None:
+    def up(self, *, secure: bool = False) -> None:
         """Start everything."""
         self.link()
         self.register()
         for number in range(len(self.data)):
-            self.node(number)
+            self.node(number, secure=secure)
 
     def begin(self, recipe: Path, out: Path, *, resume: bool = False, clients: int = 0, more: str = "") -> None:
         """Submit a run and go on."""

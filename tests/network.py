@@ -132,6 +132,18 @@ def contents(*folders: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def enrolled(nodes: dict[int, dict[str, Any]], folder: Path, **settings: int) -> dict[int, dict[str, Any]]:
+    """Give nodes what they need for secure aggregation: keys, and a roster that an authority signed."""
+    from protofed.flower.keys import create_keys
+
+    create_keys(folder, len(nodes), clients=[Path(node["client-dir"]).name for node in nodes.values()])
+    files = {"roster": str(folder / "roster.json"), "authority": str(folder / "ca.crt")}
+    return {
+        number: {**node, **files, "key": str(folder / f"node{place}"), **settings}
+        for place, (number, node) in enumerate(nodes.items(), start=1)
+    }
+
+
 def wanted(method: str, root: Path, **overrides: Any) -> Experiment:
     """Return a tiny experiment on the folder."""
     return experiment(

@@ -25,6 +25,7 @@ LAZY = {
     "wire/compression.py": {"zstandard"},
     "models/vision.py": {"timm"},
     "privacy/accounting.py": {"dp_accounting", "scipy"},
+    "privacy/secure_peers.py": {"cryptography"},
     "privacy/secure_protocol.py": {"cryptography", "flwr"},
 }
 

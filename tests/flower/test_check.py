@@ -441,6 +441,7 @@ def test_the_command_prints_one_line_per_check(north, made, monkeypatch, capsys)
         ["skipped", "root-certificates"],
         ["skipped", "tls"],
         ["ok", "key"],
+        ["skipped", "roster"],
     ]
     status, printed = command(monkeypatch, capsys, "quickstart", "method.name=local", *options[:-1], "ant,[bold]")
     assert status == 1

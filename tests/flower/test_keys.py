@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.flower.keys import create_keys
 
-FILES = ["ca.crt", "ca.key", "node1", "node1.pub", "node2", "node2.pub", "server.key", "server.pem"]
+FILES = ["ca.crt", "ca.key", "node1", "node1.pub", "node2", "node2.pub", "roster.json"]
+FILES += ["server.key", "server.pem"]
 BIN = Path(sys.executable).parent
 
 

@@ -364,7 +364,7 @@ def test_secure_aggregation_over_a_deployment(noise, tmp_path):
         more += f'[privacy]\nmode = "client"\nnoise = {noise}\n'
     chosen = recipe(data, "fedproto", 2, more)
     with Deployment(tmp_path, clients_of(data)) as d:
-        d.up()
+        d.up(secure=True)
         d.begin(chosen, tmp_path / "remote")
         d.finish()
     expected, found = rounds_of(here(chosen, tmp_path / "local")), rounds_of(tmp_path / "remote")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted
+from network import FakeGrid, apart, dying, enrolled, forget, locally, nodes_of, over, wanted
 from protofed.errors import CheckpointError, FederationError, OutputError, PayloadError
 from protofed.files import read_tensors
 from protofed.flower import held
@@ -20,10 +20,20 @@ from protofed.flower.messages import Job
 from protofed.privacy import secure_sums
 from protofed.privacy.noise import NO_NOISE
 from protofed.privacy.secure import Offer
+from protofed.privacy.secure_peers import TRUSTING, Peers
 from protofed.privacy.secure_protocol import STAGES, SecureClient, SecureServer, conduct
 
 SECURE = {"secure__aggregation": True, "rounds": 2}
 OFFER = Offer(np.zeros(2, dtype=np.uint64), NO_NOISE).to_bytes()
+
+
+def members(root: Path, state: Path) -> dict[int, dict]:
+    """Return nodes that know each other."""
+    return enrolled(nodes_of(root, state), state.with_name(f"keys {state.name}"))
+
+
+def trusting(client: str) -> Peers:
+    return TRUSTING
 
 
 def records(message: Message):
@@ -33,7 +43,7 @@ def records(message: Message):
 @pytest.mark.parametrize("method", ["fedproto", "fedavg"])
 def test_nodes_give_the_numbers_of_a_simulation(method, root, tmp_path):
     chosen = wanted(method, root, **SECURE)
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"))
+    grid = FakeGrid(members(root, tmp_path / "state"))
     found = over(grid, chosen, tmp_path / "net")
     expected = locally(chosen, tmp_path / "local")
     one, other = (read_tensors(run.directory / "server.safetensors") for run in (expected, found))
@@ -52,7 +62,7 @@ def test_clients_clip_themselves_and_their_noise_is_secret(root, tmp_path):
     for noise in (0, 0.4):
         chosen = wanted("fedproto", root, privacy__mode="client", privacy__noise=noise, privacy__clip=2.0, **SECURE)
         local = locally(chosen, tmp_path / f"local {noise}")
-        run = over(FakeGrid(nodes_of(root, tmp_path / f"state {noise}")), chosen, tmp_path / f"net {noise}")
+        run = over(FakeGrid(members(root, tmp_path / f"state {noise}")), chosen, tmp_path / f"net {noise}")
         assert [r["privacy"] for r in run.rounds] == [r["privacy"] for r in local.rounds]
         assert all(r["missing"] == r["refused"] == [] for r in run.rounds)
         found[noise] = [read_tensors(one.directory / "server.safetensors") for one in (local, run)]
@@ -76,7 +86,7 @@ def test_no_reply_holds_an_upload(root, tmp_path):
             replies.extend(v if isinstance(v, bytes) else str(v).encode() for v in values.values())
         return reply
 
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), watch)
+    grid = FakeGrid(members(root, tmp_path / "state"), watch)
     over(grid, wanted("fedproto", root, **{**SECURE, "rounds": 1}), tmp_path / "net")
     assert set(vectors) == {"ann", "bob", "cid"}
     sent = b"".join(replies)
@@ -87,7 +97,7 @@ def test_no_reply_holds_an_upload(root, tmp_path):
             assert number.tobytes() not in sent
 
 
-@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_node_that_falls_silent_in_a_stage(stage, tmp_path):
     """Four are left of five: the round goes on without it, or with its vector if that had arrived."""
     import support
@@ -100,7 +110,7 @@ def test_a_node_that_falls_silent_in_a_stage(stage, tmp_path):
         asked = records(message)
         return None if node == 105 and asked and asked[0].get("stage") == stage else reply
 
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), silent)
+    grid = FakeGrid(members(root, tmp_path / "state"), silent)
     chosen = wanted("fedproto", root, participation__deadline_s=0.3, **{**SECURE, "rounds": 1})
     run = over(grid, chosen, tmp_path / "net")
     (record,) = run.rounds
@@ -119,7 +129,7 @@ def test_too_few_nodes_end_the_run_in_one_line_unless_another_attempt_succeeds(t
         away = node == 103 and asked and asked[0].get("stage") == "masked"
         return None if away and next(silences) <= times else reply
 
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), silent)
+    grid = FakeGrid(members(root, tmp_path / "state"), silent)
     chosen = wanted("fedproto", root, participation__deadline_s=0.2, participation__attempts=2, **SECURE)
     if times == 1:
         first, _ = over(grid, chosen, tmp_path / "net").rounds
@@ -136,7 +146,7 @@ def test_too_few_nodes_end_the_run_in_one_line_unless_another_attempt_succeeds(t
 def test_a_sum_that_would_overflow_says_what_to_change(root, tmp_path, monkeypatch):
     monkeypatch.setattr(secure_sums, "BITS", 20)
     with pytest.raises(FederationError, match="round 1, attempt 3: secure aggregation: 0 of the 3") as error:
-        over(FakeGrid(nodes_of(root, tmp_path / "state")), wanted("fedproto", root, **SECURE), tmp_path / "net")
+        over(FakeGrid(members(root, tmp_path / "state")), wanted("fedproto", root, **SECURE), tmp_path / "net")
     assert "cid: node: prototypes: " in str(error.value)
     assert "would overflow the sum of 3 clients: lower secure.fraction_bits" in str(error.value)
 
@@ -150,7 +160,7 @@ def test_a_killed_server_cannot_have_a_sum_made_twice(restarted, root, tmp_path)
     """
     chosen = wanted("fedproto", root, participation__attempts=1, **SECURE)
     scored = dying(lambda node, message: message.metadata.message_type == "evaluate")
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), scored)
+    grid = FakeGrid(members(root, tmp_path / "state"), scored)
     with pytest.raises(KeyboardInterrupt):
         over(grid, chosen, tmp_path / "net")
     if restarted:
@@ -170,8 +180,8 @@ def test_a_node_that_is_restarted_between_rounds_goes_on(root, tmp_path):
             forget()
         return reply
 
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), restart)
-    plain = over(FakeGrid(nodes_of(root, tmp_path / "other")), chosen, tmp_path / "plain")
+    grid = FakeGrid(members(root, tmp_path / "state"), restart)
+    plain = over(FakeGrid(members(root, tmp_path / "other")), chosen, tmp_path / "plain")
     run = over(grid, chosen, tmp_path / "net")
     assert [r["accuracy"] for r in run.rounds] == [r["accuracy"] for r in plain.rounds]
     assert all(r["missing"] == [] for r in run.rounds)
@@ -199,7 +209,7 @@ def add_up(state: RecordDict, folder: Path) -> None:
     def ask(stage, requests):
         for name, request in requests.items():
             if name == "ann":
-                yield name, held.answer(state, {**request, "client": name, "stage": stage}, folder)
+                yield name, held.answer(state, {**request, "client": name, "stage": stage}, folder, trusting)
             else:
                 yield name, others[name].answer(stage, request)
 
@@ -214,7 +224,9 @@ def test_a_restarted_node_cannot_be_asked_for_the_other_half_of_a_secret(tmp_pat
     for lost in (RecordDict(), state):
         for stage in STAGES:
             with pytest.raises(PayloadError, match=r"no upload of|has been answered in this round"):
-                held.answer(lost, {"client": "ann", "stage": stage, "arrived": [], "lost": ["bob"]}, tmp_path)
+                held.answer(
+                    lost, {"client": "ann", "stage": stage, "arrived": [], "lost": ["bob"]}, tmp_path, trusting
+                )
 
 
 def test_a_node_reveals_nothing_that_it_cannot_remember(tmp_path):
@@ -228,7 +240,7 @@ def test_a_node_reveals_nothing_that_it_cannot_remember(tmp_path):
 
 def test_what_a_node_has_revealed_outlasts_the_visits_that_follow(root, tmp_path):
     chosen = wanted("fedproto", root, **SECURE)
-    over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "net")
+    over(FakeGrid(members(root, tmp_path / "state")), chosen, tmp_path / "net")
     found = [json.loads(file.read_text()) for file in (tmp_path / "state").rglob("revealed.json")]
     assert [list(table.values()) for table in found] == [[2]] * 3
 
@@ -248,13 +260,16 @@ def test_odd_requests_are_refused_in_one_line():
     state, job = RecordDict(), Job("run", "ann", 1, "{}", "{}")
     for request in ({}, {"client": "bob"}, {"client": 3, "stage": "keys"}):
         with pytest.raises(PayloadError, match="no upload of"):
-            held.answer(state, request, None)
+            held.answer(state, request, None, trusting)
     held.keep(state, job, OFFER)
     with pytest.raises(PayloadError, match="stage: must be keys"):
-        held.answer(state, {"client": "ann", "stage": "all"}, None)
+        held.answer(state, {"client": "ann", "stage": "all"}, None, trusting)
     with pytest.raises(PayloadError, match="out of order"):
-        held.answer(state, {"client": "ann", "stage": "unmask"}, None)
+        held.answer(state, {"client": "ann", "stage": "unmask"}, None, trusting)
     with pytest.raises(PayloadError, match="expects another vector"):
         held.answer(
-            state, {"client": "ann", "stage": "keys", "session": bytes(16), "threshold": 2, "length": 3}, None
+            state,
+            {"client": "ann", "stage": "keys", "session": bytes(16), "threshold": 2, "length": 3},
+            None,
+            trusting,
         )

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofed.errors import PayloadError
+from protofed.privacy.secure_peers import TRUSTING
 from protofed.privacy.secure_protocol import (
     STAGES,
     SecureAggregationError,
@@ -66,7 +67,7 @@ def test_the_sum_is_right_or_the_round_fails(clients, extra, silent):
     silent = {n: s for n, s in silent.items() if n in NAMES[:clients]}
     round = Round(clients, threshold, silent)
     # A vector counts if its sender is there for the first three stages.
-    counted = [n for n in round.vectors if silent.get(n) in (None, "unmask")]
+    counted = [n for n in round.vectors if silent.get(n) in (None, "survivors", "unmask")]
     answering = [n for n in round.vectors if n not in silent]
     if len(answering) < threshold:
         with pytest.raises(SecureAggregationError, match=r"secure\.threshold"):
@@ -85,7 +86,7 @@ def test_a_masked_vector_looks_like_noise():
         round = Round(3, 2, length=length)
         round.clients["ann"] = SecureClient("ann", np.zeros(length, dtype=np.uint64))
         round.run()
-        found.append(round.server.masked["ann"])
+        found.append(round.server.answers["masked"]["ann"]["masked"])
     for sample in (found[0], found[0] - found[1]):
         seen = np.bincount(np.frombuffer(sample.tobytes(), dtype=np.uint8), minlength=256)
         expected = 8 * length / 256
@@ -143,7 +144,7 @@ def refused(round: Round, stage: str, change, match: str, name: str = "ann") -> 
 
 def test_refuses_to_reveal_both_secrets_of_a_client():
     round = Round(4, 3)
-    refused(round, "unmask", lambda r: r["lost"].append("bob"), "both the mask seed and the key of bob")
+    refused(round, "survivors", lambda r: r["lost"].append("bob"), "bob is listed as arrived and as lost")
 
 
 @pytest.mark.parametrize(
@@ -156,10 +157,13 @@ def test_refuses_to_reveal_both_secrets_of_a_client():
         ("masked", lambda r: (r["from"].pop(), r["from"].pop(), r["boxes"].pop(), r["boxes"].pop()), "2 clients"),
         ("masked", lambda r: r["boxes"].reverse(), "cannot be opened"),
         ("masked", lambda r: r.update(boxes=[b"", b"", b""]), "cannot be opened"),
-        ("unmask", lambda r: (r["arrived"].remove("ann"), r["lost"].append("ann")), "which is here: refused"),
-        ("unmask", lambda r: (r["arrived"].remove("bob"),), "each client of the round once"),
-        ("unmask", lambda r: r["lost"].extend([r["arrived"].pop(), r["arrived"].pop()]), "2 vectors arrived"),
-        ("unmask", lambda r: r.update(arrived="ann"), "must be a list"),
+        ("survivors", lambda r: (r["arrived"].remove("ann"), r["lost"].append("ann")), "which is here: refused"),
+        ("survivors", lambda r: (r["arrived"].remove("bob"),), "each client of the round once"),
+        ("survivors", lambda r: r["lost"].extend([r["arrived"].pop(), r["arrived"].pop()]), "2 vectors arrived"),
+        ("survivors", lambda r: r.update(arrived="ann"), "must be a list"),
+        ("unmask", lambda r: [r[key].pop() for key in ("signers", "signatures") * 2], "2 clients signed the list"),
+        ("unmask", lambda r: r["signers"].__setitem__(0, "bob"), "each once, with a signature"),
+        ("unmask", lambda r: r.update(signers=["x1", "x2", "x3", "ann"]), "1 clients signed the list of survivors"),
     ],
 )  # fmt: skip
 def test_refuses_dishonest_requests(stage, change, match):
@@ -170,9 +174,10 @@ def test_a_stage_is_answered_once_and_in_order():
     round = Round(4, 3)
     requests = round.to("unmask")
     round.clients["ann"].answer("unmask", requests["ann"])
-    other = {**requests["ann"], "arrived": ["ann", "cid", "dan"], "lost": ["bob"]}
-    with pytest.raises(PayloadError, match="has been answered in this round"):
-        round.clients["ann"].answer("unmask", other)
+    other = {"session": round.server.session, "arrived": ["ann", "cid", "dan"], "lost": ["bob"]}
+    for stage in ("survivors", "unmask"):
+        with pytest.raises(PayloadError, match="has been answered in this round"):
+            round.clients["ann"].answer(stage, other)
     with pytest.raises(PayloadError, match="out of order"):
         SecureClient("ann", vectors(1)["ann"]).answer("masked", requests["ann"])
 
@@ -193,7 +198,7 @@ def test_shares_of_another_round_are_refused_by_everybody():
     one, two = Round(4, 3), Round(4, 3)
     one.to("masked")
     requests = two.to("masked")
-    box = one.server.boxes["bob"]["ann"]
+    box = one.server.answers["shares"]["bob"]["boxes"]["ann"]
     requests["ann"]["boxes"][0] = box
     with pytest.raises(PayloadError, match="that of bob cannot be opened"):  # sealed with other keys
         two.clients["ann"].answer("masked", requests["ann"])
@@ -208,6 +213,8 @@ def test_shares_of_another_round_are_refused_by_everybody():
         ("keys", lambda a: a.update(pairwise=b"no key"), "cannot be read"),
         ("keys", lambda a: a.update(sealing=a["pairwise"]), "another client has one"),
         ("keys", lambda a: a.pop("pairwise"), "must be bytes"),
+        ("keys", lambda a: a.update(signature=b"x" * 513), "must have at most 512 bytes, not 513"),
+        ("survivors", lambda a: a.pop("signature"), "signature: must be bytes"),
         ("shares", lambda a: a["boxes"].pop(), "one for each other client"),
         ("shares", lambda a: a.update(boxes=[b"x" * 10**6] * 3), "at most 4096"),
         ("masked", lambda a: a.update(masked=b""), "must have 48 bytes, not 0"),
@@ -248,9 +255,9 @@ def test_a_client_goes_on_in_another_process():
 
     def ask(stage, requests):
         for name, request in requests.items():
-            client = SecureClient.of(round.clients[name].state)
+            client = SecureClient.of(round.clients[name].state, TRUSTING)
             yield name, client.answer(stage, request)
-            round.clients[name] = SecureClient.of(dict(client.state))
+            round.clients[name] = SecureClient.of(dict(client.state), TRUSTING)
 
     assert np.array_equal(conduct(round.server, ask), sum(round.vectors.values(), np.zeros(6, dtype=np.uint64)))
 

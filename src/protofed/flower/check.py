@@ -24,6 +24,7 @@ from protofed.experiments.builder import Builder
 from protofed.experiments.config import apply_overrides, parse_overrides
 from protofed.experiments.hardware import Hardware
 from protofed.flower import trust
+from protofed.flower.roster import read_signed
 from protofed.flower.sources import check_counts
 from protofed.flower.state import INDEX
 from protofed.samples import ClientData, FederatedData, Samples
@@ -45,6 +46,8 @@ class Request:
         superlink: Address of the SuperLink, as ``HOST:PORT``.
         root_certificates: File with the certificate of the authority that signed the SuperLink's.
         key: File with the node's private key.
+        roster: File with the signed list of clients, for secure aggregation.
+        authority: File with the certificate of the authority that signed the roster.
     """
 
     client_dir: Path | None = None
@@ -55,6 +58,8 @@ class Request:
     superlink: str | None = None
     root_certificates: Path | None = None
     key: Path | None = None
+    roster: Path | None = None
+    authority: Path | None = None
 
 
 class Finding(NamedTuple):
@@ -81,6 +86,7 @@ def check_node(request: Request) -> Iterator[Finding]:
         ("root-certificates", node.check_root_certificates),
         ("tls", node.check_tls),
         ("key", node.check_key),
+        ("roster", node.check_roster),
     ]
     for name, step in steps:
         try:
@@ -187,6 +193,18 @@ class _Node:
 
     def check_key(self) -> str:
         return trust.check_key(_given(self.request.key, "--key").expanduser())
+
+    def check_roster(self) -> str:
+        path = _given(self.request.roster, "--roster").expanduser()
+        found = read_signed(path, _given(self.request.authority, "--authority").expanduser())
+        key = _given(self.request.key, "--key").expanduser()
+        own = found.name(trust.load_key(key).public_key())
+        if not own:
+            raise ConfigError(f"{path}: lists no client with the key {key}: ask the authority for one that does")
+        other = self.federated is not None and self.federated.clients[0].name != own
+        hint = f', which needs client="{own}" in --node-config' if other else ""
+        until = f"valid until {found.until:%Y-%m-%d}"
+        return f"{path}: {len(found.keys)} clients of {found.federation}, {until}; this node is {own}{hint}"
 
 
 def _given(value: T | None, option: str) -> T:

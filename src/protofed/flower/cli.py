@@ -27,23 +27,51 @@ def keys(
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=36_500, help="Validity of the certificates in days.")] = 365,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Name of a node's client, in the order of the nodes, for the roster; repeated."
+        ),
+    ] = None,
 ) -> None:
     """Make certificates and node keys for a trial: TLS, and SuperNodes that authenticate themselves."""
     _need_cryptography()
     from protofed.flower.keys import HOSTS, create_keys
 
     hosts = host or list(HOSTS)
-    create_keys(directory, nodes, hosts, days)
+    create_keys(directory, nodes, hosts, days, client or ())
     which = "node1, node1.pub" if nodes == 1 else f"node1 … node{nodes}, each with .pub"
     for files, use in (
         ("ca.crt", "for all: SuperLink (--ssl-ca-certfile), nodes and users (--root-certificates)"),
         ("server.pem, server.key", f"for the SuperLink, reached as {', '.join(hosts)}; valid for {days} days"),
         (which, "a node's private key, for its operator alone; `flwr supernode register` takes the .pub"),
-        ("ca.key", "signs further certificates: keep it away from all machines of the federation"),
+        ("roster.json", f"for nodes, with secure aggregation: the clients and their keys; valid for {days} days"),
+        ("ca.key", "signs further certificates and rosters: keep it away from all machines of the federation"),
     ):
         console.print(Text(f"{directory / files}: {use}"), soft_wrap=True)
     note = "For trials only: this directory holds the keys of all nodes. In production, each node makes its own."
     console.print(Text(note, style="yellow"), soft_wrap=True)
+
+
+@deploy.command(no_args_is_help=True)
+def roster(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; new.")],
+    client: Annotated[
+        list[str], typer.Option(metavar="NAME=FILE", help="A client with its node's public key; repeated.")
+    ],
+    authority_key: Annotated[Path, typer.Option(help="The authority's private key, in PEM form.")],
+    federation: Annotated[str, typer.Option(help="Name of the federation.")],
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="Validity in days.")] = 365,
+) -> None:
+    """Sign the list of clients by which nodes know each other in secure aggregation.
+
+    Whoever runs the server should not have the authority's key: it could sign clients that there are not.
+    """
+    _need_cryptography()
+    from protofed.flower.roster import create_roster
+
+    create_roster(file, client, authority_key, federation, days)
+    console.print(Text(f"{file}: {len(client)} clients of {federation}, valid for {days} days"), soft_wrap=True)
 
 
 @deploy.command()
@@ -83,6 +111,8 @@ def check(
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The SuperLink to reach.")] = None,
     root_certificates: Annotated[Path | None, typer.Option(help="The SuperLink's ca.crt.")] = None,
     key: Annotated[Path | None, typer.Option(help="This node's private key.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="The signed list of clients, for secure aggregation.")] = None,
+    authority: Annotated[Path | None, typer.Option(help="Certificate of the authority that signed it.")] = None,
 ) -> None:
     """Check a node before the first round: one line per check, exit status 1 for a problem."""
     _need_cryptography()
@@ -91,7 +121,9 @@ def check(
     items = list(arguments or [])
     recipe = (items.pop(0) if "=" not in items[0] else "quickstart") if items else None
     names = [name.strip() for name in classes.split(",") if name.strip()]
-    request = Request(client_dir, names, recipe, items, state_dir, superlink, root_certificates, key)
+    request = Request(
+        client_dir, names, recipe, items, state_dir, superlink, root_certificates, key, roster, authority
+    )
     problems = 0
     for finding in check_node(request):
         state = Text(f"{finding.state:<8}", style=COLOURS[finding.state])

@@ -53,7 +53,10 @@ def query(message: Message, context: Context) -> Message:
         config = values.get("config")
         if not isinstance(config, str):
             raise PayloadError("config: missing")
-        return description_values(_node(context).describe(config))
+        found = (node := _node(context)).describe(config)
+        for client in found:
+            held.check_agreement(context.node_config, client.name, node.keeps_uploads(config))
+        return description_values(found)
 
     return _answer(message, act)
 
@@ -66,7 +69,7 @@ def train(message: Message, context: Context) -> Message:
         message: The job.
         context: Flower's context, with the node's configuration.
     """
-    return _visit(message, context, partial(_train, context.state))
+    return _visit(message, context, partial(_train, context))
 
 
 @app.query("secure")
@@ -77,7 +80,8 @@ def secure(message: Message, context: Context) -> Message:
         message: The server's request.
         context: Flower's context, in which the client's secrets rest between the stages of a round.
     """
-    return _answer(message, lambda values: held.answer(context.state, values, _node(context).state))
+    known = partial(held.peers_of, context.node_config)
+    return _answer(message, lambda values: held.answer(context.state, values, _node(context).state, known))
 
 
 @app.evaluate()
@@ -92,7 +96,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
     def work(node: Node, job: Job) -> Values:
         if job.trains:
-            return _train(context.state, node, replace(job, after=anew.get(job.client, job.after)))
+            return _train(context, node, replace(job, after=anew.get(job.client, job.after)))
         result, left = node.evaluate(job)
         if left.anew:
             anew[job.client] = left.generation
@@ -101,13 +105,15 @@ def evaluate(message: Message, context: Context) -> Message:
     return _visit(message, context, work)
 
 
-def _train(state: RecordDict, node: Node, job: Job) -> Values:
+def _train(context: Context, node: Node, job: Job) -> Values:
     """Train one client; with secure aggregation, its upload stays in the context."""
-    if node.keeps_uploads(job):
+    secure = node.keeps_uploads(job.config)
+    held.check_agreement(context.node_config, job.client, secure)
+    if secure:
         held.check(node.state, job)
     result, left = node.train(job)
-    if result.message is not None and node.keeps_uploads(job):
-        result = replace(result, message=held.keep(state, job, result.message))
+    if result.message is not None and secure:
+        result = replace(result, message=held.keep(context.state, job, result.message))
     return trained_values(result) | left.to_values()
 
 

@@ -101,6 +101,8 @@ def fingerprint(key: bytes) -> str:
 def read_roster(path: Path) -> dict[str, str]:
     """Read a JSON file ``{"north": "SHA256:…", "south": {"key": "ecdsa-sha2-nistp384 AAAA…", "samples": 5000}}``.
 
+    A roster that an authority signed is read as well. The server needs no signature: its operator chooses the file.
+
     Returns:
         The fingerprint of each client's key, by name.
 
@@ -123,6 +125,8 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
     """Return a roster's fingerprints and numbers of samples, by name."""
     try:
         roster = claims.parse(path.read_text(encoding="utf-8"), "roster")
+        if isinstance(roster, Mapping) and "signature" in roster:
+            roster = roster.get("clients")
         if not isinstance(roster, Mapping) or not roster:
             raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
         keys, samples = dict[object, object](), dict[str, int]()

@@ -17,12 +17,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protofed.errors import ConfigError
 from protofed.flower.folder import check_new, write_folder
+from protofed.flower.roster import sign_roster
+from protofed.flower.trust import CLOCKS_DIFFER
 
 HOSTS = ("127.0.0.1", "localhost")
 CURVE = ec.SECP384R1
 """Flower accepts NIST's curves (P-256, P-384, P-521) and generates its own keys on this one."""
-CLOCKS_DIFFER = timedelta(hours=1)
-"""Time by which certificates are backdated, for machines whose clocks are slow."""
 _DNS = re.compile(r"(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?")
 
 
@@ -33,8 +33,10 @@ class Signed(NamedTuple):
     certificate: x509.Certificate
 
 
-def create_keys(directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days: int = 365) -> list[Path]:
-    """Write ``ca.crt``, ``ca.key``, ``server.pem``, ``server.key``, and ``node1`` with ``node1.pub`` and so on.
+def create_keys(
+    directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days: int = 365, clients: Sequence[str] = ()
+) -> list[Path]:
+    """Write ``ca.crt``, ``ca.key``, ``server.pem``, ``server.key``, ``node1``, ``node1.pub`` etc., ``roster.json``.
 
     The directory is created as a whole or not at all. Only its owner may enter it or read the private keys.
 
@@ -42,14 +44,18 @@ def create_keys(directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days:
         directory: A directory that is empty or does not exist yet.
         nodes: Number of key pairs.
         hosts: Names and addresses by which nodes reach the SuperLink.
-        days: Validity of the certificates in days; keys of nodes do not expire.
+        days: Validity of the certificates and the roster in days; keys of nodes do not expire.
+        clients: Name of each node's client, for the roster; by default those of the files, ``node1`` and so on.
 
     Returns:
         The paths of the files.
 
     Raises:
-        ConfigError: If the directory is not empty or cannot be created, or a host is neither a name nor an address.
+        ConfigError: If the directory is not empty or cannot be created, a host is neither a name nor an address, or
+            the names of clients are invalid.
     """
+    if clients and len(clients) != nodes:
+        raise ConfigError(f"--client names {len(clients)} clients, but there are {nodes} nodes: name one for each")
     names = [_subject_name(host) for host in hosts]
     check_new(directory, "keys are never overwritten")
     start = datetime.now(UTC) - CLOCKS_DIFFER
@@ -57,8 +63,14 @@ def create_keys(directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days:
     authority = certificate_authority(start, end)
     files = _pem_files("ca.crt", "ca.key", authority)
     files |= _pem_files("server.pem", "server.key", server_certificate(authority, names, start, end))
+    listed = {}
     for number in range(1, nodes + 1):
-        files |= _node_files(f"node{number}")
+        made = _node_files(f"node{number}")
+        listed[clients[number - 1] if clients else f"node{number}"] = made[f"node{number}.pub"][0].decode()
+        files |= made
+    if len(listed) < nodes:
+        raise ConfigError("--client names a client twice: name one for each node")
+    files["roster.json"] = sign_roster(listed, authority.key, "trial", start, end), 0o644
     return write_folder(directory, files)
 
 

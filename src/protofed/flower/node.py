@@ -101,13 +101,13 @@ class Node:
                 answered = result, place.trained(result)
             return self._masked(job, builder.trainer, answered[0]), answered[1]
 
-    def keeps_uploads(self, job: Job) -> bool:
-        """Return whether uploads stay at the node, which sends only masked ones."""
-        return self._experiment(job.config).secure.aggregation
+    def keeps_uploads(self, config: str) -> bool:
+        """Return whether uploads stay at the node, which sends only masked ones, given a configuration as JSON."""
+        return self._experiment(config).secure.aggregation
 
     def _masked(self, job: Job, trainer: LocalTrainer, result: Trained) -> Trained:
         """Return a result with what secure aggregation adds up in place of the upload, if uploads stay."""
-        if result.message is None or not self.keeps_uploads(job):
+        if result.message is None or not self.keeps_uploads(job.config):
             return result
         stage = secure_stage(self._experiment(job.config), trainer)
         assert stage is not None

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -21,6 +21,8 @@ from protofed.errors import ConfigError
 
 TIMEOUT = 5.0
 """Seconds to wait for the SuperLink."""
+CLOCKS_DIFFER = timedelta(hours=1)
+"""Time by which certificates and rosters are backdated, for machines whose clocks are slow."""
 NEW_KEY = "`ssh-keygen -t ecdsa -b 384 -N '' -f FILE`"
 
 
@@ -126,7 +128,7 @@ def check_key(path: Path) -> str:
     Raises:
         ConfigError: If it cannot, if others may read the file, or if the public key beside it does not match.
     """
-    key = _load_key(path)
+    key = load_key(path)
     mode = path.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
         raise ConfigError(f"{path}: other users may read or change it (mode {mode:04o}): `chmod 600 {path}`")
@@ -211,7 +213,12 @@ def _reason(
     return f"certificate refused: {refusal.verify_message}"
 
 
-def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key of a SuperNode.
+
+    Raises:
+        ConfigError: If the file holds none that Flower takes.
+    """
     content = _read(path)
     if content.startswith((b"ecdsa-", b"ssh-", b"sk-")):
         raise ConfigError(f"{path}: a public key: give the private one, the file without .pub")
