@@ -207,7 +207,7 @@ class Deployment(Programs):
         """Start a SuperNode, by default ``node1`` and so on with its own key."""
         own = f"node{number + 1}"
         folder = self.data[number]
-        config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}"'
+        config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}" least-samples=0'
         config += f' client="{client}"' if client else ""
         self.start(
             name or own,

@@ -9,7 +9,7 @@ from protofed.experiments.architectures import is_code
 from protofed.experiments.config import Tree
 from protofed.federation import Federation
 from protofed.samples import FederatedData
-from protofed.training import Member, Roster
+from protofed.training import Member, Roster, rare
 
 
 def sizes_of(model: models.SplitModel) -> Tree:
@@ -67,6 +67,7 @@ def describe_clients(
         "notes": [
             *federation.method.notes(),
             *_rule_notes(federation),
+            *rare.notes(federation.method, [m.plan.least_samples for m in roster.values()]),
             *([federation.hiding.note()] if federation.hiding else []),
             *_models_notes(federated, roster),
             *federated.remarks(),

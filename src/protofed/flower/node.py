@@ -22,6 +22,7 @@ from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
 from protofed.flower.messages import Description, Job, VisitOutcome
+from protofed.flower.pins import check_pins, check_weights, pins
 from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import ClientFolder, locked
 from protofed.flower.summary import read_summary
@@ -83,10 +84,21 @@ class Node:
         with self._open(job) as (trainer, roster, place):
             answered = place.answered()
             if answered is None:
+                self._check_broadcast(trainer, roster, job)
                 place.enter(training=True)
                 (result,) = Sequential(trainer, roster).train([job.client], {job.client: job.message}, job.round)
                 answered = result, place.trained(result)
             return self._masked(job, trainer, answered[0]), answered[1]
+
+    def _check_broadcast(self, trainer: LocalTrainer, roster: Roster, job: Job) -> None:
+        """Refuse crafted weights at a node; its broadcast is checked against the schema where it is received."""
+        schema = trainer.method.broadcast_schema
+        if self.state is None or job.message is None or schema is None:
+            return
+        try:
+            check_weights(roster.models[roster[job.client].kind], trainer.codec.decode(job.message, schema))
+        except PayloadError as error:
+            raise PayloadError(f"{job.client}: broadcast: {error}") from None
 
     def keeps_uploads(self, job: Job) -> bool:
         """Return whether uploads stay at the node, which sends only masked ones."""
@@ -142,6 +154,7 @@ class Node:
         with locked(self.state / job.client, job.run, job.order), closing(roster.store):
             roster.store.write(job.client, initial)
             folder = ClientFolder(self.state / job.client, job.run)
+            check_pins(folder.notes, job.client, pins(experiment, read_summary(job.summary)))
             if experiment.execution.precision == "bf16":
                 if BFLOAT16 not in folder.notes:  # measured once per run
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
