@@ -97,7 +97,13 @@ def crafted(weights: Tensors, at: Door, known: Tensor, step: float, random: torc
 
 
 def readings(before: Tensors, after: Tensors, at: Door) -> Tensor:
-    """Return ``(r, D)`` inputs that explain how the first layer changed, one per pair of neighbouring units."""
+    """Return ``(r, D)`` inputs that explain how the first layer changed, one per pair of neighbouring units.
+
+    Args:
+        before: The weights that were sent.
+        after: Those of the upload.
+        at: The layers that were crafted.
+    """
     weight, bias = ((after[n] - before[n]).double() for n in (f"{at.first}.weight", f"{at.first}.bias"))
     weight, bias = (t - torch.cat([t[1:], torch.zeros_like(t[:1])]) for t in (weight, bias))
     moved = bias.abs() > 1e-4 * bias.abs().max().clamp(min=1e-30)

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from protofed import claims
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import Experiment
-from protofed.runs import flat
-from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -35,7 +34,10 @@ def pins(experiment: Experiment, summary: FederationSummary) -> list[str]:
         experiment: The experiment.
         summary: What the server says of the client's model and of the federation.
     """
-    tree = {n: v for n, v in flat(experiment.identity()).items() if n.split(".")[0] not in SERVERS_OWN}
+    tree: dict[str, Any] = {}
+    for section, value in experiment.identity().items():
+        if section not in SERVERS_OWN:
+            tree |= {f"{section}.{n}": v for n, v in value.items()} if isinstance(value, dict) else {section: value}
     tree["precision"] = experiment.execution.precision
     (architecture,) = summary.architectures
     tree |= {"architecture": str(architecture), "architecture.options": architecture.options, "d": architecture.d}
@@ -66,7 +68,7 @@ def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
     )
 
 
-def check_weights(model: SplitModel, payload: Payload) -> None:
+def check_weights(model: SplitModel, payload: Mapping[str, Tensor]) -> None:
     """Refuse weights that are made to read single samples: a layer most of whose rows have one direction.
 
     Args:

@@ -10,9 +10,9 @@ from torch import Tensor
 from protofed.methods.contract import Method
 from protofed.wire.schema import Field, Payload, Schema
 
-LEAST_SAMPLES = 11
-"""``least_samples`` of a node that does not choose: from there on, docs/privacy.md finds hardly more single
-training samples than in large classes."""
+LEAST_SAMPLES = 31
+"""``least_samples`` of a node that does not choose: from there on, docs/privacy.md finds few single
+training samples, whatever prototypes a method sends."""
 
 
 def without_rare(payload: Payload, schema: Schema, counts: Tensor, least: int, received: Payload) -> Payload:
