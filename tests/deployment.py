@@ -208,7 +208,7 @@ class Deployment(Programs):
         """Start a SuperNode, by default ``node1`` and so on with its own key; with a roster for ``secure``."""
         own = f"node{number + 1}"
         folder = self.data[number]
-        config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}"'
+        config = f'client-dir="{folder}" state-dir="{self.root / "state" / folder.name}" least-samples=0'
         config += f' client="{client}"' if client else ""
         if secure:
             config += f' roster="{self.keys}/roster.json" authority="{self.keys}/ca.crt" key="{self.keys / own}"'

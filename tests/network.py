@@ -116,7 +116,7 @@ def nodes_of(root: Path, state: Path) -> dict[int, dict[str, Any]]:
     """Return one node per client folder, numbered from 101."""
     folders = sorted((root / "clients").iterdir())
     return {
-        101 + i: {"client-dir": str(folder), "state-dir": str(state / folder.name)}
+        101 + i: {"client-dir": str(folder), "state-dir": str(state / folder.name), "least-samples": 0}
         for i, folder in enumerate(folders)
     }
 

@@ -1,4 +1,4 @@
-"""Audit several methods on one recipe and print the table of docs/privacy.md.
+"""Audit several methods on one recipe and print the tables of docs/privacy.md.
 
 python tools/audit_table.py fed-mnist7k rounds=2 --methods fedproto,fedavg --out runs/audits
 python tools/audit_table.py fed-mnist7k rounds=2 wire.codec=int8 --label "int8" --methods fedproto --out runs/audits
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ COLUMNS = {
     "reconstruction_informed": "SSIM, model known",
     "participation_member": "who took part, AUC",
 }
+BY_SIZE = {
+    f"{key}_{least}": f"{words}, {span} samples"
+    for least, span in ((1, "1–3"), (4, "4–10"), (11, "11–30"), (31, "31 or more"))
+    for key, words in (("membership_best", "AUC"), ("membership_best_tpr", "caught"))
+}
+CRAFTED = {"verbatim": "read, batch size chosen", "verbatim_pinned": "read, batch size pinned"}
+"""Columns of the tables on membership by the number of samples of a class, and on a server that crafts weights."""
 
 BOTH = ("participation_member",)
 """What is the same for every observer."""
@@ -48,17 +56,31 @@ def main() -> None:
             overrides = {**parse_overrides(given.overrides), "method.name": method}
             protofed.run(given.recipe, overrides, out=folder, resume=True)
             write_audit(audit_run(folder), folder / "audit.html")
-    print("| method |", " | ".join(COLUMNS.values()), "|")
-    print("|---|", "---:|" * len(COLUMNS), sep="")
-    for method, folder in folders.items():
-        tree = json.loads((folder / "audit.json").read_text())
-        found = {f["key"]: f for f in reversed(tree["findings"])}
-        spent = tree["privacy"] or {"epsilon": None}
-        shown = [given.label, f"ε = {spent['epsilon']:.3g}"] if spent["epsilon"] else [given.label]
-        for seen, name in (("", ""), ("_outside", "seen from outside")):
-            cells = [_cell(found.get(key + seen) or (found.get(key) if key in BOTH else None)) for key in COLUMNS]
-            if not seen or "classes_outside" in found:
-                print("|", ", ".join(filter(None, [f"`{method}`", *shown, name])), "|", " | ".join(cells), "|")
+    trees = {m: json.loads((folder / "audit.json").read_text()) for m, folder in folders.items()}
+    for columns in (COLUMNS, BY_SIZE, CRAFTED):
+        print("\n| method |", " | ".join(columns.values()), "|")
+        print("|---|", "---:|" * len(columns), sep="")
+        for method, tree in trees.items():
+            for row, cells in _rows(tree, columns):
+                if any(cell != "–" for cell in cells):
+                    shown = ", ".join(filter(None, [f"`{method}`", given.label, row]))
+                    print("|", shown, "|", " | ".join(cells), "|")
+
+
+def _rows(tree: dict[str, Any], columns: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what protects a run and who looks, with the cells of the columns."""
+    found = {f["key"]: f for f in reversed(tree["findings"])}
+    # Who knows the sender's model; where the upload is the model, everybody.
+    informed = "_informed" if "membership_informed" in found else ""
+    spent = tree["privacy"] or {"epsilon": None}
+    budget = [f"ε = {spent['epsilon']:.3g}"] if spent["epsilon"] else []
+    for seen, name in (("", []), ("_outside", ["seen from outside"])):
+        keys = [key.replace("_best", "" if seen else informed) for key in columns]
+        if not seen or "classes_outside" in found:
+            yield (
+                ", ".join(budget + name),
+                [_cell(found.get(key + seen) or (found.get(key) if key in BOTH else None)) for key in keys],
+            )
 
 
 def _cell(finding: dict[str, Any] | None) -> str:

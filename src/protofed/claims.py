@@ -240,6 +240,7 @@ SETTINGS: dict[str, Callable[[object], Any]] = {
     "batch_size": lambda v: whole(v, "batch_size", 1, 10**6),
     "lr": lambda v: number(v, "lr", 0.0, 10.0),
     "counts": lambda v: one_of(v, "counts", COUNTS),
+    "least_samples": lambda v: whole(v, "least_samples", 0, limits.CLAIMED_SAMPLES),
 }
 """Settings that a client may choose in its ``client.toml``, with the functions that validate them."""
 

@@ -39,7 +39,7 @@ def job_of(root: Path, method: str = "fedproto", **changes) -> Job:
 
 def node_of(root: Path, state: Path | None) -> Node:
     forget()
-    return Node(Folder(root / "clients" / "ann", "ann"), state)
+    return Node(Folder(root / "clients" / "ann", "ann", least=0), state)
 
 
 def weights(state: Path) -> dict[str, torch.Tensor]:

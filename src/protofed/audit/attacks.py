@@ -8,20 +8,18 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from protofed.audit.findings import Finding
-from protofed.audit.measures import Line, Logistic, auc, auc_error, caught
+from protofed.audit.measures import Line, Logistic, auc, auc_error
 from protofed.audit.seen import Seen, Sender, told
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.models import SplitModel
 from protofed.samples import Samples
 from protofed.seeding import generator
-from protofed.training.batches import batches
 
 SERVER = "The server"
 INFORMED = "A server that knows the sender's model"
@@ -80,145 +78,18 @@ def strangers(seen: Seen, shadow: Seen) -> dict[str, SplitModel]:
     return result
 
 
-# Who was a sample.
-
-
-def outputs(model: SplitModel, samples: Samples) -> tuple[Tensor, Tensor]:
-    """Return ``(n, d)`` features and ``(n, K)`` logits of samples.
+def public(shadow: Seen, but: str, most: int = 2**62) -> Samples:
+    """Return training samples of all shadow clients but one, which are public to the attacker.
 
     Args:
-        model: The network, in eval mode.
-        samples: The samples.
-    """
-    with torch.no_grad():
-        found = [model(batch.x) for batch in batches(samples, model)]
-    return torch.cat([o.features for o in found]), torch.cat([o.logits for o in found])
-
-
-def signals(sender: Sender, model: SplitModel, samples: Samples, *, upload: bool = True) -> Tensor:
-    """Return what may tell a training sample from another one.
-
-    Args:
-        sender: The client under attack.
-        model: The network that the attacker looks through.
-        samples: ``n`` samples of classes that the client holds.
-        upload: Whether the vectors of the upload are compared with the samples.
-
-    Returns:
-        ``(n, p)``: the negative cross-entropy and the margin of the network, and for each kind of vectors the
-        negative distance and the cosine to the nearest one of the sample's class.
-    """
-    if not len(samples):
-        return torch.zeros(0, 2 + 2 * len(sender.rows) * upload, dtype=torch.float64)
-    features, logits = outputs(model, samples)
-    logits = logits.double()
-    own = logits.gather(1, samples.y.unsqueeze(1)).squeeze(1)
-    rivals = logits.scatter(1, samples.y.unsqueeze(1), -math.inf).amax(1)
-    columns = [own - logits.logsumexp(1), own - rivals]
-    raw = torch.cat([batch.x for batch in batches(samples, model)]).flatten(1)
-    for rows in sender.rows if upload else ():
-        views = {features.shape[1]: features, logits.shape[1]: logits, raw.shape[1]: raw}
-        columns += _nearness(views.get(rows.values.shape[1]), samples.y, rows.values.double(), rows.classes)
-    return torch.stack(columns, 1)
-
-
-def _nearness(view: Tensor | None, labels: Tensor, values: Tensor, classes: Tensor) -> list[Tensor]:
-    """Return the negative distance and the cosine of samples to the nearest vector of their class."""
-    distance = torch.zeros(len(labels), dtype=torch.float64)
-    cosine = distance.clone()
-    for label in labels.unique().tolist() if view is not None else ():
-        mine, rows = labels == label, values[classes == label]
-        if len(rows) and bool(rows.any()):
-            assert view is not None
-            # Of entries that are never sent, nothing is known.
-            x = view[mine].double().unsqueeze(1) * (rows != 0)
-            distance[mine] = -(x - rows).norm(dim=2).amin(1)
-            cosine[mine] = torch.cosine_similarity(x, rows.unsqueeze(0), dim=2).amax(1)
-    return [distance, cosine]
-
-
-class Groups(NamedTuple):
-    """Signals of training samples, and of others of the same clients and classes."""
-
-    members: Tensor
-    others: Tensor
-
-
-Look = Callable[[Sender], SplitModel | None]
-
-
-def membership_signals(seen: Seen, look: Look, *, upload: bool = True) -> Groups:
-    """Return the signals of all clients' training samples, and of their other samples of the same classes.
-
-    Args:
-        seen: The federation under attack.
-        look: The network that the attacker looks through; None to leave a client out.
-        upload: Whether the vectors of uploads are compared with samples.
-    """
-    members, others = [], []
-    for sender in seen.senders:
-        model = look(sender)
-        if model is not None:
-            held = sender.train.counts(seen.num_classes) > 0
-            known = Samples(sender.others.x[held[sender.others.y]], sender.others.y[held[sender.others.y]])
-            members.append(signals(sender, model, sender.train, upload=upload))
-            others.append(signals(sender, model, known, upload=upload))
-    nothing = torch.zeros(0, 2, dtype=torch.float64)
-    return Groups(torch.cat(members) if members else nothing, torch.cat(others) if others else nothing)
-
-
-def membership(seen: Seen, shadow: Seen) -> list[Finding]:
-    """Tell training samples from others of the same client: Shokri et al. (2017), with one shadow federation.
-
-    Args:
-        seen: The federation under attack.
         shadow: The shadow federation.
+        but: The client to leave out.
+        most: Largest number of samples, which are then taken at equal distances.
     """
-    unknown = strangers(seen, shadow)
-    unknown_there = strangers(shadow, shadow)
-
-    def through(models: dict[str, SplitModel]) -> Look:
-        return lambda sender: network(sender, models[sender.name])[0] if sender.name in models else None
-
-    found = _membership(
-        SERVER,
-        membership_signals(shadow, through(unknown_there)),
-        membership_signals(seen, through(unknown)),
-        0.5,
-    )
-    if any(network(s, unknown[s.name])[1] for s in seen.senders if s.name in unknown):
-        return found  # the upload is the model
-
-    def own(sender: Sender) -> SplitModel:
-        return sender.model
-
-    model_alone = _membership(
-        INFORMED, membership_signals(shadow, own, upload=False), membership_signals(seen, own, upload=False), 0.5
-    )
-    informed = _membership(
-        INFORMED, membership_signals(shadow, own), membership_signals(seen, own), model_alone[0].value
-    )
-    return [*found, informed[0]]
-
-
-def _membership(observer: str, known: Groups, wanted: Groups, baseline: float | None) -> list[Finding]:
-    """Fit the attack where the truth is known, and judge it where it is wanted."""
-    attack, key = "Was a sample used for training?", "membership" if observer == SERVER else "membership_informed"
-    if not all(map(len, (*known, *wanted))):
-        missing = "a client has no other samples of its classes to compare with"
-        return [Finding(attack, observer, "AUC", None, 0.5, note=missing, key=key)]
-    fitted = Logistic(
-        torch.cat(known), torch.cat([torch.ones(len(known.members)), torch.zeros(len(known.others))]) > 0
-    )
-    members, others = fitted(wanted.members), fitted(wanted.others)
-    value = auc(members, others)
-    sizes = f"{len(members)} training samples, {len(others)} others"
-    rate = caught(members, others)
-    spread = math.sqrt(max(rate * (1 - rate), 1e-4) / len(members) + 0.0099 / len(others))
-    return [
-        Finding(attack, observer, "AUC", value, baseline, auc_error(value, len(members), len(others)), sizes, key),
-        Finding(attack, observer, "caught at 1 % false alarms", rate, 0.01, spread, sizes, f"{key}_tpr"),
-    ]
+    parts = [s.train for s in shadow.senders if s.name != but] or [s.train for s in shadow.senders]
+    x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
+    step = -(-len(y) // most)
+    return Samples(x[::step], y[::step])
 
 
 # Who holds which class, and how much of it.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from protofed.audit import attacks
 from protofed.audit.findings import Audit, Finding, Reconstruction
+from protofed.audit.imprint import read_verbatim
+from protofed.audit.membership import membership
 from protofed.audit.pictures import reconstruct
-from protofed.audit.seen import Seen, compared
+from protofed.audit.seen import Seen, observe, reopened, shadow
 from protofed.experiments.config import Experiment
-from protofed.runs import load_run
+from protofed.runs import RunData, load_run
 
 
 def audit_run(directory: Path, trust_code: bool = False) -> Audit:
@@ -25,10 +28,10 @@ def audit_run(directory: Path, trust_code: bool = False) -> Audit:
         ProtofedError: If its data are gone, or it names code that is not trusted.
     """
     run = load_run(Path(directory))
-    experiment, seen, shadow = compared(run, trust_code)
+    experiment, seen, other, verbatim = compared(run, trust_code)
     last = next((r.privacy for r in reversed(run.rounds) if r.privacy), None)
     spent = last if last and last.noise else None
-    findings, pictures = attack(seen, shadow, tuple(run.class_names), experiment.seed)
+    findings, pictures = attack(seen, other, tuple(run.class_names), experiment.seed)
     return Audit(
         run.method,
         seen.round,
@@ -36,9 +39,32 @@ def audit_run(directory: Path, trust_code: bool = False) -> Audit:
         sent(seen),
         protections(experiment, noisy=spent is not None),
         spent,
-        tuple(findings),
+        (*findings, *verbatim),
         tuple(pictures),
     )
+
+
+def compared(run: RunData, trust_code: bool = False) -> tuple[Experiment, Seen, Seen, list[Finding]]:
+    """Return a run's experiment, one more round as its server sees it, and the same of a shadow federation.
+
+    The findings are those of a server that does more than look on.
+
+    Args:
+        run: The run.
+        trust_code: Whether to import code that the run's configuration names.
+
+    Raises:
+        ProtofedError: As :func:`reopened` and :func:`shadow`.
+    """
+    experiment, federation, federated = reopened(run, trust_code)
+    with closing(federation.executor):
+        seen = observe(federation, federated)
+        if not seen.senders:
+            return experiment, seen, seen, []
+        verbatim = [read_verbatim(federation, federated, seen.round, free=free) for free in (True, False)]
+    federation, federated = shadow(experiment, federated)
+    with closing(federation.executor):
+        return experiment, seen, observe(federation, federated), verbatim
 
 
 def attack(
@@ -58,13 +84,13 @@ def attack(
     findings = [
         attacks.classes(seen, shadow),
         *attacks.counts(seen, shadow),
-        *attacks.membership(seen, shadow),
+        *membership(seen, shadow),
         *made,
         *attacks.participation(seen, shadow, seed),
     ]
     if seen.outside is not None and shadow.outside is not None:
         found = [attacks.classes(seen.outside, shadow.outside), *attacks.counts(seen.outside, shadow.outside)]
-        found += [f for f in attacks.membership(seen.outside, shadow.outside) if f.observer == attacks.SERVER]
+        found += [f for f in membership(seen.outside, shadow.outside) if f.observer == attacks.SERVER]
         findings += [replace(f, observer=attacks.OUTSIDER, key=f"{f.key}_outside") for f in found]
     return findings, pictures
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.audit.attacks import INFORMED, SERVER, network, strangers
+from protofed.audit.attacks import INFORMED, SERVER, network, public, strangers
 from protofed.audit.findings import Finding, Reconstruction
 from protofed.audit.measures import similarity
 from protofed.audit.seen import Seen, Sender
@@ -56,9 +56,9 @@ def reconstruct(
                 continue
             if whole and observer == INFORMED:
                 continue  # the upload is the model
-            public = _public(shadow, sender.name)
-            images = optimise(model, labels, goal, public, generator(seed, "audit", sender.name))
-            made += _judged(sender, labels, images, public, class_names)
+            known = public(shadow, sender.name)
+            images = optimise(model, labels, goal, known, generator(seed, "audit", sender.name))
+            made += _judged(sender, labels, images, known, class_names)
         if made:
             pictures = made
             gains = [p.similarity - p.baseline for p in made]
@@ -81,12 +81,6 @@ def reconstruct(
         attack = "What do a class's samples look like?"
         found.append(Finding(attack, SERVER, measure, None, note=nothing, key="reconstruction"))
     return found, pictures
-
-
-def _public(shadow: Seen, but: str) -> Samples:
-    """Return the training samples of all shadow clients but one."""
-    parts = [s.train for s in shadow.senders if s.name != but] or [s.train for s in shadow.senders]
-    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
 def _goal(sender: Sender, labels: Tensor, model: SplitModel) -> tuple[str, Tensor] | None:

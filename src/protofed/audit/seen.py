@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
@@ -90,6 +89,7 @@ class Seen:
         senders: The clients that sent something.
         num_classes: ``K``.
         federation: The federation.
+        summed: Whether it is sent the clients' mean or sum alone.
         outside: The same round as those see it who are given the server's state, if noise keeps single uploads from
             them and not from the server; None if they see the same.
     """
@@ -100,6 +100,7 @@ class Seen:
     senders: tuple[Sender, ...]
     num_classes: int
     federation: Federation
+    summed: bool = False
     outside: Seen | None = None
 
 
@@ -126,7 +127,7 @@ def reopened(run: RunData, trust_code: bool = False) -> tuple[Experiment, Federa
     if (code := named_code(run.config, stored.architectures)) and not trust_code:
         raise DataError(f"{run.directory}: names code of its own ({code[0]}): pass --trust-code if you trust it")
     experiment = resolve(run.config)
-    execution = replace(experiment.execution, device="cpu", executor="sequential", threads=0)
+    execution = replace(experiment.execution, device="cpu", executor="sequential")
     experiment = replace(experiment, execution=execution)
     federation, federated = assemble(experiment, pretrained=False)
     try:
@@ -159,7 +160,7 @@ def observe(federation: Federation, federated: FederatedData) -> Seen:
         shown = (whole * len(uploads))[: len(uploads)] if hidden else uploads
         pairs = zip(uploads, shown, strict=False)
         senders = tuple(_sender(federation, data[u.client], u, s.payload, round) for u, s in pairs)
-        return Seen(method, round, federation.server, senders, federated.num_classes, federation)
+        return Seen(method, round, federation.server, senders, federated.num_classes, federation, hidden)
 
     if federation.secure is not None:
         return seen(True)
@@ -290,23 +291,3 @@ def _dealt(client: ClientData, seed: int) -> ClientData:
         train=Samples(pool_x[rows_in], pool_y[rows_in]),
         test=Samples(pool_x[rows_out], pool_y[rows_out]),
     )
-
-
-def compared(run: RunData, trust_code: bool = False) -> tuple[Experiment, Seen, Seen]:
-    """Return a run's experiment, what its server sees in one more round, and the same of a shadow federation.
-
-    Args:
-        run: The run.
-        trust_code: Whether to import code that the run's configuration names.
-
-    Raises:
-        ProtofedError: As :func:`reopened` and :func:`shadow`.
-    """
-    experiment, federation, federated = reopened(run, trust_code)
-    with closing(federation.executor):
-        seen = observe(federation, federated)
-    if not seen.senders:
-        return experiment, seen, seen
-    federation, federated = shadow(experiment, federated)
-    with closing(federation.executor):
-        return experiment, seen, observe(federation, federated)

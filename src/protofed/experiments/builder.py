@@ -89,7 +89,8 @@ class Builder:
         self.models: dict[str, models.SplitModel] = {}
         for client, architecture in zip(federated.clients, self.summary.architectures, strict=True):
             try:
-                plan = experiment.training.plan(client.settings)
+                least = max(experiment.privacy.least_samples, client.settings.get("least_samples", 0))
+                plan = replace(experiment.training.plan(client.settings), least_samples=least)
                 if client.name not in absent and architecture.kind not in self.models:
                     self.models[architecture.kind] = self._client_model(architecture, "shared", hardware.device)
                 if experiment.privacy.mode == "sample" and self.method.upload_schema is not None:

@@ -10,7 +10,7 @@ from protofed.experiments.config import Tree
 from protofed.federation import Federation
 from protofed.methods import Method
 from protofed.samples import FederatedData
-from protofed.training import Member, Roster
+from protofed.training import Member, Roster, rare
 
 
 def sizes_of(model: models.SplitModel) -> Tree:
@@ -86,7 +86,13 @@ def describe_roster(
     return {
         "exchanges": method.exchanges,
         "open_rule": method.open_rule,
-        "notes": [*method.notes(), *notes, *_models_notes(federated, roster), *federated.remarks()],
+        "notes": [
+            *method.notes(),
+            *rare.notes(method, [m.plan.least_samples for m in roster.values()]),
+            *notes,
+            *_models_notes(federated, roster),
+            *federated.remarks(),
+        ],
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
         **({"table": federated.table.to_dict()} if federated.table else {}),

@@ -23,6 +23,7 @@ from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
 from protofed.flower import own
 from protofed.flower.messages import Description, Job, VisitOutcome
+from protofed.flower.pins import check_pins, check_weights, pins
 from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import RUNS, ClientFolder, locked
 from protofed.flower.summary import read_summary
@@ -95,6 +96,7 @@ class Node:
         with self._open(job) as (builder, roster, place):
             answered = place.answered()
             if answered is None:
+                self._check_broadcast(builder.trainer, roster, job)
                 place.enter(training=True)
                 messages = {job.client: job.message}
                 (result,) = Sequential(builder.trainer, roster).train([job.client], messages, job.round)
@@ -104,6 +106,16 @@ class Node:
     def keeps_uploads(self, config: str) -> bool:
         """Return whether uploads stay at the node, which sends only masked ones, given a configuration as JSON."""
         return self._experiment(config).secure.aggregation
+
+    def _check_broadcast(self, trainer: LocalTrainer, roster: Roster, job: Job) -> None:
+        """Refuse crafted weights at a node; its broadcast is checked against the schema where it is received."""
+        schema = trainer.method.broadcast_schema
+        if self.state is None or job.message is None or schema is None:
+            return
+        try:
+            check_weights(roster.models[roster[job.client].kind], trainer.codec.decode(job.message, schema))
+        except PayloadError as error:
+            raise PayloadError(f"{job.client}: broadcast: {error}") from None
 
     def _masked(self, job: Job, trainer: LocalTrainer, result: Trained) -> Trained:
         """Return a result with what secure aggregation adds up in place of the upload, if uploads stay."""
@@ -162,6 +174,7 @@ class Node:
         with locked(asked.path, job.order), closing(roster.store):
             roster.store.write(job.client, initial)
             folder = ClientFolder(place, job.run)
+            check_pins(folder.notes, job.client, pins(experiment, read_summary(job.summary)))
             if experiment.execution.precision == "bf16":
                 if BFLOAT16 not in folder.notes:  # measured once per run
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)

@@ -23,6 +23,7 @@ from protofed.experiments.config import Experiment
 from protofed.experiments.loading import load_data
 from protofed.flower.messages import Description
 from protofed.samples import FederatedData
+from protofed.training.rare import LEAST_SAMPLES
 
 
 class Source(Protocol):
@@ -83,11 +84,14 @@ class Folder:
         path: The folder.
         name: Name of the client.
         withhold: Disclosure of its numbers of samples; "" for the setting in ``client.toml``.
+        least: Least number of samples of a class that it reports; None for the setting in ``client.toml``, or
+            :data:`~protofed.training.rare.LEAST_SAMPLES`.
     """
 
     path: Path
     name: str
     withhold: str = ""
+    least: int | None = None
 
     def describe(self, experiment: Experiment) -> list[Description]:
         """Return the description of the client, with the classes and columns in its data.
@@ -161,7 +165,10 @@ class Folder:
         )
 
     def _named(self, federated: FederatedData) -> FederatedData:
-        return replace(federated, clients=(replace(federated.clients[0], name=self.name),))
+        (client,) = federated.clients
+        own = {} if self.least is None else {"least_samples": self.least}
+        settings = {"least_samples": LEAST_SAMPLES, **client.settings, **own}
+        return replace(federated, clients=(replace(client, name=self.name, settings=settings),))
 
 
 @dataclass(frozen=True)
@@ -242,9 +249,10 @@ def source_of(node: Mapping[str, bool | float | int | str]) -> Source:
         try:
             name = claims.client_name(str(node.get("client", path.name)))
             withhold = claims.one_of(node["counts"], "counts", claims.COUNTS) if "counts" in node else ""
+            least = claims.SETTINGS["least_samples"](node["least-samples"]) if "least-samples" in node else None
         except ValueError as error:
             raise ConfigError(f"{error} (in --node-config, or the folder's name)") from None
-        return Folder(path, name, withhold)
+        return Folder(path, name, withhold, least)
     if "partition-id" in node and "num-partitions" in node:
         return Share(int(node["partition-id"]), int(node["num-partitions"]))
     raise ConfigError("the node has no data: start it with --node-config 'client-dir=\"FOLDER\"'")

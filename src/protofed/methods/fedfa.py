@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods import register
+from protofed.methods._weights import with_samples
 from protofed.methods.contract import Batch, Local, Phase, Tensors, Terms, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import option
 from protofed.prototypes.means import class_means, class_sums
 from protofed.seeding import generator
-from protofed.wire.schema import Payload
+from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -65,6 +66,12 @@ class FedFA(FedAvg[FedFAOptions]):
     def initial(self) -> Tensors:
         """``w^0`` and the first anchors; both are averaged."""
         return {**super().initial, "anchors": self.first_anchors()}
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """As FedAvg; anchors are of single classes."""
+        K, d = self.task.num_classes, self.task.feature_dim
+        return with_samples(self.broadcast_schema, anchors=Field((K, d), by_class=True))
 
     def first_anchors(self) -> Tensor:
         """Return distinct random one-hot vectors ``(K, d)``, or Gaussian ones where K > d."""

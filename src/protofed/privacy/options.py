@@ -44,6 +44,12 @@ class PrivacyOptions(Options):
         "the others suffices",
         least=0,
     )
+    least_samples: int = option(
+        0,
+        "a client does not report classes of which it has fewer training samples (0 = reports all; a node's own "
+        "least_samples, 31 unless it chooses, holds where it is larger)",
+        least=0,
+    )
     delta: float = option(1e-5, "δ, which should be far below 1/clients or, for samples, 1/n_i", above=0, below=1)
 
     def __post_init__(self) -> None:

@@ -67,6 +67,7 @@ class LocalPlan:
         factor: Factor of the learning rates in the present round.
         class_weights: Whether the cross-entropy of a client's own samples is weighted by :func:`balance`.
         private: Protection of single samples by DP-SGD, or None.
+        least_samples: Least number of training samples of a class that is reported.
     """
 
     epochs: int = 1
@@ -79,6 +80,7 @@ class LocalPlan:
     factor: float = 1.0
     class_weights: bool = False
     private: Private | None = None
+    least_samples: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):

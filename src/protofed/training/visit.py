@@ -30,6 +30,7 @@ from protofed.snapshots import Snapshot
 from protofed.training.batches import batches, epoch_rows
 from protofed.training.client import LocalPlan, Member
 from protofed.training.private import COUNTS, Noise, private_statistics
+from protofed.training.rare import without_rare
 from protofed.training.roster import Roster, versions
 from protofed.wire import Codec, cast
 
@@ -264,7 +265,7 @@ class LocalTrainer:
             if sends:
                 with visit.stream, steps.model(index) as model:
                     _to_eval(model)
-                    message, failure = self.compose(visit.local, statistics[index], visit.client.train)
+                    message, failure = self.compose(visit.local, statistics[index], visit.client)
             seconds = together + time.perf_counter() - start
             results.append(Trained(visit.client.name, message, losses, len(visit.client.train), seconds, failure))
         _keep(steps, clients, visits)
@@ -418,13 +419,13 @@ class LocalTrainer:
         local.received = {name: tensor.to(parameter.device) for name, tensor in received.items()}
 
     @torch.no_grad()
-    def compose(self, local: Local, statistics: Tensors, train: Samples) -> tuple[bytes | None, str]:
+    def compose(self, local: Local, statistics: Tensors, client: Member) -> tuple[bytes | None, str]:
         """Encode a client's upload.
 
         Args:
             local: The client.
             statistics: Statistics of its training data.
-            train: Its training samples.
+            client: Its training samples and plan.
 
         Returns:
             The message, and an empty text; or None, and the reason, if the model has diverged.
@@ -435,8 +436,10 @@ class LocalTrainer:
         """
         schema = self.method.upload_schema
         assert schema is not None
+        train = client.train
         try:
             payload = self.method.upload(local, statistics)
+            payload = without_rare(payload, schema, local.counts, client.plan.least_samples, local.received)
             if COUNTS in local.state:  # numbers of samples are not sent: all clients weigh the same
                 weights = {n: payload[n].clamp(max=1) for n, f in schema.fields.items() if f.kind == "count"}
                 payload = {**payload, **weights}

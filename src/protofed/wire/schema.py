@@ -28,6 +28,7 @@ class Field:
         sums: Whether each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so
             that rows of different clients are comparable only after division by ``n_ij``. The first dimension is
             that of the labels, or ``K``.
+        by_class: Whether each of K rows without labels describes the sender's samples of a class, as ``sums`` do.
         described: For counts in an upload, whether they are numbers of the sender's training samples, which the
             server caps at the numbers the client described before training.
 
@@ -41,6 +42,7 @@ class Field:
     minimum: float | None = None
     limit: float = 1e9
     sums: bool = False
+    by_class: bool = False
     described: bool = True
 
     @property

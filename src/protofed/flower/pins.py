@@ -1,0 +1,95 @@
+"""What a server may not change in the course of a run, and weights that a node refuses to train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from protofed import claims
+from protofed.errors import ConfigError, PayloadError
+from protofed.experiments.architectures import FederationSummary
+from protofed.experiments.config import Experiment
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+PINS = "pins"
+"""Name of the note in which a client's folder keeps them."""
+SERVERS_OWN = ("rounds", "participation", "evaluation", "robust", "attack", "compare")
+"""Options that only the server reads, or that it may change when it goes on with a run."""
+ALIKE = 0.9999
+"""Cosine from which two rows of a layer count as the same."""
+LEAST = 4
+"""Least number of units and of inputs of a layer whose rows are compared."""
+
+
+def pins(experiment: Experiment, summary: FederationSummary) -> list[str]:
+    """Return everything that decides what a client computes and sends, as ``name=value``.
+
+    Args:
+        experiment: The experiment.
+        summary: What the server says of the client's model and of the federation.
+    """
+    tree: dict[str, Any] = {}
+    for section, value in experiment.identity().items():
+        if section not in SERVERS_OWN:
+            tree |= {f"{section}.{n}": v for n, v in value.items()} if isinstance(value, dict) else {section: value}
+    tree["precision"] = experiment.execution.precision
+    (architecture,) = summary.architectures
+    tree |= {"architecture": str(architecture), "architecture.options": architecture.options, "d": architecture.d}
+    tree |= {"classes": summary.classes, "input_shape": summary.input_shape}
+    return [f"{name}={json.dumps(value, sort_keys=True, default=str)}" for name, value in sorted(tree.items())]
+
+
+def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
+    """Compare with what held when the client joined the run, or note it in its first round.
+
+    Args:
+        notes: The client's notes of this run, to which a first visit adds.
+        client: Name of the client.
+        found: Result of :func:`pins`.
+
+    Raises:
+        ConfigError: If something has changed.
+    """
+    kept = notes.setdefault(PINS, found)
+    if kept == found:
+        return
+    before, now = (dict(str(pin).split("=", 1) for pin in pins) for pins in (kept, found))
+    name = next(n for n in sorted({*before, *now}) if before.get(n) != now.get(n))
+    old, new = (claims.clean(pins.get(name, "nothing"), 60) for pins in (before, now))
+    raise ConfigError(
+        f"{client}: the server changed {name} from {old} to {new} in the course of the run: a node keeps to "
+        "what held when it joined; begin a new run"
+    )
+
+
+def check_weights(model: SplitModel, payload: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are made to read single samples: a layer most of whose rows have one direction.
+
+    Args:
+        model: The client's model, which tells which tensors are weights.
+        payload: The broadcast.
+
+    Raises:
+        PayloadError: If there is such a layer.
+    """
+    networks: list[Mapping[str, Any]] = [dict(model.named_parameters())]
+    networks += [dict(extra.named_parameters()) for extra in model.extras.values()]
+    for name, tensor in payload.items():
+        if not any(name in weights for weights in networks) or tensor.dim() < 2 or len(tensor) < LEAST:
+            continue
+        rows = tensor.detach().double().flatten(1)
+        if rows.shape[1] < LEAST:
+            continue
+        middle = torch.nn.functional.normalize(rows, dim=1).median(0).values
+        same = int((torch.cosine_similarity(rows, middle.unsqueeze(0), dim=1) > ALIKE).sum())
+        if 2 * same > len(rows):
+            raise PayloadError(
+                f"{name}: {same} of {len(rows)} rows have one direction: such weights read single training samples "
+                "from an upload"
+            )
