@@ -14,13 +14,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from protofed import limits
+from protofed import claims, limits
 from protofed.analysis.report import write_report
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.assemble import build_federation
 from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
+from protofed.experiments.coverage import withholds_scores
 from protofed.experiments.description import describe_clients
 from protofed.experiments.ending import describe_models
 from protofed.experiments.executors import bfloat16_kinds, resting_place
@@ -136,7 +137,9 @@ def _federation(
     builder = Builder(local, federated, hardware, summary, absent=sizes)
     roster = builder.roster(resting_place(local, builder.size) if simulated else None)
     roster.compute_in_bfloat16(summary.bfloat16)
-    state = ServerState()
+    state, weights, rules = ServerState(), scored(party.clients), builder.method.rules
+    if not simulated and withholds_scores(local, builder.method):
+        weights, rules = {n: replace(w, test=0, validation=0) for n, w in weights.items()}, ()
     executor = GridExecutor(
         nodes,
         party.run,
@@ -144,8 +147,8 @@ def _federation(
         roster,
         state,
         dict(zip(roster, client_summaries(summary), strict=True)),
-        scored(party.clients),
-        builder.method.rules,
+        weights,
+        rules,
         experiment.participation.deadline_s,
         began_anew,
     )
@@ -174,7 +177,12 @@ def _described(party: Party, description: Tree) -> Tree:
     for client, d in zip(description["clients"], party.clients, strict=True):
         if d.counts != "exact":
             client["counts"] = d.counts
-    for kind, rounding in (("coarse", "the next power of two"), ("none", "1 where there are any")):
+    roundings = {
+        "coarse": "the next power of two",
+        "none": "1 where there are any",
+        claims.EVEN: "for training, their sum dealt evenly among the classes",
+    }
+    for kind, rounding in roundings.items():
         if names := [d.name for d in party.clients if d.counts == kind]:
             description["notes"].append(f"Numbers of samples shown of {', '.join(names)}: {rounding}.")
     left_out = [{"client": who, "reason": why} for who, why in party.left_out.items()]

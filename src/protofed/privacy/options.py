@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protofed.options import Options, option
+from protofed.privacy.accounting import Accountant
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class PrivacyOptions(Options):
         "client, with secure.aggregation: clients of a round that might add no noise, or tell theirs; the noise of "
         "the others suffices",
         least=0,
+    )
+    accountant: Accountant = option(
+        "pld",
+        "accountant of ε: privacy loss distributions | Rényi differential privacy, whose ε is 8 to 10 % larger",
     )
     delta: float = option(1e-5, "δ, which should be far below 1/clients or, for samples, 1/n_i", above=0, below=1)
 
