@@ -19,7 +19,7 @@ from protofed.flower.client_app import app
 from protofed.flower.node import _built, _company
 from protofed.flower.server_app import Gathering, serve
 from protofed.samples import FederatedData
-from support import experiment
+from support import K, experiment
 
 Tamper = Callable[[int, Message, Message], Message | None]
 
@@ -120,9 +120,9 @@ def nodes_of(root: Path, state: Path) -> dict[int, dict[str, Any]]:
 
 def wanted(method: str, root: Path, **overrides: Any) -> Experiment:
     """Return a tiny experiment on the folder."""
-    return experiment(
-        method, data__source="path", data__path=str(root), execution__threads=1, **{"rounds": 3, **overrides}
-    )
+    declared = {"data__classes": K} if "privacy__mode" in overrides else {}
+    place = {"data__source": "path", "data__path": str(root), "execution__threads": 1, "rounds": 3}
+    return experiment(method, **place | declared | overrides)
 
 
 def apart(method: str, root: Path, **overrides: Any) -> Experiment:
