@@ -22,7 +22,7 @@ from protofed.flower.node import _built, _company
 from protofed.flower.nodes import RECORD
 from protofed.flower.server_app import Gathering, serve
 from protofed.samples import FederatedData
-from support import experiment
+from support import K, experiment
 
 Tamper = Callable[[int, Message, Message], Message | None]
 
@@ -146,9 +146,9 @@ def enrolled(nodes: dict[int, dict[str, Any]], folder: Path, **settings: int) ->
 
 def wanted(method: str, root: Path, **overrides: Any) -> Experiment:
     """Return a tiny experiment on the folder."""
-    return experiment(
-        method, data__source="path", data__path=str(root), execution__threads=1, **{"rounds": 3, **overrides}
-    )
+    declared = {"data__classes": K} if "privacy__mode" in overrides else {}
+    place = {"data__source": "path", "data__path": str(root), "execution__threads": 1, "rounds": 3}
+    return experiment(method, **place | declared | overrides)
 
 
 def apart(method: str, root: Path, **overrides: Any) -> Experiment:

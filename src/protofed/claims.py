@@ -20,6 +20,8 @@ from protofed.errors import unknown_name
 
 COUNTS = ("exact", "coarse", "none")
 """How a client discloses its sample counts: exactly, as the next power of two, or only which classes it has."""
+EVEN = "even"
+"""Disclosure of a client whose samples are protected: their number, dealt evenly among all classes."""
 PRIVATE = "private"
 """Name in a description for a model that only the node can build."""
 
@@ -196,12 +198,12 @@ def withheld(count: int, kind: str) -> int:
 
     Args:
         count: Number of samples.
-        kind: One of :data:`COUNTS`.
+        kind: One of :data:`COUNTS`, or :data:`EVEN`.
 
     Returns:
         The count itself, the next power of two, or 1 if there are any samples; 0 stays 0.
     """
-    if kind == "exact" or not count:
+    if kind in ("exact", EVEN) or not count:
         return count
     return 1 if kind == "none" else 1 << (count - 1).bit_length()
 

@@ -43,6 +43,7 @@ def recipe(data: Path, method: str, rounds: int = 3, more: str = "") -> Path:
 [method]
 name = "{method}"
 [data]
+classes = 4
 source = "path"
 path = "{data}"
 [model]

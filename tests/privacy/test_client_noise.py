@@ -26,7 +26,12 @@ from protofed.seeding import derive
 from support import build, uploads
 
 UNIT = 2.0**24
-SECURE = {"secure__aggregation": True, "privacy__mode": "client", "privacy__noise": 0.5}
+SECURE = {
+    "secure__aggregation": True,
+    "privacy__mode": "client",
+    "privacy__noise": 0.5,
+    "privacy__accountant": "rdp",
+}
 
 
 def sums(clip: float) -> NoisySums:

@@ -28,7 +28,13 @@ from protofed.snapshots import Snapshot, flatten
 from protofed.training.private import Noise, Private, clipped_sum, private_counts, rate
 from support import build, client, experiment, federated, uploads
 
-PRIVATE = {"privacy__mode": "sample", "privacy__noise": 0.7, "privacy__clip": 0.5, "privacy__means": 0.1}
+PRIVATE = {
+    "privacy__accountant": "rdp",
+    "privacy__mode": "sample",
+    "privacy__noise": 0.7,
+    "privacy__clip": 0.5,
+    "privacy__means": 0.1,
+}
 
 
 def gradients(model, update, batch, received, state) -> list[dict[str, torch.Tensor]]:

@@ -85,11 +85,13 @@ class RawClient:
         federated: The client as a federation of one, with raw samples.
         columns: The columns of its samples; None if there is nothing to prepare.
         named: Whether its labels are class names rather than numbers.
+        declared: Whether its classes are known without its labels, by ``data.classes`` or from the files.
     """
 
     federated: FederatedData
     columns: tuple[RawColumn, ...] | None
     named: bool
+    declared: bool
 
 
 def load_client(
@@ -138,7 +140,8 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     client = _client(folder, samples, data, seed)
     named = any(item.labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
-    return RawClient(federated, columns, named)
+    declared = bool(classes) or (not named and bool(data.classes or any(i.class_names for i in listings)))
+    return RawClient(federated, columns, named, declared)
 
 
 def _client_folders(root: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from protofed import limits
+from protofed import claims, limits
 from protofed.data.tables import Missing, Standardise, category
 from protofed.errors import ConfigError
 from protofed.limits import Budget
@@ -50,6 +50,11 @@ class DataOptions(Options):
     missing: Missing = option(
         "refuse", "missing values of a table: an error | the mean (no category) | also an input that says so"
     )
+    ranges: dict[str, Any] = option(
+        {},
+        "columns of numbers with the least and the largest value that they can have, known without the samples; "
+        'values are clamped and mapped to [-1, 1] (* = all other columns of numbers): {"age": [0, 110]}',
+    )
     standardise: Literal["auto", "none", "site", "federated"] = option(
         "auto",
         "(x - mean) / standard deviation of each number of a table or vector, or channel of a series, over the "
@@ -77,6 +82,16 @@ class DataOptions(Options):
                     "of names in place of others"
                 )
         _check_renames(self.labels, "labels")
+        for name, value in self.ranges.items():
+            try:
+                low, high = (claims.number(v, name, -limits.LARGEST, limits.LARGEST) for v in value)
+                right = low < high
+            except (TypeError, ValueError):
+                right = False
+            if not right:
+                raise ValueError(f"ranges.{name} must be [least, largest], e.g. [0, 110], not {value}")
+        if self.ranges and self.standardise == "none":
+            raise ValueError("ranges map columns to [-1, 1], but standardise=none leaves them as they are")
 
     @property
     def declared(self) -> dict[str, tuple[str, ...]]:
@@ -97,7 +112,7 @@ class DataOptions(Options):
     def standardised(self, table: bool) -> Standardise:
         """Return whose training samples standardise the data, given whether they are a table."""
         if self.standardise == "auto":
-            return "site" if table else "none"
+            return "site" if table or self.ranges else "none"
         return self.standardise
 
     def budget(self) -> Budget:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +19,7 @@ from protofed.data.tables import RawColumn, Table, fit, moments, own, recode
 from protofed.errors import ConfigError, DataError
 from protofed.samples import ClientData, FederatedData, Samples
 
+log = logging.getLogger(__name__)
 Columns = tuple[RawColumn, ...]
 _SHOWN = 8
 """Files or clients that a note names."""
@@ -56,8 +59,10 @@ def raw_parts(
     named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
     if any(item.columns is not None for item in listings):
         agreed = merged([Site(item.where, columns=item.columns) for item in listings], data)
-        for name in data.categories.keys() - {column.name for column in agreed}:
-            raise ConfigError(f"data.categories.{name}: {listings[0].where} has no such column among its features")
+        for option in ("categories", "ranges"):
+            for name in sorted(getattr(data, option).keys() - {"*", *(column.name for column in agreed)}):
+                where = listings[0].where
+                raise ConfigError(f"data.{option}.{name}: {where} has no such column among its features")
         recoded = [
             (where, recode(value, item.columns or (), agreed))
             for item, (where, value) in zip(listings, named, strict=True)
@@ -74,9 +79,8 @@ def raw_parts(
     if data.standardised(table=False) == "none":
         return shaped, None, notes
     if not shaped[0].is_floating_point():
-        raise ConfigError(
-            f"data.standardise={data.standardise} is for tables, vectors and series: images have transforms.mean"
-        )
+        option = "data.ranges" if data.ranges else f"data.standardise={data.standardise}"
+        raise ConfigError(f"{option} is for tables, vectors and series: images have transforms.mean")
     return shaped, tuple(RawColumn(str(number)) for number in range(shaped[0].shape[1])), notes
 
 
@@ -97,9 +101,9 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
     if columns is None:
         return federated
     sums = [moments(client.train.x) for client in federated.clients]
-    table = fit(columns, sums, data.standardised(table=True), data.missing)
+    table = fit(columns, sums, data.standardised(table=True), data.missing, data.ranges)
     clients = tuple(_prepared(c, own(table, s)) for c, s in zip(federated.clients, sums, strict=True))
-    return _with_table(federated, clients, table)
+    return replace(_with_table(federated, clients, table), notes=federated.notes + _clamped(federated, table))
 
 
 def prepare_alone(
@@ -132,9 +136,24 @@ def prepare_alone(
         common = merged(sites, given)
         federated = federated.map(lambda s: Samples(recode(s.x, columns, common), s.y))
         client = federated.clients[0]
+        for note in _clamped(federated, table):  # it stays at the node
+            log.warning("%s: %s", client.name, note)
         client = _prepared(client, own(table, moments(client.train.x)))
         federated = _with_table(federated, (client,), table)
     return federated
+
+
+def _clamped(federated: FederatedData, table: Table) -> tuple[str, ...]:
+    """Return a note on values beyond declared ranges, if there are any."""
+    found: Counter[str] = Counter()
+    for client in federated.clients:
+        for part in (client.train, client.test, client.validation):
+            found.update({} if part is None else table.beyond(part.x))
+    shown = ", ".join(f"{number:,} of {name}" for name, number in found.most_common(_SHOWN))
+    more = ", …" * (len(found) > _SHOWN)
+    return (
+        (f"Values beyond their declared range were clamped to it (data.ranges): {shown}{more}.",) if found else ()
+    )
 
 
 def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table: Table) -> FederatedData:

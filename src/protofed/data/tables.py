@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -23,6 +24,8 @@ from protofed.errors import DataError, unknown_name
 Standardise = Literal["none", "site", "federated"]
 Missing = Literal["refuse", "mean", "indicator"]
 Kind = Literal["number", "category", "identifier", "unknown"]
+Ranges = Mapping[str, tuple[float, float]]
+"""Least and largest value of columns of numbers by name; ``*`` for all others."""
 
 _CONSTANT = 1e-12
 """Standard deviation relative to the mean up to which a column is constant: what rounding leaves of none."""
@@ -75,6 +78,7 @@ class Column:
         fill: Number in place of a missing one; a missing category is none of the categories.
         categories: Names of the categories, in the order of their inputs.
         indicator: Whether another input is 1 where the value is missing, and 0 elsewhere.
+        bounded: Whether the input is clamped to [-1, 1]: mean and scale are those of a declared range.
     """
 
     name: str
@@ -84,6 +88,7 @@ class Column:
     fill: float = 0.0
     categories: tuple[str, ...] = ()
     indicator: bool = False
+    bounded: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -132,9 +137,11 @@ class Table:
             "federated": "numbers are standardised by the training samples of all sites, from sums",
         }
         few = ", ".join(column.name for column in self.columns[:_SHOWN]) + ", …" * (len(self.columns) > _SHOWN)
+        within = sum(column.bounded for column in self.columns)
+        ranged = f"; {within} are clamped to declared ranges and map these to [-1, 1]" if within else ""
         return (
             f"Inputs: {len(self.inputs)} from {len(self.columns)} columns or channels ({few}); "
-            f"{how[self.standardise]} (data.standardise={self.standardise})."
+            f"{how[self.standardise]} (data.standardise={self.standardise}){ranged}."
         )
 
     def apply(self, raw: Tensor) -> Tensor:
@@ -158,6 +165,14 @@ class Table:
                 value = torch.cat([own[:, :n], torch.full_like(inputs[:, :1], 0.5)], dim=1).argmax(1).double()
             parts.append(torch.where(own[:, -1] == 1, torch.nan, value) if c.indicator else value)
         return torch.stack(parts, dim=1)
+
+    def beyond(self, raw: Tensor) -> dict[str, int]:
+        """Return how many of the raw values ``(n, C, …)`` of each column are beyond its range, where any are."""
+        found = {}
+        for number, c in enumerate(self.columns):
+            if c.bounded and (outside := int(((raw[:, number].double() - c.mean).abs() > c.scale).sum())):
+                found[c.name] = outside
+        return found
 
     def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a sample's inputs, given that of a raw sample."""
@@ -223,6 +238,7 @@ class TableInputs(nn.Module):
     mean: Tensor
     scale: Tensor
     fill: Tensor
+    most: Tensor
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -231,10 +247,11 @@ class TableInputs(nn.Module):
         rows: list[tuple[float, ...]] = []
         for i, c in enumerate(table.columns):
             codes = [0] if c.kind == "number" else range(len(c.categories))
-            rows += [(i, c.kind == "number", 0, code, c.mean, c.scale, c.fill) for code in codes]
-            rows += [(i, 0, 1, 0, 0, 1, 0)] if c.indicator else []
-        kinds = (torch.int64, torch.bool, torch.bool, *[torch.float64] * 4)
-        names = ("source", "numeric", "shown", "code", "mean", "scale", "fill")
+            most = 1.0 if c.bounded else math.inf
+            rows += [(i, c.kind == "number", 0, code, c.mean, c.scale, c.fill, most) for code in codes]
+            rows += [(i, 0, 1, 0, 0, 1, 0, math.inf)] if c.indicator else []
+        kinds = (torch.int64, torch.bool, torch.bool, *[torch.float64] * 5)
+        names = ("source", "numeric", "shown", "code", "mean", "scale", "fill", "most")
         for name, kind, values in zip(names, kinds, zip(*rows, strict=True), strict=True):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float64).to(kind), persistent=False)
 
@@ -250,20 +267,22 @@ class TableInputs(nn.Module):
         shape = (-1, *[1] * (x.dim() - 2))
         absent = x.isnan()
         value = torch.where(absent, self.fill.view(shape), x)
-        number = (value - self.mean.view(shape)) / self.scale.view(shape)
+        most = self.most.view(shape)
+        number = ((value - self.mean.view(shape)) / self.scale.view(shape)).clamp(-most, most)
         flag = torch.where(self.shown.view(shape), absent.double(), (x == self.code.view(shape)).double())
         return torch.where(self.numeric.view(shape), number, flag).float()
 
 
 def _column(item: object) -> Column:
-    fields = claims.mapping(item, "column", Column.__dataclass_fields__)
+    given = {"bounded": False, **item} if isinstance(item, Mapping) else item  # absent until 0.2.0
+    fields = claims.mapping(given, "column", Column.__dataclass_fields__)
     raw = raw_column(fields["name"], fields["kind"], fields["categories"])
     if raw.kind not in ("number", "category"):
         raise ValueError(f"column {raw.name}: must be number or category")
     mean, fill = (claims.number(fields[n], n, -2 * limits.LARGEST, limits.LARGEST) for n in ("mean", "fill"))
     scale = claims.number(fields["scale"], "scale", 0.0, limits.LARGEST)
-    indicator = claims.flag(fields["indicator"], "indicator")
-    return Column(raw.name, raw.kind, mean, scale, fill, raw.categories, indicator)
+    indicator, bounded = (claims.flag(fields[name], name) for name in ("indicator", "bounded"))
+    return Column(raw.name, raw.kind, mean, scale, fill, raw.categories, indicator, bounded)
 
 
 def raw_column(name: object, kind: object, categories: object) -> RawColumn:
@@ -359,7 +378,11 @@ class SiteColumn:
 
 
 def stated(
-    columns: Sequence[RawColumn], sums: Sequence[Moments], standardise: Standardise, missing: Missing
+    columns: Sequence[RawColumn],
+    sums: Sequence[Moments],
+    standardise: Standardise,
+    missing: Missing,
+    ranges: Ranges = MappingProxyType({}),
 ) -> tuple[SiteColumn, ...]:
     """Return what a site states of its columns.
 
@@ -368,12 +391,16 @@ def stated(
         sums: Sums over its training samples.
         standardise: Sums are stated only if it is ``federated``.
         missing: Missing values are stated only if it is ``indicator``.
+        ranges: Declared ranges; nothing is stated of the values of these columns.
 
     Raises:
         DataError: If a column has so few values that their sums would almost give them away.
     """
     found = []
     for column, m in zip(columns, sums, strict=True):
+        if range_of(column, ranges) is not None:
+            found.append(SiteColumn(column.name, column.kind))
+            continue
         site = SiteColumn(column.name, column.kind, column.categories, missing == "indicator" and m.missing)
         if standardise == "federated" and column.kind == "number":
             if 0 < m.number < limits.LEAST_SUMMED:
@@ -462,8 +489,25 @@ def pooled(sites: Sequence[Moments]) -> tuple[float, float]:
     return mean, deviation if deviation > _CONSTANT * abs(mean) else 1.0
 
 
+def range_of(column: RawColumn, ranges: Ranges) -> tuple[float, float] | None:
+    """Return the declared range of a column of numbers, that of ``*`` if it has none of its own, or None.
+
+    Raises:
+        DataError: If a range is declared for a column of categories.
+    """
+    if column.kind == "category":
+        if column.name in ranges:
+            raise DataError(f"data.ranges.{column.name}: the column holds categories: declare data.categories")
+        return None
+    return ranges.get(column.name, ranges.get("*"))
+
+
 def fit(
-    columns: Sequence[RawColumn], sites: Sequence[Sequence[Moments]], standardise: Standardise, missing: Missing
+    columns: Sequence[RawColumn],
+    sites: Sequence[Sequence[Moments]],
+    standardise: Standardise,
+    missing: Missing,
+    ranges: Ranges = MappingProxyType({}),
 ) -> Table:
     """Return the preparation of the columns on which sites agreed.
 
@@ -472,10 +516,24 @@ def fit(
         sites: Sums over the training samples of each site, for each of the columns.
         standardise: ``federated`` for numbers over all sites. With ``site`` each site has its own, see :func:`own`.
         missing: What becomes of missing values.
+        ranges: Declared ranges, for whose columns the samples have no influence.
     """
     fitted = []
     for number, column in enumerate(columns):
         own = [site[number] for site in sites]
+        if (within := range_of(column, ranges)) is not None:
+            middle = (within[0] + within[1]) / 2
+            fitted.append(
+                Column(
+                    column.name,
+                    mean=middle,
+                    scale=(within[1] - within[0]) / 2,
+                    fill=middle,
+                    indicator=missing == "indicator",
+                    bounded=True,
+                )
+            )
+            continue
         indicator = missing == "indicator" and any(m.missing for m in own)
         made = Column(column.name, column.kind, categories=column.categories, indicator=indicator)
         fitted.append(_scaled(made, own, standardise) if standardise == "federated" else made)
@@ -496,7 +554,7 @@ def own(table: Table, site: Sequence[Moments]) -> Table:
 
 
 def _scaled(column: Column, sites: Sequence[Moments], standardise: Standardise) -> Column:
-    if column.kind != "number":
+    if column.kind != "number" or column.bounded:
         return column
     mean, scale = pooled(sites)
     return (

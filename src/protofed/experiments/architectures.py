@@ -223,6 +223,8 @@ def check_trusted(experiment: Experiment, client: str, name: str) -> None:
 def counts_needed(experiment: Experiment) -> str:
     """Return why clients have to disclose their numbers of samples, or "" if they need not."""
     kind = methods.get(experiment.method)
+    if experiment.privacy.mode == "sample":
+        return "ε follows from the number of training samples: choose counts=exact (no numbers per class are told)"
     if kind.needs_counts(experiment.method_options):
         return f"{experiment.method} needs numbers of samples: choose counts=exact"
     if (rule := experiment.robust.rule) != "none" and kind.sends_sums(experiment.method_options):

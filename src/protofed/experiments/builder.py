@@ -15,6 +15,7 @@ from protofed import claims, data, methods, models
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.architectures import Architecture, FederationSummary, common_architecture
 from protofed.experiments.config import Experiment
+from protofed.experiments.coverage import check_method, check_steps
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Task
 from protofed.privacy import protected
@@ -69,11 +70,13 @@ class Builder:
         self.federated = federated
         self.hardware = hardware
         self.method_class = methods.get(experiment.method)
+        check_steps(experiment, federated.table.raw if federated.table else ())
         self.summary = summary or FederationSummary.of(experiment, federated)
         if experiment.execution.precision == "tf32":
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True
         self.method = self.method_class(experiment.method_options, self._task())
+        check_method(experiment, self.method)
         experiment.transforms.check(federated.input_shape)
         self.trainer = LocalTrainer(
             self.method,

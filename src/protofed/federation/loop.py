@@ -498,7 +498,8 @@ class Federation:
         messages = self._messages(names, round + 1) if delivered else None
         scored = {r.client: self._score(r, record) for r in self.executor.evaluate(names, messages, round)}
         results = [scored.get(name) or Evaluated(name, {}, 0, 0.0) for name in self.names]
-        record.accuracy = Accuracy.of([(r.correct, r.samples) for r in results], self.method.rules)
+        if any(r.samples for r in results):  # nodes may keep all scores to themselves
+            record.accuracy = Accuracy.of([(r.correct, r.samples) for r in results], self.method.rules)
         for part in ("validation", "union", "unseen"):
             scores = [getattr(r, part) for r in results]
             if any(samples for _, samples in scores):

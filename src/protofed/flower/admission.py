@@ -170,8 +170,8 @@ def _settings(experiment: Experiment, descriptions: Sequence[Description]) -> di
 
 def _counts(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:
     """Refuse clients that withhold numbers of samples that are needed."""
-    why = counts_needed(experiment)
-    return {d.name: f"counts={d.counts}, but {why}" for d in descriptions if d.counts != "exact"} if why else {}
+    why, told = counts_needed(experiment), ("exact", claims.EVEN)
+    return {d.name: f"counts={d.counts}, but {why}" for d in descriptions if d.counts not in told} if why else {}
 
 
 def _shapes(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:

@@ -40,8 +40,9 @@ class Description:
         input_shape: Shape of one sample.
         settings: The client's own settings (its ``client.toml``), without the name of a model of its own.
         place: Position in the order of clients; clients with equal positions are ordered by name.
-        counts: ``exact``; ``coarse`` for numbers rounded up to a power of two; or ``none`` for 1 in place of any
-            number above 0.
+        counts: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any
+            number above 0; or ``even`` for a number of training samples dealt evenly among the classes, whatever
+            theirs are.
         table: Columns of its samples, with sums over them if ``data.standardise`` asks for these; ``input_shape``
             is then that of a raw sample. None if its samples are neither a table nor standardised.
     """
@@ -227,7 +228,7 @@ def description(item: object) -> Description:
 
 def _description(name: str, fields: Mapping[str, Any]) -> Description:
     classes = claims.class_names(fields["classes"])
-    kind = claims.one_of(fields["counts"], "counts", claims.COUNTS)
+    kind = claims.one_of(fields["counts"], "counts", (*claims.COUNTS, claims.EVEN))
     validation = claims.whole(fields["validation"], "validation", 0, limits.CLAIMED_SAMPLES)
     if validation != claims.withheld(validation, kind):
         raise ValueError(f"validation: not a {kind} count")

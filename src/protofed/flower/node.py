@@ -6,6 +6,7 @@ This module is independent of Flower: a visit is the same as on the local engine
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from protofed.experiments.architectures import Architecture, is_code, recipe_nam
 from protofed.experiments.builder import Builder, secure_stage
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.config import Experiment, resolve
+from protofed.experiments.coverage import withholds_scores
 from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
 from protofed.flower import own
@@ -31,6 +33,7 @@ from protofed.flower.visits import Carried, Kept, Place
 from protofed.snapshots import Snapshot
 from protofed.training import Evaluated, LocalTrainer, Memory, Roster, Sequential, Trained
 
+log = logging.getLogger(__name__)
 BFLOAT16 = "bfloat16"
 
 
@@ -139,6 +142,10 @@ class Node:
             left = place.delivered() if job.deliver else place.unchanged()
             if isinstance(place, Kept):
                 own.show(place, builder, self.source.recorded(builder.experiment), result)
+            if self.state is not None and withholds_scores(builder.experiment, builder.method):
+                told = ", ".join(f"{rule} {n} of {result.samples}" for rule, n in result.correct.items())
+                log.info("%s, round %d: the scores stay here: %s", job.client, job.round, told)
+                result = Evaluated(job.client, {}, 0, result.seconds)
             return result, left
 
     def _experiment(self, config: str) -> Experiment:

@@ -14,13 +14,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from protofed import limits
+from protofed import claims, limits
 from protofed.analysis.report import write_report
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.assemble import build_federation
 from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
+from protofed.experiments.coverage import withholds_scores
 from protofed.experiments.description import describe_clients
 from protofed.experiments.ending import describe_models, ended_generations
 from protofed.experiments.executors import bfloat16_kinds, resting_place
@@ -142,7 +143,10 @@ def _federation(
     builder = Builder(local, federated, hardware, summary, absent=sizes)
     roster = builder.roster(resting_place(local, builder.size) if simulated else None)
     roster.compute_in_bfloat16(summary.bfloat16)
-    state = ServerState()
+    state, rules = ServerState(), builder.method.rules
+    weights = scored(party.clients, None if simulated else local.robust)
+    if not simulated and withholds_scores(local, builder.method):
+        weights, rules = {n: replace(w, test=0, validation=0) for n, w in weights.items()}, ()
     executor = GridExecutor(
         nodes,
         party.run,
@@ -150,8 +154,8 @@ def _federation(
         roster,
         state,
         dict(zip(roster, client_summaries(summary), strict=True)),
-        scored(party.clients, None if simulated else local.robust),
-        builder.method.rules,
+        weights,
+        rules,
         experiment.participation.deadline_s,
         began_anew,
     )
@@ -186,7 +190,12 @@ def _described(party: Party, description: Tree) -> Tree:
     """Return a description with the clients left out and the numbers that clients withhold."""
     counts, notes = {d.name: d.counts for d in party.clients if d.counts != "exact"}, list(description["notes"])
     clients = [c | ({"counts": counts[c["name"]]} if c["name"] in counts else {}) for c in description["clients"]]
-    for kind, rounding in (("coarse", "the next power of two"), ("none", "1 where there are any")):
+    roundings = {
+        "coarse": "the next power of two",
+        "none": "1 where there are any",
+        claims.EVEN: "for training, their sum dealt evenly among the classes",
+    }
+    for kind, rounding in roundings.items():
         if names := [name for name, counted in counts.items() if counted == kind]:
             notes.append(f"Numbers of samples shown of {', '.join(names)}: {rounding}.")
     description = {**description, "notes": notes, "clients": clients}

@@ -20,6 +20,7 @@ from protofed.experiments.architectures import (
     recipe_names,
 )
 from protofed.experiments.config import Experiment
+from protofed.experiments.coverage import check_classes, check_steps
 from protofed.experiments.loading import load_data
 from protofed.flower.messages import Description
 from protofed.samples import FederatedData
@@ -102,6 +103,8 @@ class Folder:
         """
         raw = read_client(self.path, experiment.data, experiment.seed)
         counts, federated, data = self.counts(experiment, self.name), self._named(raw.federated), experiment.data
+        check_steps(experiment, raw.columns or ())
+        check_classes(experiment, raw.declared, self.name)
         table = None
         if raw.columns is not None:
             standardise = data.standardised(table=True)
@@ -111,10 +114,16 @@ class Folder:
                     "choose counts=exact or data.standardise=site"
                 )
             try:
-                table = stated(raw.columns, moments(federated.clients[0].train.x), standardise, data.missing)
+                sums = moments(federated.clients[0].train.x)
+                table = stated(raw.columns, sums, standardise, data.missing, data.ranges)
             except DataError as error:
                 raise DataError(f"{self.name}: {error}") from None
-        return [_description(experiment, federated, 0, raw.named, counts, table)]
+        described = _description(experiment, federated, 0, raw.named, counts, table)
+        if experiment.privacy.mode == "sample":
+            samples, K = len(federated.clients[0].train), federated.num_classes
+            dealt = tuple(samples // K + (number < samples % K) for number in range(K))
+            described = replace(described, train=dealt, counts=claims.EVEN)
+        return [described]
 
     def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
         """Return the samples of the client.

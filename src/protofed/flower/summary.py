@@ -91,8 +91,8 @@ class DescribedSamples(Samples):
 
     Attributes:
         held: ``(K,)`` int64, number of samples of each class, rounded as ``disclosure`` specifies.
-        disclosure: ``exact``; ``coarse`` for numbers rounded up to a power of two; or ``none`` for 1 in place of
-            any number above 0.
+        disclosure: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any
+            number above 0; or ``even`` if only their sum is true.
     """
 
     held: Tensor
@@ -122,6 +122,8 @@ class DescribedSamples(Samples):
 
     def most(self, num_classes: int) -> Tensor:
         """Return the largest possible number of samples of each class, ``(K,)`` int64."""
+        if self.disclosure == claims.EVEN:
+            return self.held.sum().expand(num_classes)
         return self.held.clamp(max=1) * limits.CLAIMED_SAMPLES if self.disclosure == "none" else self.held
 
 
@@ -163,7 +165,7 @@ def _table(descriptions: Sequence[Description], data: DataOptions) -> Table | No
     columns = merged([Site(name, columns=tuple(c.raw for c in own)) for name, own in stated], data)
     by_name = [{c.name: c.moments for c in own} for _, own in stated]
     sums = [[own[column.name] for column in columns] for own in by_name]
-    return fit(columns, sums, data.standardised(table=True), data.missing)
+    return fit(columns, sums, data.standardised(table=True), data.missing, data.ranges)
 
 
 def _held(places: Sequence[int], counts: Sequence[int], K: int) -> Tensor:
@@ -195,6 +197,6 @@ def scored(descriptions: Sequence[Description], options: RobustOptions | None = 
     found = {}
     for d in descriptions:
         counting, stated = (test[d.name], validation[d.name]), (sum(d.test), d.validation)
-        reduced = stated if d.counts == "exact" and counting != stated else None
-        found[d.name] = Scored(train[d.name], *counting, shares=d.counts != "exact", stated=reduced)
+        reduced = stated if d.counts in ("exact", claims.EVEN) and counting != stated else None
+        found[d.name] = Scored(train[d.name], *counting, shares=d.counts in ("coarse", "none"), stated=reduced)
     return found

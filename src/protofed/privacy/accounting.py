@@ -1,21 +1,38 @@
-"""ε(δ) of Gaussian mechanisms, by the accountant of Google's ``dp-accounting``."""
+"""ε(δ) of Gaussian mechanisms, by the accountants of Google's ``dp-accounting``.
+
+Two data sets are neighbours if one record of the one is replaced by a null record in the other, which contributes
+zero to every sum (zero-out adjacency; Ponomareva et al., "How to DP-fy ML", JAIR 2023, Sec. 2.1). How many records
+there are is public. A record is a training sample of one client (``privacy.mode=sample``) or the contributions of
+one client to all rounds (``mode=client``). Hence the sensitivity of a sum is the largest norm of what one record
+adds to it, and ε is that of adding or removing a record.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, lru_cache, reduce
+from typing import Any, Literal, NamedTuple
 
 from protofed.errors import ConfigError
 
+Accountant = Literal["pld", "rdp"]
+"""Privacy loss distributions (Doroshenko et al. 2022), which are tight; or Rényi differential privacy."""
 LARGEST = 1e6
 """Largest noise multiplier that is tried."""
 PRECISION = 1e-3
 """How closely, as a share, the noise is found that a budget needs."""
 ORDERS = (1.5, 2.5, 3.5, *range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 """Orders of the Rényi divergence that are tried; those between whole numbers take a hundred times as long."""
+
+RESOLUTION = 1e-3
+"""Largest step of discretised privacy losses, as a share of ε."""
+FINEST = 1e-6
+"""Least step of discretised privacy losses."""
+LEAST_NOISE, MOST_SIGNAL = 0.3, 400.0
+"""Least noise multiplier, and largest ``Σ (q/z)²``, for which the distribution of the privacy loss is computed:
+beyond, ε says little, and the distribution is wide."""
 
 
 class Release(NamedTuple):
@@ -33,15 +50,17 @@ class Release(NamedTuple):
     times: int = 1
 
 
-def epsilon(releases: Iterable[Release], delta: float) -> float:
-    """Return the ε for which all releases together are (ε, δ)-differentially private.
+def epsilon(releases: Iterable[Release], delta: float, accountant: Accountant = "rdp") -> float:
+    """Return an ε for which all releases together are (ε, δ)-differentially private.
 
-    Neighbouring data differ in one vector, which is in the sum or is not. Composition is by Rényi differential
-    privacy (Mironov 2017; Mironov, Talwar and Zhang 2019 for sampled sums; Canonne, Kamath and Steinke 2020 for δ).
+    Both accountants return an upper bound. That of ``rdp`` is by Mironov (2017), Mironov, Talwar and Zhang (2019)
+    for sampled sums, and Canonne, Kamath and Steinke (2020) for δ. That of ``pld`` is usually 8 to 10 % smaller;
+    privacy losses are discretised pessimistically.
 
     Args:
         releases: The releases; each may depend on the results of those before.
         delta: ``δ``.
+        accountant: The accountant; ``rdp`` takes the place of ``pld`` where there is hardly any noise.
 
     Raises:
         ConfigError: If ``dp-accounting`` is not installed.
@@ -54,8 +73,26 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
         return 0.0
     if any(noise == 0 for noise, _ in counted):
         return math.inf
+    signal = sum(times * (rate / noise) ** 2 for (noise, rate), times in counted.items())
+    if accountant == "pld" and signal <= MOST_SIGNAL and min(noise for noise, _ in counted) >= LEAST_NOISE:
+        # A power of two near a share of ε, as the central limit theorem estimates it, so that losses are cached.
+        rough = signal / 2 + math.sqrt(2 * signal * math.log(1 / delta))
+        step = 2.0 ** math.floor(math.log2(max(RESOLUTION * rough, FINEST)))
+        losses = [_losses(*release, step).self_compose(times) for release, times in sorted(counted.items())]
+        return float(reduce(lambda a, b: a.compose(b), losses).get_epsilon_for_delta(delta))
     divergences = sum(times * _divergences(*release) for release, times in sorted(counted.items()))
     return float(_library()[1].compute_epsilon(ORDERS, divergences, delta)[0])
+
+
+@lru_cache(maxsize=256)
+def _losses(noise: float, rate: float, step: float) -> Any:
+    """Return the distribution of the privacy loss of one release, in multiples of ``step``."""
+    _library()
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise, value_discretization_interval=step, sampling_prob=rate
+    )
 
 
 @cache
@@ -68,13 +105,16 @@ def _divergences(noise: float, rate: float) -> Any:
     return accountant.rdp
 
 
-def find_noise(releases: Callable[[float], Sequence[Release]], budget: float, delta: float) -> float:
+def find_noise(
+    releases: Callable[[float], Sequence[Release]], budget: float, delta: float, accountant: Accountant = "rdp"
+) -> float:
     """Return the smallest noise multiplier, within :data:`PRECISION`, whose releases keep a budget.
 
     Args:
         releases: The planned releases, given the noise multiplier.
         budget: Largest ``ε``; 0 noise suffices if it is infinite.
         delta: ``δ``.
+        accountant: As for :func:`epsilon`.
 
     Raises:
         ConfigError: If no noise suffices, or ``dp-accounting`` is not installed.
@@ -85,7 +125,7 @@ def find_noise(releases: Callable[[float], Sequence[Release]], budget: float, de
 
     def cost(noise: float) -> float:
         if noise not in known:
-            known[noise] = epsilon(releases(noise), delta)
+            known[noise] = epsilon(releases(noise), delta, accountant)
         return known[noise]
 
     low, high = 0.0, 1.0

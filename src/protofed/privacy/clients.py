@@ -22,11 +22,12 @@ from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Method, Upload
 from protofed.privacy.accounting import Release, epsilon, find_noise
 from protofed.privacy.ledger import Ledger
-from protofed.privacy.noise import OwnNoise, Source
+from protofed.privacy.noise import OwnNoise, Source, from_system
 from protofed.privacy.options import PrivacyOptions
 from protofed.privacy.secure_sums import BITS, Vector
 from protofed.robust.vectors import Part, bounded, parts_of
 from protofed.runs import Spent
+from protofed.training.private import SHORT, Noise
 from protofed.wire.schema import Payload, Schema
 
 SURE = 2.0
@@ -186,7 +187,8 @@ class ClientPrivacy:
     def epsilon(self, rounds: int) -> float:
         """Return the ε that the first ``rounds`` rounds cost together."""
         again = Release(self.noise, 1.0, self.ledger.repeated)
-        return epsilon([*_releases(self.rates[:rounds], self.noise), again], self.options.delta)
+        released = [*_releases(self.rates[:rounds], self.noise), again]
+        return epsilon(released, self.options.delta, self.options.accountant)
 
     def affords(self, round: int) -> bool:
         """Return whether the budget suffices for all rounds up to ``round``."""
@@ -206,13 +208,15 @@ class ClientPrivacy:
             spent: Record of the round, in which clipped uploads are counted.
         """
         total = torch.zeros(self.layout.length, dtype=torch.float64)
+        deviation = self.noise * self.options.clip
+        step = Noise(None).step(deviation) if self.source is from_system else 0.0
         for upload in uploads:
             vector, shortened = self.layout.clipped(upload.payload, centre or {})
             spent.clipped += shortened
-            total += vector
-        deviation = self.noise * self.options.clip
+            total += (vector * SHORT / step).trunc() * step if step else vector
         if deviation:
-            total += deviation * self.source(round, len(total))
+            noise = deviation * self.source(round, len(total))
+            total += (noise / step).round() * step if step else noise
         yield self.standing_for_all(total, deviation, centre, round)
 
     def standing_for_all(self, total: Tensor, deviation: float, centre: Payload | None, round: int) -> Upload:
@@ -253,6 +257,7 @@ class ClientPrivacy:
             self.options.clip,
             max(self.rates[:round]),
             self._number(round) + self.ledger.repeated,
+            accountant=self.options.accountant,
         )
 
     def note(self) -> str:
@@ -281,7 +286,7 @@ def noise_of(options: PrivacyOptions, rates: Sequence[float]) -> float:
     """
     if options.noise is not None:
         return options.noise
-    return find_noise(lambda noise: _releases(rates, noise), options.budget, options.delta)
+    return find_noise(lambda noise: _releases(rates, noise), options.budget, options.delta, options.accountant)
 
 
 def _releases(rates: Sequence[float], noise: float) -> list[Release]:

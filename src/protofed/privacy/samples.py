@@ -35,19 +35,18 @@ class Training(NamedTuple):
     means: tuple[bool, ...]
 
     @classmethod
-    def of(cls, method: Method, plan: LocalPlan, samples: int, *, exact: bool = True) -> Training:
+    def of(cls, method: Method, plan: LocalPlan, samples: int) -> Training:
         """Return what a client publishes in all planned rounds.
 
         Args:
             method: The method.
             plan: The client's training plan.
-            samples: Number of its training samples, or the most that it may have.
-            exact: Whether that is the number.
+            samples: Number of its training samples.
         """
         rounds = range(1, method.task.rounds + 1)
         size = plan.batch_size
         return cls(
-            rate(samples, size) if exact else 1.0,
+            rate(samples, size),
             tuple(steps(method.phases(round), plan.epochs, samples, size) for round in rounds),
             tuple(method.statistics_from == "after" and method.communicates(round) for round in rounds),
         )
@@ -93,7 +92,12 @@ def protected(options: PrivacyOptions, method: Method, plan: LocalPlan, samples:
     if noise is None:
         training = Training.of(method, plan, samples)
         rounds = method.task.rounds
-        noise = find_noise(lambda z: training.releases(rounds, z, z * options.means), options.budget, options.delta)
+        noise = find_noise(
+            lambda z: training.releases(rounds, z, z * options.means),
+            options.budget,
+            options.delta,
+            options.accountant,
+        )
     private = Private(options.clip, noise, options.features, noise * options.means)
     return replace(plan, private=private)
 
@@ -138,8 +142,7 @@ class SamplePrivacy:
         self.clients: dict[tuple[Training, Private], str] = {}
         for name, member in members.items():
             assert member.plan.private is not None
-            samples = member.train
-            training = Training.of(method, member.plan, len(samples), exact=samples.exact)
+            training = Training.of(method, member.plan, len(member.train))
             self.clients.setdefault((training, member.plan.private), name)
         name, least = self._worst(1)
         if options.noise is not None and least > options.budget:
@@ -153,7 +156,7 @@ class SamplePrivacy:
         o, repeated = self.options, self.ledger.repeated
         most = o.budget if self._planned else math.inf
         return {
-            (t, p): min(most, epsilon(t.releases(rounds, p.noise, p.means, repeated), o.delta))
+            (t, p): min(most, epsilon(t.releases(rounds, p.noise, p.means, repeated), o.delta, o.accountant))
             for t, p in self.clients
         }
 
@@ -190,6 +193,7 @@ class SamplePrivacy:
             steps,
             means=statistics,
             means_noise=private.means,
+            accountant=self.options.accountant,
         )
 
     def keep(self, ledger: Path, round: int) -> None:

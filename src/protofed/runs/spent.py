@@ -26,6 +26,7 @@ class Spent:
             nobody learns it, and it is 0.
         means: Number of further noisy sums of all samples: of class means, and once of numbers of samples.
         means_noise: Noise multiplier of those.
+        accountant: Accountant of ε: ``pld`` or ``rdp``.
     """
 
     mode: str
@@ -38,6 +39,7 @@ class Spent:
     clipped: int = 0
     means: int = 0
     means_noise: float = 0.0
+    accountant: str = "rdp"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values for JSON."""
@@ -54,13 +56,14 @@ class Spent:
         Raises:
             CheckpointError: If ``value`` is something else.
         """
-        table = dict(value) if isinstance(value, dict) else {}
+        table = {"accountant": "rdp", **value} if isinstance(value, dict) else {}  # absent until 0.2.0
         if table.get("epsilon", 0) is None:
             table["epsilon"] = math.inf
         numbers = [table.get(name) for name in ("delta", "noise", "clip", "rate", "means_noise")]
         right = (
             table.keys() == {f.name for f in fields(cls)}
             and table["mode"] in ("client", "sample")
+            and table["accountant"] in ("pld", "rdp")
             and all(map(is_number, numbers))
             and (is_number(table["epsilon"]) or table["epsilon"] == math.inf)
             and all(is_count(table[name]) for name in ("releases", "clipped", "means"))

@@ -152,11 +152,12 @@ class PlainSteps(Steps):
         assert private is not None
         assert noise is not None
         expected = min(self.plan.batch_size, len(self.y))
+        deviation = private.noise * private.clip
+        step = noise.step(deviation)
         for update, parameters, optimizer in self.updates:
-            sums, terms = clipped_sum(self._model, update, parameters, batch, self.local, private.clip)
+            sums, terms = clipped_sum(self._model, update, parameters, batch, self.local, private.clip, step)
             for name, parameter in parameters.items():
-                noisy = sums[name] + private.noise * private.clip * noise.normal(parameter)
-                parameter.grad = noisy / expected
+                parameter.grad = (noise.added(sums[name], deviation) / expected).to(parameter)
             optimizer.step()
             self.means.add(terms, len(batch.y))
 

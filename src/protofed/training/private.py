@@ -31,6 +31,10 @@ AT_ONCE = 2**22
 """Numbers of single samples' gradients that are held at a time: 16 MiB stay in a processor's cache."""
 SURE = 2.0
 """A class counts as present if its noisy number of samples exceeds so many standard deviations of the noise."""
+FINE = 20
+"""Binary digits of the grid on which a node adds noise, below its standard deviation."""
+SHORT = 1 - 2.0**-32
+"""Share of a norm to which a node shortens vectors, so that rounding in float64 never leaves one too long."""
 COUNTS = "private counts"
 """Name, in a client's state, of the noisy numbers of samples per class that stand for the true ones."""
 
@@ -80,6 +84,29 @@ class Noise:
         if self.generator is None:
             return normal_from_system(like.numel()).reshape(like.shape).to(like)
         return torch.randn(like.shape, generator=self.generator).to(like)
+
+    def step(self, deviation: float) -> float:
+        """Return the step of the grid of contributions; 0 for none: in a simulation, or without noise.
+
+        Sums of multiples of a power of two are exact, and rounding such a sum plus Gaussian noise is
+        post-processing, so that the low bits of floating-point numbers tell nothing (Mironov 2012).
+
+        Args:
+            deviation: Standard deviation of the noise.
+        """
+        known = self.generator is not None or not deviation
+        return 0.0 if known else 2.0 ** (math.floor(math.log2(deviation)) - FINE)
+
+    def added(self, total: Tensor, deviation: float) -> Tensor:
+        """Return a sum with noise.
+
+        Args:
+            total: The sum, of contributions on the grid of :meth:`step` if there is one.
+            deviation: Standard deviation of the noise.
+        """
+        noise = deviation * self.normal(total)
+        step = self.step(deviation)
+        return total + ((noise / step).round() * step if step else noise)
 
     def rows(self, samples: int, size: int) -> list[Tensor]:
         """Return the rows of each batch of an epoch: ``⌈n/B⌉`` batches, each row in each with probability ``B/n``.
@@ -132,7 +159,13 @@ class _Loss(nn.Module):
 
 
 def clipped_sum(
-    model: SplitModel, update: Update, chosen: Mapping[str, Tensor], batch: Batch, local: Local, clip: float
+    model: SplitModel,
+    update: Update,
+    chosen: Mapping[str, Tensor],
+    batch: Batch,
+    local: Local,
+    clip: float,
+    step: float = 0.0,
 ) -> tuple[Tensors, Tensors]:
     """Return the sum of the clipped gradients of a batch's samples, and the means of their losses.
 
@@ -143,13 +176,15 @@ def clipped_sum(
         batch: The samples, perhaps none.
         local: The client.
         clip: Largest norm of a sample's gradient.
+        step: Step of the grid to which clipped gradients are rounded, towards zero and in float64; 0 for none.
 
     Raises:
         ConfigError: If the loss of a single sample cannot be vectorised.
     """
     loss = _Loss(model, update)
     weights = {f"model.{name}": parameter.detach() for name, parameter in chosen.items()}
-    sums = {name: torch.zeros_like(parameter) for name, parameter in weights.items()}
+    dtype = torch.float64 if step else None
+    sums = {name: torch.zeros_like(parameter, dtype=dtype) for name, parameter in weights.items()}
     means: Tensors = {}
 
     def one(weights: Tensors, x: Tensor, y: Tensor, importance: Tensor) -> tuple[Tensor, Tensors]:
@@ -167,6 +202,8 @@ def clipped_sum(
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0][:160]
             raise ConfigError(f"privacy.mode=sample: no gradients of single samples: {reason}") from None
+        if step:
+            gradients = {name: g.double() for name, g in gradients.items()}
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(dim=0)
         factors = (clip / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
         # A gradient that is not finite has no direction; it counts as none.
@@ -174,10 +211,16 @@ def clipped_sum(
         factors = factors.where(finite, 0.0)
         for name, gradient in gradients.items():
             known = gradient if finite.all() else gradient.nan_to_num(0.0, 0.0, 0.0)
-            sums[name] += (factors @ known.flatten(1)).view_as(sums[name])
+            rows = known.flatten(1)
+            sums[name] += (_on_grid(factors, rows, step) if step else factors @ rows).view_as(sums[name])
         for name, term in terms.items():
             means[name] = means.get(name, 0.0) + term.detach().sum() / len(batch.y)
     return {name.removeprefix("model."): total for name, total in sums.items()}, means
+
+
+def _on_grid(factors: Tensor, rows: Tensor, step: float) -> Tensor:
+    """Return ``Σ_b f_b·r_b`` of ``(B,)`` and ``(B, n)`` in float64, each term rounded towards zero to a grid."""
+    return (factors.mul(SHORT)[:, None] * rows).div_(step).trunc_().sum(0) * step
 
 
 @torch.no_grad()
@@ -199,6 +242,8 @@ def private_statistics(
     """
     model.eval()
     totals: Tensors = {}
+    dtype = next(model.parameters()).dtype
+    noise = Noise.of(local, private, "statistics")
 
     def one(output: Output, y: Tensor) -> Tensors:
         alone = type(output)(*(part.unsqueeze(0) for part in output))
@@ -208,15 +253,20 @@ def private_statistics(
         each = vmap(one)(model(batch.x), batch.y)
         for name, values in each.items():
             bound = private.features if values.dim() > 2 else 1.0
+            step = noise.step(private.means * math.sqrt(len(each)) * bound)
+            values = values.double() if step else values
             length = values.flatten(1).norm(dim=1).clamp(min=torch.finfo(values.dtype).tiny)
             factors = (bound / length).clamp(max=1).where(length.isfinite(), 0.0)
-            added = torch.einsum("b,b...->...", factors, values.nan_to_num(0.0, 0.0, 0.0))
+            known = values.nan_to_num(0.0, 0.0, 0.0)
+            if step:
+                added = _on_grid(factors, known.flatten(1), step).view(known.shape[1:])
+            else:
+                added = torch.einsum("b,b...->...", factors, known)
             totals[name] = totals[name] + added if name in totals else added
-    noise = Noise.of(local, private, "statistics")
     spread = private.means * math.sqrt(len(totals))
     for name in sorted(totals):
         bound = private.features if totals[name].dim() > 1 else 1.0
-        totals[name] = totals[name] + spread * bound * noise.normal(totals[name])
+        totals[name] = noise.added(totals[name], spread * bound).to(dtype)
     if "counts" in totals:
         sure = totals["counts"] > max(SURE * spread, 0.5)
         totals = {n: t * sure.reshape(-1, *[1] * (t.dim() - 1)) for n, t in totals.items()}

@@ -446,8 +446,11 @@ class LocalTrainer:
             return self.codec.encode(payload, schema), ""
         except Exception as error:  # also of a method's own code, which features that are not finite may break
             local.model.eval()
-            output = local.model(next(batches(train, local.model)).x) if len(train) else None
-            if output is not None and not bool(output.features.isfinite().all()):
+            if COUNTS in local.state:  # protected samples decide nothing, not even this
+                found = [t for t in local.model.state_dict().values() if t.is_floating_point()]
+            else:
+                found = [local.model(next(batches(train, local.model)).x).features] if len(train) else []
+            if not all(bool(tensor.isfinite().all()) for tensor in found):
                 return None, f"model: has diverged ({' '.join(str(error).split())[:160]})"
             if isinstance(error, ProtofedError):
                 raise type(error)(f"{local.name}: {error}") from None
