@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from network import forget, wanted
+from network import contents, forget, wanted
 from protofed.errors import ConfigError, DataError, PayloadError
 from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import resolve
@@ -37,11 +36,6 @@ def job_of(root: Path, method: str = "fedproto") -> Job:
 def node_of(root: Path, state: Path, least: int = 0) -> Node:
     forget()
     return Node(Folder(root / "clients" / "ann", "ann", least=least), state)
-
-
-def weights(state: Path) -> dict[str, torch.Tensor]:
-    """Return ann's model as her node keeps it."""
-    return load_file(state / "ann" / "model.safetensors")
 
 
 def train(node: Node, job: Job) -> Trained:
@@ -69,14 +63,13 @@ def changed(job, section: str, **options):
 def test_what_a_server_may_not_change(root, tmp_path, section, options):
     node, job = node_of(root, tmp_path / "state"), job_of(root)
     train(node, job)
-    before = weights(tmp_path / "state")
+    before = contents(tmp_path / "state")
     with pytest.raises(
         ConfigError, match=rf"ann: the server changed {section}\.{next(iter(options))} from"
     ) as found:
         train(node, changed(job, section, **options))
     assert "\n" not in str(found.value)
-    after = weights(tmp_path / "state")
-    assert all(torch.equal(before[n], t) for n, t in after.items())
+    assert contents(tmp_path / "state") == before
     train(node, changed(job, "participation", attempts=7))  # only the server reads that
 
 
@@ -120,8 +113,8 @@ def test_a_node_refuses_crafted_weights(root, tmp_path):
 
 def built(node, job):
     """Return the trainer of a node's visit."""
-    with node._open(job) as (trainer, _, _):
-        return trainer
+    with node._open(job) as (builder, _, _):
+        return builder.trainer
 
 
 # The least number of samples of a class that is reported.

@@ -66,7 +66,8 @@ class Columns:
             resize: Side in pixels to which images are resized.
         """
         fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
-        return cls(*names, 0, resize, data.drop, data.keep, data.renamed, fills)
+        keep = (*data.keep, *(name for name in data.ranges if name != "*"))  # what has a range is a number
+        return cls(*names, 0, resize, data.drop, keep, data.renamed, fills)
 
 
 @dataclass(frozen=True)
