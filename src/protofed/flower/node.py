@@ -113,7 +113,7 @@ class Node:
         return self._experiment(config).secure.aggregation
 
     def _check_told(self, job: Job, place: Place) -> None:
-        """Refuse to train for a sum from a broadcast of an earlier request, of which the others may have had another.
+        """Refuse to train for a sum from the broadcast of an earlier request: others may have been sent another.
 
         Those of the request itself are compared (:mod:`protofed.flower.held`).
         """

@@ -25,7 +25,7 @@ PINS = "pins"
 SERVERS_OWN = ("rounds", "participation", "evaluation", "robust", "attack", "compare")
 """Options that only the server reads, or that it may change when it goes on with a run."""
 PLAN = ("rounds", "participation")
-"""Of these, what decides nevertheless how clients train where every round depends on the plan, as noise on a budget."""
+"""Of these, what clients depend on where the plan affects every round, as it does noise on a budget."""
 SHOWN = (
     "method.name",
     "training.batch_size",
