@@ -187,7 +187,7 @@ class Node:
             folder = ClientFolder(place, job.run)
             check_pins(folder.notes, job.client, pins(experiment, read_summary(job.summary)))
             if job.message is not None:
-                _check_broadcast(builder.trainer, roster, job)
+                _check_broadcast(builder.trainer, roster, job.client, job.message)
                 folder.notes[TOLD] = []
             if experiment.execution.precision == "bf16":
                 if BFLOAT16 not in folder.notes:  # measured once per run
@@ -196,15 +196,14 @@ class Node:
             yield builder, roster, Kept(job, roster, folder, self.fresh)
 
 
-def _check_broadcast(trainer: LocalTrainer, roster: Roster, job: Job) -> None:
+def _check_broadcast(trainer: LocalTrainer, roster: Roster, client: str, message: bytes) -> None:
     """Refuse crafted weights; a broadcast is checked against the schema where it is received."""
-    schema = trainer.method.broadcast_schema
-    if job.message is None or schema is None:
+    if (schema := trainer.method.broadcast_schema) is None:
         return
     try:
-        check_weights(roster.models[roster[job.client].kind], trainer.codec.decode(job.message, schema))
+        check_weights(roster.models[roster[client].kind], trainer.codec.decode(message, schema))
     except PayloadError as error:
-        raise PayloadError(f"{job.client}: broadcast: {error}") from None
+        raise PayloadError(f"{client}: broadcast: {error}") from None
 
 
 def experiment_key(experiment: Experiment) -> str:
