@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,32 @@ def forget() -> None:
     """Lose what a process remembers, as a restart does."""
     _built.cache_clear()
     _company.cache_clear()
+
+
+def killed(step: int, below: Path, act: Callable[[], object]) -> bool:
+    """Do something in a process that dies before a change below a folder; return whether it came so far."""
+    child = os.fork()
+    if not child:
+        count = 0
+
+        def watch(event: str, arguments: tuple) -> None:
+            nonlocal count
+            changes = event in ("os.rename", "os.remove", "os.symlink", "os.link", "os.mkdir", "os.rmdir")
+            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            if (changes or writes) and str(arguments[0]).startswith(str(below)):
+                count += 1
+                if count == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        try:
+            act()
+        except BaseException:
+            os._exit(3)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
 
 
 def write_folders(root: Path, federated: FederatedData) -> Path:

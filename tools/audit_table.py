@@ -35,6 +35,18 @@ BY_SIZE = {
 }
 CRAFTED = {"verbatim": "read, batch size chosen", "verbatim_pinned": "read, batch size pinned"}
 """Columns of the tables on membership by the number of samples of a class, and on a server that crafts weights."""
+PROTECTED = {
+    "classes": "classes right",
+    "counts": "error of n_ij",
+    "membership_best": "membership, AUC",
+    "membership_best_1": "AUC, 1–3 samples",
+    "membership_best_tpr_1": "caught, 1–3",
+    "membership_best_31": "AUC, 31 or more",
+    "reconstruction_best": "SSIM",
+    "participation_member": "who took part, AUC",
+    **CRAFTED,
+}
+"""Columns of the table on runs with protection."""
 
 BOTH = ("participation_member",)
 """What is the same for every observer."""
@@ -57,7 +69,7 @@ def main() -> None:
             protofed.run(given.recipe, overrides, out=folder, resume=True)
             write_audit(audit_run(folder), folder / "audit.html")
     trees = {m: json.loads((folder / "audit.json").read_text()) for m, folder in folders.items()}
-    for columns in (COLUMNS, BY_SIZE, CRAFTED):
+    for columns in (COLUMNS, BY_SIZE, CRAFTED, PROTECTED):
         print("\n| method |", " | ".join(columns.values()), "|")
         print("|---|", "---:|" * len(columns), sep="")
         for method, tree in trees.items():

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from network import (
     contents,
     dying,
     forget,
+    killed,
     locally,
     nodes_of,
     numbers,
@@ -83,32 +81,6 @@ def protofed(monkeypatch, capsys, *words: object) -> tuple[int, str]:
         cli.main()
     printed = capsys.readouterr()
     return int(ended.value.code or 0), printed.out + printed.err
-
-
-def killed(step: int, below: Path, act: Callable[[], object]) -> bool:
-    """Do something in a process that dies before a change below a folder; return whether it came so far."""
-    child = os.fork()
-    if not child:
-        count = 0
-
-        def watch(event: str, arguments: tuple) -> None:
-            nonlocal count
-            changes = event in ("os.rename", "os.remove", "os.symlink", "os.link", "os.mkdir", "os.rmdir")
-            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-            if (changes or writes) and str(arguments[0]).startswith(str(below)):
-                count += 1
-                if count == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(watch)
-        try:
-            act()
-        except BaseException:
-            os._exit(3)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
 
 
 # A finished run goes on, or nothing changes.

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from network import contents, forget, wanted
-from protofed.errors import ConfigError, DataError, PayloadError
+from network import contents, forget, killed, wanted
+from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError
 from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import resolve
 from protofed.flower.messages import Job
@@ -27,8 +27,8 @@ from protofed.wire import get_codec
 from support import ordinary
 
 
-def job_of(root: Path, method: str = "fedproto") -> Job:
-    chosen = wanted(method, root)
+def job_of(root: Path, method: str = "fedproto", **options) -> Job:
+    chosen = wanted(method, root, **options)
     summary = client_summaries(FederationSummary.of(chosen, ordinary()))[0]
     return Job("run", "ann", 1, experiment_key(chosen), summary)
 
@@ -73,10 +73,70 @@ def test_what_a_server_may_not_change(root, tmp_path, section, options):
     train(node, changed(job, "participation", attempts=7))  # only the server reads that
 
 
-def test_another_run_may_differ(root, tmp_path):
+def test_another_run_may_differ_and_the_operator_reads_how(root, tmp_path, caplog):
     node, job = node_of(root, tmp_path / "state"), job_of(root)
     train(node, job)
+    caplog.clear()
+    train(node, replace(job, round=2, order=1))
+    assert not caplog.messages
     train(node, replace(changed(job, "training", epochs=2), run="another", round=1, order=0))
+    (line,) = caplog.messages
+    assert line.startswith("ann: a run begins, in which this node keeps to method.name=")
+    assert "training.epochs=2" in line
+
+
+def test_a_node_s_own_batch_size_holds_in_every_run(root, tmp_path):
+    (root / "clients" / "ann" / "client.toml").write_text("batch_size = 7\nepochs = 1\n")
+    node = node_of(root, tmp_path / "state")
+    job = changed(job_of(root), "training", batch_size=1, epochs=50)
+    with node._open(job) as (_, roster, _):
+        assert (roster["ann"].plan.batch_size, roster["ann"].plan.epochs) == (7, 1)
+
+
+def test_a_node_killed_in_its_first_visit_has_answered_nothing_or_keeps_to_what_it_pinned(root, tmp_path):
+    job = job_of(root)
+    other = changed(job, "training", batch_size=10_000)
+    step, more, seen = 0, True, []
+    while more:
+        step += 1
+        state = tmp_path / f"state-{step}"
+        more = killed(step, state, lambda state=state: train(node_of(root, state), job))
+        node = node_of(root, state)
+        seen.append(any(state.rglob("state.json")))
+        if seen[-1]:
+            before = contents(state)
+            with pytest.raises(ConfigError, match=r"the server changed training\.batch_size from"):
+                train(node, other)
+            assert contents(state) == before
+        else:
+            train(node, replace(other, round=1))  # nothing of the first visit was sent: it has not been
+            with pytest.raises(ConfigError, match=r"the server changed training\.batch_size from"):
+                train(node, replace(job, round=2, order=2))
+    assert seen == sorted(seen)
+    assert {*seen} == {False, True}
+
+
+def test_a_run_of_another_name_does_not_go_on_with_the_client(root, tmp_path):
+    node, job = node_of(root, tmp_path / "state"), job_of(root)
+    _, left = node.train(job)
+    other = replace(changed(job, "training", batch_size=10_000), run="another", after=left.generation)
+    before = contents(tmp_path / "state")
+    with pytest.raises(CheckpointError, match=r"ann: the node does not have state .*it has none of this run"):
+        train(node, other)
+    assert contents(tmp_path / "state") == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("rounds", 1), ("participation", {"newcomers": 1})])
+def test_a_server_cannot_lower_the_noise_that_a_budget_needs(name, value, root, tmp_path):
+    """Noise for 8 is spread over the planned rounds: less of it suffices for a single one."""
+    budget = {"privacy__mode": "sample", "privacy__epsilon": 8.0, "privacy__accountant": "rdp"}
+    job = job_of(root, method__prototypes="after", **budget)
+    node = node_of(root, tmp_path / "state")
+    train(node, job)
+    tree = json.loads(job.config)
+    tree[name] = {**tree[name], **value} if isinstance(value, dict) else value
+    with pytest.raises(ConfigError, match=rf"the server changed {name}.* from"):
+        train(node, replace(job, config=json.dumps(tree), round=2, order=1))
 
 
 def test_another_model_is_refused(root, tmp_path):
@@ -99,16 +159,34 @@ def test_weights_whose_rows_have_one_direction_are_refused():
         check_weights(model, crafted)
 
 
-def test_a_node_refuses_crafted_weights(root, tmp_path):
-    node, job = node_of(root, tmp_path / "state"), job_of(root, "fedavg")
+def broadcast(node: Node, job: Job, *, crafted: bool = False) -> bytes:
+    """Return the encoded broadcast of a first round."""
     trainer = built(node, job)
-    schema = trainer.method.broadcast_schema
     payload = trainer.method.broadcast(trainer.method.server_state(), 1)
-    name = next(n for n, t in payload.items() if t.dim() == 2)
-    payload[name] = payload[name][:1].expand_as(payload[name]).contiguous()
-    message = get_codec("float32", "none").encode(payload, schema)
+    if crafted:
+        name = next(n for n, t in payload.items() if t.dim() == 2)
+        payload[name] = payload[name][:1].expand_as(payload[name]).contiguous()
+    return get_codec("float32", "none").encode(payload, trainer.method.broadcast_schema)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "beacon"])
+@pytest.mark.parametrize("visit", [Node.train, Node.evaluate])
+def test_a_node_refuses_crafted_weights(method, visit, root, tmp_path):
+    """Also with a request for scores, which beacon's clients would go on to train."""
+    node, job = node_of(root, tmp_path / "state"), job_of(root, method)
     with pytest.raises(PayloadError, match=r"ann: broadcast: .* rows have one direction"):
-        train(node, replace(job, message=message))
+        visit(node, replace(job, message=broadcast(node, job, crafted=True)))
+
+
+def test_a_client_of_a_sum_starts_from_what_all_are_sent(root, tmp_path):
+    """A broadcast to one client with a request for scores, and then none to all: nobody would notice."""
+    node = node_of(root, tmp_path / "state")
+    job = job_of(root, "beacon", secure__aggregation=True, robust__rule="none")
+    node.evaluate(replace(job, message=broadcast(node, job)))
+    with pytest.raises(PayloadError, match=r"ann: the request has no broadcast, but an earlier one had") as error:
+        train(node, replace(job, order=1))
+    assert "\n" not in str(error.value)
+    train(node, replace(job, order=2, message=broadcast(node, job)))
 
 
 def built(node, job):

@@ -127,6 +127,7 @@ def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(t
         assert d.ended("misled") != 0
         d.finish()
         assert all(model_of(d, n).is_file() for n in range(2))
+        assert "ann: a run begins, in which this node keeps to method.name" in d.log("node1")
     same(local, tmp_path / "remote")
     assert (tmp_path / "remote" / "report.html").is_file()
 

@@ -210,6 +210,14 @@ def test_an_authority_signs_a_roster(made, tmp_path, monkeypatch, capsys):
         (("--client", "north"), "--client north: expected NAME=FILE, each name once"),
         (("--client", "north=nowhere"), "nowhere: No such file"),
         (("--client", "north={made}/node1"), "north: neither a public key nor a fingerprint"),
+        (
+            ("--client", "a={made}/node1.pub", "--client", "b={made}/node2.pub"),
+            "a roster needs at least 3 clients: of the sum of two, each knows the other's part",
+        ),
+        (
+            ("--client", "a={made}/node1.pub", "--federation", " "),
+            "roster: name of the federation '': expected printable text",
+        ),
         (("--client", "../x={made}/node1.pub"), "name '../x': use letters"),
         (("--client", "a={made}/node1.pub", "--client", "b={made}/node1.pub"), "a and b have the same key"),
         (("--client", "a={made}/node1.pub", "--client", "A={made}/node2.pub"), "names 'a' and 'A' read the same"),
@@ -221,8 +229,8 @@ def test_an_authority_signs_a_roster(made, tmp_path, monkeypatch, capsys):
 )
 def test_a_roster_that_cannot_be_signed(words, reason, made, tmp_path, monkeypatch, capsys):
     key = () if "--authority-key" in words else ("--authority-key", made / "ca.key")
-    given = [word.format(made=made) for word in words]
-    assert protofed(monkeypatch, "roster", tmp_path / "out.json", *given, *key, "--federation", "trial") == 2
+    given = ["--federation", "trial", *(word.format(made=made) for word in words)]
+    assert protofed(monkeypatch, "roster", tmp_path / "out.json", *given, *key) == 2
     error = capsys.readouterr().err
     assert reason in error
     assert error.count("\n") == 1
@@ -265,3 +273,16 @@ def test_the_check_says_whether_roster_authority_and_key_fit(made, tmp_path, mon
     shutil.copytree(made, tmp_path / "copy")
     (tmp_path / "copy" / "roster.json").write_text("{}")
     assert "has no signature" in checked(roster=tmp_path / "copy" / "roster.json")
+
+
+def test_the_check_notices_the_key_of_another_node(made, tmp_path, monkeypatch, capsys):
+    from protofed.flower.example import create_example
+
+    create_example(tmp_path / "data")
+    files = ("--roster", made / "roster.json", "--authority", made / "ca.crt", "--key", made / "node2")
+    assert protofed(monkeypatch, "check", "--client-dir", tmp_path / "data" / "north", *files) == 1
+    assert "lists north with another key than" in (printed := " ".join(capsys.readouterr().out.split()))
+    assert "which is that of south" in printed
+    (tmp_path / "data" / "north").rename(tmp_path / "data" / "mine")
+    protofed(monkeypatch, "check", "--client-dir", tmp_path / "data" / "mine", *files)
+    assert 'this node is south, which needs client="south"' in " ".join(capsys.readouterr().out.split())

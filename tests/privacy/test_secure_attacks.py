@@ -246,3 +246,40 @@ def test_answers_of_an_earlier_session_are_of_no_use():
         again.take(stage, "ann", ann.answer(stage, again.requests(stage)["ann"]))
     with pytest.raises(PayloadError, match="boxes: that of bob cannot be opened"):
         ann.answer("masked", again.requests("masked")["ann"])
+
+
+# Rosters.
+
+
+def test_a_roster_of_another_federation_by_the_same_authority():
+    clients = everyone(False, NAMES[:3])
+    clients["ann"].peers = KnownPeers(KEYS["ann"], PUBLIC, "another")
+    with pytest.raises(PayloadError, match=r"keys: .* did not sign those in its name for this round"):
+        conduct(SecureServer(list(clients), 3, LENGTH), asking(clients))
+
+
+def test_a_name_in_another_form_of_unicode_is_another_name():
+    composed, decomposed = "Z\u00fcrich", "Zu\u0308rich"
+    peers = KnownPeers(KEYS["ann"], {**PUBLIC, composed: PUBLIC["eve"]}, "trial")
+    with pytest.raises(PayloadError, match="is not in this node's roster"):
+        invent(asking({"ann": client("ann", peers)}), LENGTH, [composed, decomposed], 3)
+
+
+def test_a_client_that_is_listed_twice():
+    clients = everyone(False, NAMES[:3])
+    server = until("shares", list(clients), 3, LENGTH, asking(clients))
+    request = server.requests("shares")["ann"]
+    for name in ("names", "pairwise", "sealing", "signatures"):
+        request[name] = [*request[name], request[name][-1]]
+    with pytest.raises(PayloadError, match="names: each client must be listed once"):
+        clients["ann"].answer("shares", request)
+
+
+def test_signatures_of_survivors_count_for_their_own_round_only():
+    """Those of the first round are handed to the same clients in the second, which signed nothing in it."""
+    before = everyone(False, NAMES[:4])
+    earlier = until("unmask", list(before), 3, LENGTH, asking(before)).requests("unmask")["ann"]
+    now = {name: client(name, visit=digest("visit", "run", 2)) for name in NAMES[:4]}
+    server = until("unmask", list(now), 3, LENGTH, asking(now))
+    with pytest.raises(PayloadError, match="unmask: 0 clients signed the list of survivors"):
+        now["ann"].answer("unmask", {**earlier, "session": server.session})

@@ -201,8 +201,12 @@ class _Node:
         own = found.name(trust.load_key(key).public_key())
         if not own:
             raise ConfigError(f"{path}: lists no client with the key {key}: ask the authority for one that does")
-        other = self.federated is not None and self.federated.clients[0].name != own
-        hint = f', which needs client="{own}" in --node-config' if other else ""
+        name = self.federated.clients[0].name if self.federated is not None else own
+        if name != own and name in found.keys:
+            raise ConfigError(
+                f"{path}: lists {name} with another key than {key}, which is that of {own}: correct one"
+            )
+        hint = f', which needs client="{own}" in --node-config' if name != own else ""
         until = f"valid until {found.until:%Y-%m-%d}"
         return f"{path}: {len(found.keys)} clients of {found.federation}, {until}; this node is {own}{hint}"
 

@@ -35,6 +35,8 @@ from protofed.training import Evaluated, LocalTrainer, Memory, Roster, Sequentia
 
 log = logging.getLogger(__name__)
 BFLOAT16 = "bfloat16"
+TOLD = "told"
+"""Name of the note that a client has been sent a broadcast in this run."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Node:
         with self._open(job) as (builder, roster, place):
             answered = place.answered()
             if answered is None:
-                self._check_broadcast(builder.trainer, roster, job)
+                self._check_told(job, place)
                 place.enter(training=True)
                 messages = {job.client: job.message}
                 (result,) = Sequential(builder.trainer, roster).train([job.client], messages, job.round)
@@ -110,15 +112,17 @@ class Node:
         """Return whether uploads stay at the node, which sends only masked ones, given a configuration as JSON."""
         return self._experiment(config).secure.aggregation
 
-    def _check_broadcast(self, trainer: LocalTrainer, roster: Roster, job: Job) -> None:
-        """Refuse crafted weights at a node; its broadcast is checked against the schema where it is received."""
-        schema = trainer.method.broadcast_schema
-        if self.state is None or job.message is None or schema is None:
-            return
-        try:
-            check_weights(roster.models[roster[job.client].kind], trainer.codec.decode(job.message, schema))
-        except PayloadError as error:
-            raise PayloadError(f"{job.client}: broadcast: {error}") from None
+    def _check_told(self, job: Job, place: Place) -> None:
+        """Refuse to train for a sum from the broadcast of an earlier request: others may have been sent another.
+
+        Those of the request itself are compared (:mod:`protofed.flower.held`).
+        """
+        told = isinstance(place, Kept) and TOLD in place.folder.notes
+        if told and job.message is None and self.keeps_uploads(job.config):
+            raise PayloadError(
+                f"{job.client}: the request has no broadcast, but an earlier one had: with secure aggregation, all "
+                "clients of a round start from the same"
+            )
 
     def _masked(self, job: Job, trainer: LocalTrainer, result: Trained) -> Trained:
         """Return a result with what secure aggregation adds up in place of the upload, if uploads stay."""
@@ -182,11 +186,24 @@ class Node:
             roster.store.write(job.client, initial)
             folder = ClientFolder(place, job.run)
             check_pins(folder.notes, job.client, pins(experiment, read_summary(job.summary)))
+            if job.message is not None:
+                _check_broadcast(builder.trainer, roster, job.client, job.message)
+                folder.notes[TOLD] = []
             if experiment.execution.precision == "bf16":
                 if BFLOAT16 not in folder.notes:  # measured once per run
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
                 roster.compute_in_bfloat16(folder.notes[BFLOAT16])
             yield builder, roster, Kept(job, roster, folder, self.fresh)
+
+
+def _check_broadcast(trainer: LocalTrainer, roster: Roster, client: str, message: bytes) -> None:
+    """Refuse crafted weights; a broadcast is checked against the schema where it is received."""
+    if (schema := trainer.method.broadcast_schema) is None:
+        return
+    try:
+        check_weights(roster.models[roster[client].kind], trainer.codec.decode(message, schema))
+    except PayloadError as error:
+        raise PayloadError(f"{client}: broadcast: {error}") from None
 
 
 def experiment_key(experiment: Experiment) -> str:

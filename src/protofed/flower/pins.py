@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,27 @@ from protofed import claims
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import Experiment
+from protofed.experiments.rundir import why_rounds_matter
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
+log = logging.getLogger(__name__)
 PINS = "pins"
 """Name of the note in which a client's folder keeps them."""
 SERVERS_OWN = ("rounds", "participation", "evaluation", "robust", "attack", "compare")
 """Options that only the server reads, or that it may change when it goes on with a run."""
+PLAN = ("rounds", "participation")
+"""Of these, what clients depend on where the plan affects every round, as it does noise on a budget."""
+SHOWN = (
+    "method.name",
+    "training.batch_size",
+    "training.epochs",
+    "secure.aggregation",
+    "privacy.mode",
+    "privacy.epsilon",
+)
+"""What a node's operator is told of a new run."""
 ALIKE = 0.9999
 """Cosine from which two rows of a layer count as the same."""
 LEAST = 4
@@ -34,9 +48,10 @@ def pins(experiment: Experiment, summary: FederationSummary) -> list[str]:
         experiment: The experiment.
         summary: What the server says of the client's model and of the federation.
     """
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = {"table": summary.table}
+    planned = PLAN if why_rounds_matter(experiment) else ()
     for section, value in experiment.identity().items():
-        if section not in SERVERS_OWN:
+        if section not in SERVERS_OWN or section in planned:
             tree |= {f"{section}.{n}": v for n, v in value.items()} if isinstance(value, dict) else {section: value}
     tree["precision"] = experiment.execution.precision
     (architecture,) = summary.architectures
@@ -56,6 +71,9 @@ def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
     Raises:
         ConfigError: If something has changed.
     """
+    if PINS not in notes:
+        shown = (pin for pin in found if pin.split("=", 1)[0] in SHOWN)
+        log.warning("%s: a run begins, in which this node keeps to %s", client, claims.clean(", ".join(shown)))
     kept = notes.setdefault(PINS, found)
     if kept == found:
         return

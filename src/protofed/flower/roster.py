@@ -66,6 +66,8 @@ def sign_roster(
         ConfigError: If a name or a key is invalid, or occurs twice.
     """
     try:
+        if not federation.strip() or not federation.isprintable():
+            raise ValueError(f"name of the federation {claims.clean(federation, 40)!r}: expected printable text")
         fields = {
             "federation": claims.class_name(federation),
             "from": start.isoformat(timespec="seconds"),
@@ -127,7 +129,9 @@ def create_roster(path: Path, clients: Sequence[str], authority: Path, federatio
         ConfigError: If an item has another form, a file cannot be read or does not hold a key, or ``path`` exists.
         OutputError: If the file cannot be written.
     """
-    from protofed.files import write_bytes  # imports torch, which no other command on keys needs
+    # These import torch, which no other command on keys needs.
+    from protofed.files import write_bytes
+    from protofed.privacy.secure import FEWEST
 
     if path.exists():
         raise ConfigError(f"{path} is there already: rosters are never overwritten: choose a new name")
@@ -145,7 +149,12 @@ def create_roster(path: Path, clients: Sequence[str], authority: Path, federatio
         raise ConfigError(f"{authority}: not an ECDSA private key in PEM form without passphrase, such as ca.key")
     start = datetime.now(UTC) - trust.CLOCKS_DIFFER
     end = start + trust.CLOCKS_DIFFER + timedelta(days=days)
-    write_bytes(path, sign_roster(keys, signer, federation, start, end))
+    content = sign_roster(keys, signer, federation, start, end)
+    if len(keys) < FEWEST:
+        raise ConfigError(
+            f"a roster needs at least {FEWEST} clients: of the sum of two, each knows the other's part"
+        )
+    write_bytes(path, content)
 
 
 def _file(path: Path) -> str:
