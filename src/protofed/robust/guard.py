@@ -29,8 +29,8 @@ class Guard:
         withheld: Clients whose ``counts`` are bounds rather than numbers of samples.
 
     Raises:
-        ConfigError: If the rule is not applicable to the payloads of the method, or ``robust.admitted`` names a client
-            that does not exist.
+        ConfigError: If the rule is not applicable to the payloads of the method, or ``robust.admitted`` names a
+            client that does not exist.
     """
 
     def __init__(
