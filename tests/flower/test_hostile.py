@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from network import FakeGrid, apart, dying, forget, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, training, wanted, write_folders
 from protofed import claims, limits
 from protofed.analysis.report import write_report
 from protofed.errors import CheckpointError, ConfigError, FederationError
+from protofed.experiments.assemble import assemble
+from protofed.experiments.ending import read_server
 from protofed.flower.grid import RECORD
 from support import client, federated, ordinary
 
@@ -366,3 +369,45 @@ def test_an_error_of_flower_is_no_answer_and_is_asked_again(root, tmp_path):
     assert "bob" not in run.rounds[0]["participants"]
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left == {"client": "bob", "reason": "came after the run had begun: it can take part in the next one"}
+
+
+@pytest.mark.parametrize("weight", [16.0, 0.0])
+def test_a_node_that_overstates_its_samples_weighs_what_the_same_client_weighs_locally(weight, root, tmp_path):
+    """zoe's description and its uploads both state 2^30 samples."""
+    chosen = wanted("fedavg", root, robust__weight=weight)
+    federation, _ = assemble(chosen)
+    codec, schema = federation.codec, federation.method.upload_schema
+    assert schema is not None
+    describe = says(train=[2**28] * 4)
+
+    def lie(node: int, message: Message, reply: Message) -> Message:
+        values = dict(reply.content[RECORD])
+        if node != HOSTILE or not training(message):
+            return describe(node, message, reply)
+        upload = codec.decode(values["message"], schema)
+        upload["samples"] = torch.full_like(upload["samples"], 2**30)
+        return with_values(message, {**values, "message": codec.encode(upload, schema)})
+
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), lie), chosen, tmp_path / "remote")
+    lies = {"attack__kind": "counts", "attack__clients": ["zoe"], "attack__samples": 2**30}
+    local = locally(wanted("fedavg", root, robust__weight=weight, **lies), tmp_path / "local")
+    for name in ("participants", "accuracy"):
+        assert [r[name] for r in remote.rounds] == [r[name] for r in local.rounds]
+    expected, found = read_server(local.directory), read_server(remote.directory)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
+    capped = [{"client": "zoe", "fields": ["samples"]}]
+    assert [r.get("robust", {}).get("capped") for r in remote.rounds] == [capped if weight else None] * 3
+
+
+def test_admitted_clients_are_those_of_the_roster(root, tmp_path, caplog):
+    """A name that the roster lacks is a mistake; without a roster, the client may be absent."""
+    chosen = wanted("fedavg", root, rounds=1, robust__admitted={"zoee": 50})
+    over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "run")
+    assert "robust.admitted: zoee is not among the clients of this run (ann, bob, cid, zoe)" in caplog.text
+    roster = tmp_path / "roster.json"
+    entry = {"key": "SHA256:" + "A" * 43, "samples": 9}
+    roster.write_text(json.dumps({"zoe": entry}))
+    with pytest.raises(ConfigError, match=r"unknown client in robust.admitted .*'zoee'.* Valid: zoe") as caught:
+        over(FakeGrid(nodes_of(root, tmp_path / "s")), chosen, tmp_path / "other", roster=str(roster))
+    assert "\n" not in str(caught.value)

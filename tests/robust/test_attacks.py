@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -136,13 +138,30 @@ def test_a_description_cannot_make_one_client_the_mean():
         torch.testing.assert_close(once.server[name], weights)
 
 
+def test_honest_clients_lose_little_to_a_client_that_says_it_has_a_billion_samples(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "under-attack", "method.name=fedavg", "rounds=6", "evaluation.every=6", "robust.rule=clip"]
+    lie = ["attack.kind=counts", "attack.samples=1073741824"]
+
+    def honest(name: str, *more: str) -> float:
+        status, _, errors = support.command(monkeypatch, capsys, *words, *more, "--out", name, "--quiet")
+        assert status == 0, errors
+        last = json.loads(Path(name, "rounds.jsonl").read_text().splitlines()[-1])
+        return float(last["attack"]["honest"]["head"])
+
+    truth = honest("truth", "attack.kind=counts")
+    assert honest("bound", *lie) > truth - 0.03
+    assert honest("free", *lie, "robust.weight=0") < truth - 0.1
+
+
 @pytest.mark.parametrize("rule", ["none", "clip"])
 def test_sums_of_a_client_that_overstates_its_samples_count_for_no_more(rule):
-    lies = {"attack__kind": "counts", "attack__clients": 1, "attack__samples": 2**30, "robust__rule": rule}
+    samples = 12 * 2**20  # 12 are the truth: multiplying and dividing by 2^20 rounds nothing
+    lies = {"attack__kind": "counts", "attack__clients": 1, "attack__samples": samples, "robust__rule": rule}
     bound, records = run("tinyproto", **lies, robust__weight=1.0)
     assert list(records[0].robust.capped.values()) == [["prototypes"]]
     honest, _ = run("tinyproto", robust__rule=rule)
-    torch.testing.assert_close(bound.server["prototypes"], honest.server["prototypes"], rtol=0, atol=1e-2)
+    assert torch.equal(bound.server["prototypes"], honest.server["prototypes"])
 
 
 def test_refusals_after_a_poisoned_broadcast_count_against_nobody():
@@ -196,6 +215,7 @@ def test_a_backdoor_reports_how_often_it_works():
     ("options", "message"),
     [
         ({"attack__clients": ["nobody"]}, "unknown client in attack.clients 'nobody'"),
+        ({"robust__admitted": {"c00": 9}}, "unknown client in robust.admitted 'c00': did you mean 'c0'"),
         ({"attack__clients": 7}, "only 7 clients train: leave at least one honest"),
         ({"attack__clients": -1}, "clients must be at least 0"),
         ({"attack__kind": "counts", "method__name": "fedproto"}, "fedproto sends no sample counts"),

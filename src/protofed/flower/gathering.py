@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from protofed import claims, limits
-from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError
+from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
 from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.config import Experiment
 from protofed.files import read_json
@@ -62,9 +62,22 @@ class Gathering:
         keys = read_roster(Path(self.roster).expanduser()) if self.roster else {}
         return Bindings(keys, bool(keys), cast(Identity, self.identity), self.clients_per_node)
 
-    def admitted(self) -> dict[str, int]:
-        """Return the most samples that the roster's clients are believed to have, where it sets them."""
-        return admitted_samples(Path(self.roster).expanduser()) if self.roster else {}
+    def admitted(self, stated: Mapping[str, int]) -> dict[str, int]:
+        """Return the most samples that clients are believed to have, by name.
+
+        Args:
+            stated: Those of ``robust.admitted``, over which the roster has precedence.
+
+        Raises:
+            ConfigError: If a client in ``stated`` is missing from the roster.
+        """
+        if not self.roster:
+            return dict(stated)
+        keys = self.bindings().keys
+        for name in stated:
+            if name not in keys:
+                raise ConfigError(unknown_name(f"client in robust.admitted (roster {self.roster})", name, keys))
+        return {**stated, **admitted_samples(Path(self.roster).expanduser())}
 
 
 @dataclass

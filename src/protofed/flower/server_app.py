@@ -111,14 +111,22 @@ def _federation(
     if simulated:  # all nodes belong to this run
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
     nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings())
-    robust = local.robust
-    local = replace(local, robust=replace(robust, admitted={**robust.admitted, **gathering.admitted()}))
+    admitted = gathering.admitted(local.robust.admitted)
+    local = replace(local, robust=replace(local.robust, admitted=admitted))
     record = files.path / NODES
     if record.is_file():
         party = recall(record, nodes, local, gathering, ended_generations(files.path) if files.finished else {})
     else:
         party = meet(nodes, local, gathering)
         nodes.members, nodes.left_out = {d.name for d in party.clients}, dict(party.left_out)
+    if not simulated:  # an admitted client may be absent
+        here = {d.name for d in party.clients}
+        for name in experiment.robust.admitted.keys() - here:
+            log.warning(
+                "robust.admitted: %s is not among the clients of this run (%s)", name, ", ".join(sorted(here))
+            )
+        admitted = {name: number for name, number in admitted.items() if name in here}
+        local = replace(local, robust=replace(local.robust, admitted=admitted))
     # The requests of a restarted server must be numbered above all earlier ones, even if its clock was set back.
     party.order = max(party.order + 1, int(time.time()))
     write_json(record, party.to_tree())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Method, Upload
 from protofed.robust.believed import believed
 from protofed.robust.clipping import Proportions, clip, too_long
@@ -29,7 +29,8 @@ class Guard:
         withheld: Clients whose ``counts`` are bounds rather than numbers of samples.
 
     Raises:
-        ConfigError: If the rule is not applicable to the payloads of the method.
+        ConfigError: If the rule is not applicable to the payloads of the method, or ``robust.admitted`` names a
+            client that does not exist.
     """
 
     def __init__(
@@ -37,6 +38,9 @@ class Guard:
     ) -> None:
         self.options = options
         self.method = method
+        for name in options.admitted:
+            if name not in counts:
+                raise ConfigError(unknown_name("client in robust.admitted", name, counts))
         self.counts = believed(counts, options, withheld)
         totals = {name: (int(c.sum()), int(counts[name].sum())) for name, c in self.counts.items()}
         self.shares = {name: few / many for name, (few, many) in totals.items() if few < many}
