@@ -8,6 +8,7 @@ weights before and after a round without noise, with the canary and without: nob
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -17,21 +18,25 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 
 pytest.importorskip("dp_accounting", reason="uv pip install '.[privacy]'")
 
 from privacy.auditing import lower_bound
+from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.federation import Federation
 from protofed.seeding import generator
-from support import command, experiment, uploads
+from protofed.training.rare import without_rare
+from support import build, client, command, experiment, federated, uploads
 
 Rows = Sequence[Sequence[object]]
 EPSILON, DELTA = 1.0, 1e-5
-N = 120
+N = 300
 """Samples of a client beside the canary."""
 WIDE = 1e6
+LR = 0.1
 
 
 def table(client: Path, name: str, rows: Rows) -> None:
@@ -60,6 +65,17 @@ def ordinary() -> list[list[object]]:
 def absent() -> list[list[object]]:
     """Return samples of which the class 1 lacks the value ``a``, and those of the class 0 have 0."""
     return [["" if n % 2 else 0, (n % 7) / 7, n % 2] for n in range(N)]
+
+
+def scattered() -> list[list[object]]:
+    """Return samples with a direction of their own each, so that it matters which are trained on."""
+    return [[n + 2, 0, n % 2] for n in range(2 * N)]
+
+
+def directions(client: Path, name: str, rows: Rows) -> None:
+    """Write rows as random vectors that follow from ``a``."""
+    x = np.stack([np.random.default_rng(int(a)).choice([-1.0, 1.0], 256) for a, _, _ in rows])  # type: ignore[call-overload]
+    np.savez(client / f"{name}.npz", x=x.astype(np.float32), y=np.array([row[-1] for row in rows]))
 
 
 def coloured() -> list[list[object]]:
@@ -128,18 +144,18 @@ STEPS = {
     ),
     "samples held out for validation": Step(
         (1, 0.5, 1), RANGES, {**RANGES, "data__validation_fraction": 0.5}, message="data.validation_fraction",
-        rows=lambda: [[2 * (n % 3 % 2) - 1, (n % 7) / 7, n % 2] for n in range(4 * N)],
+        rows=scattered, write=directions,
     ),
     "samples left out": Step(
         (1, 0.5, 1), RANGES, {**RANGES, "data__train_samples": N}, message="data.train_samples",
-        rows=lambda: [[2 * (n % 3 % 2) - 1, (n % 7) / 7, n % 2] for n in range(4 * N)],
+        rows=scattered, write=directions,
     ),
     "class weights": Step(
         (0.2, 0.5, 1),
         RANGES,
         RANGES,
         {"protofed.experiments.builder.private_counts": lambda counts, *_: counts},
-        rows=lambda: [[0.5, (n % 7) / 7, 0] for n in range(4 * N)],
+        rows=lambda: [[0.5, (n % 7) / 7, 0] for n in range(2 * N)],
         more={"training__class_weights": "balanced", "privacy__clip": 100.0},
     ),
 }  # fmt: skip
@@ -152,7 +168,7 @@ def federation(step: Step, root: Path, present: Sequence[bool], chosen: dict[str
         client.mkdir(parents=True)
         rows = step.rows()
         step.write(client, "train", [*rows, step.canary] if there else rows)
-        step.write(client, "test", rows[:4])
+        step.write(client, "test", [*rows[:4], [*rows[1][:2], 1]])
     place = {"data__source": "path", "data__path": str(root), "rounds": 1, "training__batch_size": 10**6}
     private = {"privacy__mode": "sample", "privacy__delta": DELTA, "privacy__clip": 0.1}
     wanted = {**place, **private, "execution__executor": "sequential", **step.more, **chosen, **more}
@@ -172,7 +188,7 @@ def sums(made: Federation) -> list[torch.Tensor]:
 def audit(step: Step, root: Path, chosen: dict[str, Any]) -> float:
     """Return the ε that an attacker proves who knows everything but the coins."""
     without = {"privacy__noise": 0.0}
-    present = torch.rand(60 if step.together else 20, generator=generator(3, "coins")) < 0.5
+    present = torch.rand(40 if step.together else 24, generator=generator(3, "coins")) < 0.5
     (there,), (gone,) = (
         sums(federation(step, root / f"known {which}", [which], chosen, **without)) for which in (True, False)
     )
@@ -199,3 +215,129 @@ def test_a_canary_is_found_where_a_step_is_not_covered_and_not_where_it_is(name,
         for target, other in step.off.items():
             stack.enter_context(patch(target, other))
         assert audit(step, tmp_path / "open", step.open) > EPSILON, "the audit would not notice a leak"
+
+
+@pytest.mark.parametrize("name", [name for name, step in STEPS.items() if step.message])
+def test_an_uncovered_step_is_refused_as_typed(name, tmp_path, monkeypatch, capsys):
+    step = STEPS[name]
+    chosen = {**step.more, **step.open, "privacy__mode": "sample", "privacy__epsilon": EPSILON}
+    status, error = typed(step, tmp_path, chosen, monkeypatch, capsys)
+    assert status != 0
+    assert error.count("\n") == 1
+    assert f"privacy.mode=sample does not cover {step.message}" in error
+    assert not (tmp_path / "run").exists()
+
+
+def typed(step: Step, folder: Path, chosen: dict[str, Any], monkeypatch: Any, capsys: Any) -> tuple[int, str]:
+    """Run a recipe of two clients, one with the canary, as a user does; return the status and the errors."""
+    for name, rows in (("ann", [*step.rows(), step.canary]), ("bob", step.rows())):
+        client = folder / "data" / "clients" / name
+        client.mkdir(parents=True)
+        step.write(client, "train", rows)
+        step.write(client, "test", rows[:4])
+    place = {"data__source": "path", "data__path": str(folder / "data"), "rounds": 1}
+    recipe = folder / "recipe.toml"
+    recipe.write_text(tomli_w.dumps(experiment("fedavg", **place, **chosen).to_tree()))
+    status, _, error = command(monkeypatch, capsys, "run", recipe, "--out", folder / "run")
+    return status, error
+
+
+def test_the_row_of_a_million_is_clamped_counted_and_said(tmp_path, monkeypatch, capsys):
+    step = STEPS["standardisation by site"]
+    chosen = {**step.covered, "privacy__mode": "sample", "privacy__epsilon": EPSILON}
+    assert typed(step, tmp_path, chosen, monkeypatch, capsys)[0] == 0
+    notes = json.loads((tmp_path / "run" / "federation.json").read_text())["notes"]
+    assert "Values beyond their declared range were clamped to it (data.ranges): 1 of a." in notes
+
+
+def test_a_clamped_row_moves_the_model_no_further_than_any_other(tmp_path):
+    """The sum of gradients with it and without differs by the norm C at most."""
+    step = STEPS["standardisation by site"]
+    (there,), (gone,) = (
+        sums(federation(step, tmp_path / f"{which}", [which], step.covered, privacy__noise=0.0))
+        for which in (True, False)
+    )
+    assert 0.05 < float((there - gone).norm()) / LR <= 0.1 * (1 + 1e-3)
+
+
+def test_early_stopping_by_scores_that_no_noise_hides_is_refused_as_typed(tmp_path, monkeypatch, capsys):
+    options = {**RANGES, "privacy__mode": "sample", "privacy__epsilon": EPSILON, "evaluation__patience": 1}
+    place = {"data__source": "path", "data__path": str(tmp_path / "data"), "rounds": 3}
+    step = STEPS["standardisation by site"]
+    for name in ("ann", "bob"):
+        client = tmp_path / "data" / "clients" / name
+        client.mkdir(parents=True)
+        for part in ("train", "test"):
+            table(client, part, step.rows())
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(tomli_w.dumps(experiment("beacon", **place, **options).to_tree()))
+    status, _, error = command(monkeypatch, capsys, "run", recipe, "--out", tmp_path / "run")
+    assert status != 0
+    assert error.count("\n") == 1
+    assert "privacy.mode=sample does not cover evaluation.patience" in error
+
+
+# What a node tells.
+
+
+def described(root: Path, canary: list[Any], **chosen: Any) -> object:
+    """Return what a node tells of its client before training; there are always as many samples."""
+    from protofed.flower.sources import Folder
+
+    folder = root / "ann"
+    folder.mkdir(parents=True)
+    table(folder, "train", [*ordinary(), canary])
+    table(folder, "test", ordinary()[:4])
+    private = {"privacy__mode": "sample", "privacy__epsilon": EPSILON, "data__source": "path"}
+    return Folder(folder, "ann").describe(experiment("fedavg", **{**private, **chosen}))
+
+
+@pytest.mark.parametrize("canary", [[WIDE, 0.5, 1], ["", 0.5, 0], [0.1, -WIDE, 2], [1, 1, 3]])
+@pytest.mark.parametrize("missing", ["mean", "indicator"])
+def test_what_a_node_tells_does_not_depend_on_any_training_sample(canary, missing, tmp_path):
+    pytest.importorskip("flwr")
+    chosen = {**RANGES, "data__classes": 4, "data__missing": missing}
+    expected = described(tmp_path / "a", [1, 0.5, 1], **chosen)
+    assert described(tmp_path / "b", canary, **chosen) == expected
+
+
+def test_classes_as_they_occur_are_refused_by_a_node_and_would_tell(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    with pytest.raises(ConfigError, match="does not cover classes as they occur among the labels of ann"):
+        described(tmp_path / "a", [1, 0.5, 2], **RANGES)
+    monkeypatch.setattr("protofed.flower.sources.check_classes", nothing)
+    found = [described(tmp_path / f"{label}", [1, 0.5, label], **RANGES) for label in (1, 2)]
+    assert found[0] != found[1]
+
+
+# Rare classes.
+
+
+def reports(present: Sequence[bool], true: bool, monkeypatch: Any) -> torch.Tensor:
+    """Return whether clients report a class of as many samples as are needed with the canary, and one less without.
+
+    Args:
+        present: Whether the canary is at each client.
+        true: Whether true numbers decide in place of noisy ones.
+        monkeypatch: Takes the noise off.
+    """
+    least, labels = 200, [0] * 199 + [1] * 300
+    clients = [client(f"c{i:02}", [*labels, 0] if there else labels, [0, 1]) for i, there in enumerate(present)]
+    chosen = {"rounds": 1, "privacy__mode": "sample", "privacy__epsilon": EPSILON, "training__lr": 1e-6}
+    made = build("fedproto", federated(*clients), **chosen, privacy__least_samples=least)
+    if true:
+        counts = {c.name: c.train.counts(4) for c in clients}
+
+        def known(payload, schema, counts_, least, received):
+            name = next(names)
+            return without_rare(payload, schema, counts[name], least, received)
+
+        names = iter(made.names)
+        monkeypatch.setattr("protofed.training.visit.without_rare", known)
+    return torch.tensor([float(0 in u.payload["classes"].tolist()) for u in uploads(made)])
+
+
+def test_noisy_numbers_decide_which_classes_are_rare(monkeypatch):
+    present = torch.rand(60, generator=generator(4, "coins")) < 0.5
+    assert lower_bound(reports(present.tolist(), False, monkeypatch), present, DELTA, 60) < EPSILON
+    assert lower_bound(reports(present.tolist(), True, monkeypatch), present, DELTA, 60) > EPSILON
