@@ -11,13 +11,12 @@ import pytest
 import tomli_w
 import torch
 
+import protofed
 from protofed.data.federation import load_federation
 from protofed.data.local import PathOptions
 from protofed.data.options import DataOptions
 from protofed.data.tables import RawColumn, Table, TableInputs, fit, moments
 from protofed.errors import ConfigError, DataError
-from protofed.experiments.trained import open_client
-from protofed.runs import RunData
 from support import BASE, command
 
 
@@ -137,6 +136,6 @@ def test_predictions_and_exports_clamp_as_training_does(tmp_path, monkeypatch, c
     assert status == 0, error
     notes = json.loads((tmp_path / "run" / "federation.json").read_text())["notes"]
     assert any(note.startswith("Values beyond their declared range were clamped") for note in notes)
-    model = open_client(RunData.read(tmp_path / "run"), "ann")
+    model = protofed.load_run(tmp_path / "run").client("ann")
     edge, beyond = (model.predict(torch.tensor([[age, 2.0]], dtype=torch.float64)) for age in (110.0, 1e6))
     assert np.array_equal(edge.confidences, beyond.confidences)

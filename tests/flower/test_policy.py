@@ -20,6 +20,7 @@ from protofed.flower.node import Node, experiment_key
 from protofed.flower.policy import Policy
 from protofed.flower.sources import Folder
 from protofed.flower.summary import client_summaries
+from protofed.wire import get_codec
 from support import ordinary
 
 SAMPLE = {"privacy": "sample", "epsilon": 8, "delta": 1e-5}
@@ -89,9 +90,14 @@ def test_a_server_cannot_repeat_rounds_or_add_some(root, tmp_path):
     node = Node(Folder(root / "clients" / "ann", "ann", least=0), tmp_path / "state", policy=Policy("sample", 8.0))
     job = job_of(root)
     node.train(job)
+    with node._open(job) as (builder, _, _):
+        method = builder.method
+    message = get_codec("float32", "none").encode(
+        method.broadcast(method.server_state(), 1), method.broadcast_schema
+    )
     before = contents(tmp_path / "state")
     with pytest.raises(ConfigError, match="ann: ε would be .* after 2 rounds, 1 repeated, but this node allows 8"):
-        node.train(replace(job, order=1))  # another request for the same round has new noise
+        node.train(replace(job, order=1, message=message))  # another request for the same round has new noise
     with pytest.raises(ConfigError, match="the server changed rounds from 2 to 50"):
         node.train(replace(job_of(root, rounds=50), round=2, order=2))
     with pytest.raises(ConfigError, match="ann: round 3 of a run of 2"):

@@ -144,11 +144,11 @@ STEPS = {
     ),
     "samples held out for validation": Step(
         (1, 0.5, 1), RANGES, {**RANGES, "data__validation_fraction": 0.5}, message="data.validation_fraction",
-        rows=scattered, write=directions,
+        rows=scattered, write=directions, together=False,
     ),
     "samples left out": Step(
         (1, 0.5, 1), RANGES, {**RANGES, "data__train_samples": N}, message="data.train_samples",
-        rows=scattered, write=directions,
+        rows=scattered, write=directions, together=False,
     ),
     "class weights": Step(
         (0.2, 0.5, 1),
@@ -156,7 +156,7 @@ STEPS = {
         RANGES,
         {"protofed.experiments.builder.private_counts": lambda counts, *_: counts},
         rows=lambda: [[0.5, (n % 7) / 7, 0] for n in range(2 * N)],
-        more={"training__class_weights": "balanced", "privacy__clip": 100.0},
+        more={"training__class_weights": "balanced", "privacy__clip": 1.0},
     ),
 }  # fmt: skip
 
