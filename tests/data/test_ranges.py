@@ -41,7 +41,9 @@ def test_ranges_map_to_minus_one_to_one_and_clamp(tmp_path):
     x = found.clients[0].train.x
     assert torch.allclose(x[:, 0], torch.tensor([30 / 55 - 1, 1.0, 1.0, 0.0]))
     assert x[:, 1].tolist() == [-1, 1, -1, 0]
-    assert "Values beyond their declared range were clamped to it (data.ranges): 4 of age, 4 of dose." in found.notes
+    assert (
+        "Values beyond their declared range were clamped to it (data.ranges): 4 of age, 4 of dose." in found.notes
+    )
     assert "2 are clamped to declared ranges and map these to [-1, 1]" in found.remarks()[-1]
     assert Table.from_dict(json.loads(json.dumps(found.table.to_dict()))) == found.table
 

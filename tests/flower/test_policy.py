@@ -38,7 +38,8 @@ def strict(root: Path, state: Path, **settings: Any) -> dict[int, dict[str, Any]
 
 
 def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
-    run = over(FakeGrid(strict(root, tmp_path / "state", **SAMPLE)), wanted("fedavg", root, **private()), tmp_path / "run")
+    grid = FakeGrid(strict(root, tmp_path / "state", **SAMPLE))
+    run = over(grid, wanted("fedavg", root, **private()), tmp_path / "run")
     assert len(run.rounds) == 2
     assert all(not record["missing"] for record in run.rounds)
     assert run.rounds[-1]["privacy"]["epsilon"] <= 8
@@ -48,7 +49,11 @@ def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
     ("settings", "options", "reason"),
     [
         (SAMPLE, {}, "privacy.mode=none, but this node takes part only in runs with privacy.mode=sample"),
-        (SAMPLE, {"privacy__mode": "client", "privacy__noise": 9.0}, "privacy.mode=client, but this node takes part"),
+        (
+            SAMPLE,
+            {"privacy__mode": "client", "privacy__noise": 9.0},
+            "privacy.mode=client, but this node takes part",
+        ),
         (
             {"privacy": "client", "epsilon": 8},
             {"privacy__mode": "client", "privacy__noise": 9.0},
@@ -67,11 +72,13 @@ def test_a_node_that_requires_more_tells_nothing_and_the_others_go_on(settings, 
 
 
 @pytest.mark.parametrize(
-    "weaker", [{"privacy__epsilon": 9.0}, {"privacy__epsilon": None, "privacy__noise": 0.0}, {"privacy__delta": 1e-3}]
+    "weaker",
+    [{"privacy__epsilon": 9.0}, {"privacy__epsilon": None, "privacy__noise": 0.0}, {"privacy__delta": 1e-3}],
 )
 def test_a_node_computes_epsilon_itself_before_it_trains(weaker, root, tmp_path):
     options = {n: v for n, v in private(**weaker).items() if v is not None}
-    run = over(FakeGrid(strict(root, tmp_path / "state", **SAMPLE)), wanted("fedavg", root, **options), tmp_path / "run")
+    grid = FakeGrid(strict(root, tmp_path / "state", **SAMPLE))
+    run = over(grid, wanted("fedavg", root, **options), tmp_path / "run")
     for record in run.rounds:
         (missing,) = record["missing"]
         assert missing["client"] == "ann"
@@ -96,7 +103,7 @@ def test_a_server_cannot_repeat_rounds_or_add_some(root, tmp_path):
         method.broadcast(method.server_state(), 1), method.broadcast_schema
     )
     before = contents(tmp_path / "state")
-    with pytest.raises(ConfigError, match="ann: ε would be .* after 2 rounds, 1 repeated, but this node allows 8"):
+    with pytest.raises(ConfigError, match=r"ann: ε would be .* after 2 rounds, 1 repeated, but this node allows 8"):
         node.train(replace(job, order=1, message=message))  # another request for the same round has new noise
     with pytest.raises(ConfigError, match="the server changed rounds from 2 to 50"):
         node.train(replace(job_of(root, rounds=50), round=2, order=2))

@@ -323,7 +323,7 @@ def reports(present: Sequence[bool], true: bool, monkeypatch: Any) -> torch.Tens
     """
     least, labels = 200, [0] * 199 + [1] * 300
     clients = [client(f"c{i:02}", [*labels, 0] if there else labels, [0, 1]) for i, there in enumerate(present)]
-    chosen = {"rounds": 1, "privacy__mode": "sample", "privacy__epsilon": EPSILON, "training__lr": 1e-6}
+    chosen = {"rounds": 1, "privacy__mode": "sample", "privacy__epsilon": EPSILON, "training__batch_size": 10**6}
     made = build("fedproto", federated(*clients), **chosen, privacy__least_samples=least)
     if true:
         counts = {c.name: c.train.counts(4) for c in clients}

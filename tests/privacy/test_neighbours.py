@@ -122,9 +122,7 @@ def test_one_sample_changes_all_statistics_together_by_what_is_counted(method, s
         return
     for row in everything:
         rest = all_of([other for other in everything if other != row])
-        parts = [
-            float((whole[n] - rest[n]).double().norm()) / (0.7 if whole[n].dim() > 1 else 1.0) for n in whole
-        ]
+        parts = [float((whole[n] - rest[n]).double().norm()) / (0.7 if whole[n].dim() > 1 else 1.0) for n in whole]
         assert math.hypot(*parts) <= math.sqrt(len(whole)) * (1 + 1e-4)
         assert max(parts) <= 1 + 1e-4
     for shape, deviation in spreads.items():
