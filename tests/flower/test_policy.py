@@ -52,7 +52,7 @@ def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
         (
             SAMPLE,
             {"privacy__mode": "client", "privacy__noise": 9.0},
-            "privacy.mode=client, but this node takes part",
+            "privacy.mode=client, but this node",
         ),
         (
             {"privacy": "client", "epsilon": 8},

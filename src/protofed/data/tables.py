@@ -492,6 +492,10 @@ def pooled(sites: Sequence[Moments]) -> tuple[float, float]:
 def range_of(column: RawColumn, ranges: Ranges) -> tuple[float, float] | None:
     """Return the declared range of a column of numbers, that of ``*`` if it has none of its own, or None.
 
+    Args:
+        column: The column.
+        ranges: The declared ranges.
+
     Raises:
         DataError: If a range is declared for a column of categories.
     """

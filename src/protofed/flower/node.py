@@ -26,7 +26,7 @@ from protofed.experiments.hardware import Hardware
 from protofed.flower import own
 from protofed.flower.messages import Description, Job, VisitOutcome
 from protofed.flower.pins import check_pins, check_weights, pins
-from protofed.flower.policy import Policy
+from protofed.flower.policy import ANY, Policy
 from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import RUNS, ClientFolder, locked
 from protofed.flower.summary import read_summary
@@ -60,7 +60,7 @@ class Node:
     fresh: bool = False
     weights: str = ""
     runs: int = RUNS
-    policy: Policy = Policy()
+    policy: Policy = ANY
 
     def describe(self, config: str) -> list[Description]:
         """Return descriptions of the node's clients, given the experiment's configuration as JSON."""

@@ -110,7 +110,11 @@ class Policy:
         if (found := epsilon(releases, self.delta, "pld")) > self.epsilon:
             again = f", {repeated} repeated" if repeated else ""
             raise ConfigError(
-                f"{member.name}: ε would be {found:.3g} at δ = {self.delta:g} after {rounds} rounds{again}, but this "
-                f"node allows {self.epsilon:g} (epsilon in its --node-config)"
+                f"{member.name}: ε would be {found:.3g} at δ = {self.delta:g} after {rounds} rounds{again}, but "
+                f"this node allows {self.epsilon:g} (epsilon in its --node-config)"
             )
         notes[TRAINED] = [trained]
+
+
+ANY = Policy()
+"""The policy of a node that requires nothing."""
