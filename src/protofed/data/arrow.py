@@ -73,7 +73,7 @@ class Columns:
             resize: Side in pixels to which images are resized.
         """
         fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
-        return cls(*names, 0, resize, data.drop, data.keep, tuple(data.ranges), data.renamed, fills)
+        return cls(*names, 0, resize, data.drop, data.keep, data.renamed, fills, ranged=tuple(data.ranges))
 
 
 @dataclass(frozen=True)
