@@ -43,6 +43,7 @@ class Columns:
         categories: Columns that hold categories whatever their type, with names in place of others.
         missing: Whether missing values of tables are allowed.
         labelled: Whether the samples have labels; else columns that are not read may be absent too.
+        ranged: Columns with a declared range.
     """
 
     image: str = ""
@@ -55,6 +56,12 @@ class Columns:
     categories: Renamed = field(default_factory=dict)
     missing: bool = False
     labelled: bool = True
+    ranged: tuple[str, ...] = ()
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """Columns that are no identifiers, because they are kept or have a range."""
+        return (*self.keep, *self.ranged)
 
     @classmethod
     def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
@@ -66,8 +73,7 @@ class Columns:
             resize: Side in pixels to which images are resized.
         """
         fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
-        keep = (*data.keep, *(name for name in data.ranges if name != "*"))  # what has a range is a number
-        return cls(*names, 0, resize, data.drop, keep, data.renamed, fills)
+        return cls(*names, 0, resize, data.drop, data.keep, data.renamed, fills, ranged=tuple(data.ranges))
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ def from_arrow(
         return Listing(labels, lambda rows: x[rows], where, chosen.classes, ids)
     sources = files or [(where, len(table))]
     raw, kinds = read_columns(
-        table, chosen.features, columns.categories, columns.keep, columns.missing, sources, budget
+        table, chosen.features, columns.categories, columns.described, columns.missing, sources, budget
     )
     return Listing(labels, lambda rows: raw[rows], where, chosen.classes, ids, kinds)
 

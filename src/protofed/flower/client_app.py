@@ -27,6 +27,7 @@ with uncollected():  # each message is answered by a new process
     )
     from protofed.flower.node import Node
     from protofed.flower.nodes import part
+    from protofed.flower.policy import Policy
     from protofed.flower.sources import source_of
     from protofed.flower.state import RUNS
 
@@ -154,4 +155,4 @@ def _node(context: Context) -> Node:
         raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
     weights = Path(str(config.get("weights-dir", config.get("client-dir", "")))).expanduser()
     folder = str(weights) if {"weights-dir", "client-dir"} & config.keys() else ""
-    return Node(source_of(config), place, str(device), fresh, folder, runs)
+    return Node(source_of(config), place, str(device), fresh, folder, runs, Policy.of(config))

@@ -26,6 +26,7 @@ from protofed.experiments.hardware import Hardware
 from protofed.flower import own
 from protofed.flower.messages import Description, Job, VisitOutcome
 from protofed.flower.pins import check_pins, check_weights, pins
+from protofed.flower.policy import ANY, Policy
 from protofed.flower.sources import Source, check_counts
 from protofed.flower.state import RUNS, ClientFolder, locked
 from protofed.flower.summary import read_summary
@@ -52,6 +53,7 @@ class Node:
         weights: Folder from which files of initial weights are taken by name, whatever their path in the recipe; ""
             for a node of a simulation, which takes the recipe's path.
         runs: Number of runs of which it keeps a client.
+        policy: The protection that it requires of a run.
     """
 
     source: Source
@@ -60,10 +62,13 @@ class Node:
     fresh: bool = False
     weights: str = ""
     runs: int = RUNS
+    policy: Policy = ANY
 
     def describe(self, config: str) -> list[Description]:
         """Return descriptions of the node's clients, given the experiment's configuration as JSON."""
-        return self.source.describe(self._experiment(config))
+        experiment = self._experiment(config)
+        self.policy.check(experiment)
+        return self.source.describe(experiment)
 
     def fit(self, job: Job) -> dict[str, Any]:
         """Return the sizes of a client's model, as :func:`~protofed.experiments.description.sizes_of` does.
@@ -102,6 +107,8 @@ class Node:
             answered = place.answered()
             if answered is None:
                 self._check_told(job, place)
+                if isinstance(place, Kept):
+                    self.policy.check_cost(builder, place.folder.notes, job.round)
                 place.enter(training=True)
                 messages = {job.client: job.message}
                 (result,) = Sequential(builder.trainer, roster).train([job.client], messages, job.round)
@@ -169,6 +176,7 @@ class Node:
         if job.state is not None and self.state is not None:
             raise ConfigError("the server sent the client's state, but this node stores its clients itself")
         experiment = self._experiment(job.config)
+        self.policy.check(experiment)
         check_counts(experiment, job.client, self.counts(job))
         config = experiment_key(experiment)
         if self.state is None:
@@ -185,7 +193,8 @@ class Node:
         with locked(asked.path, job.order), closing(roster.store):
             roster.store.write(job.client, initial)
             folder = ClientFolder(place, job.run)
-            check_pins(folder.notes, job.client, pins(experiment, read_summary(job.summary)))
+            held = [*pins(experiment, read_summary(job.summary)), *self.policy.pins(experiment)]
+            check_pins(folder.notes, job.client, held)
             if job.message is not None:
                 _check_broadcast(builder.trainer, roster, job.client, job.message)
                 folder.notes[TOLD] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,16 +91,20 @@ def protected(options: PrivacyOptions, method: Method, plan: LocalPlan, samples:
     check(method)
     noise = options.noise
     if noise is None:
-        training = Training.of(method, plan, samples)
-        rounds = method.task.rounds
-        noise = find_noise(
-            lambda z: training.releases(rounds, z, z * options.means),
-            options.budget,
-            options.delta,
-            options.accountant,
-        )
+        noise = _needed(options, Training.of(method, plan, samples))
     private = Private(options.clip, noise, options.features, noise * options.means)
     return replace(plan, private=private)
+
+
+@lru_cache(maxsize=1024)
+def _needed(options: PrivacyOptions, training: Training) -> float:
+    """Return the noise multiplier that a client's budget needs; clients with as many samples need the same."""
+    rounds = len(training.steps)
+
+    def releases(noise: float) -> list[Release]:
+        return training.releases(rounds, noise, noise * options.means)
+
+    return find_noise(releases, options.budget, options.delta, options.accountant)
 
 
 def check(method: Method) -> None:
