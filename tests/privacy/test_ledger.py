@@ -47,7 +47,7 @@ def test_a_ledger_without_a_file_counts_nothing():
 @pytest.mark.parametrize("method", ["fedproto", "beacon"])
 def test_a_budget_affords_as_many_rounds_as_it_pays_for(mode, method):
     """With noise that is given: a repeated round costs what a further one does, of samples perhaps more."""
-    chosen = {"rounds": 6, "privacy__noise": 3.0, **MODES[mode]}
+    chosen = {"rounds": 6, "privacy__noise": 3.0, "privacy__accountant": "rdp", **MODES[mode]}
     plain = build(method, **chosen).hiding
     costs = [plain.epsilon(round) for round in range(1, 7)]
     assert costs == sorted(set(costs))

@@ -216,12 +216,12 @@ def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str
     """
     open_names = [(site, tuple(n for n in names if settled.get(n) != n)) for site, names in sites]
     votes = Counter(names for _, names in open_names if names)  # many sites have the same names
-    lists = list(votes)
+    lists, weights = list(votes), list(votes.values())
     holders: dict[str, set[int]] = {}
     for place, names in enumerate(lists):
         for name in names:
             holders.setdefault(name, set()).add(place)
-    number = {name: sum(votes[lists[place]] for place in places) for name, places in holders.items()}
+    number = {name: sum(weights[place] for place in places) for name, places in holders.items()}
     odd = _spellings(holders, lists, number)
     rest = {name: places for name, places in holders.items() if name not in odd}
     forms = _abbreviations(rest, lists, number)
