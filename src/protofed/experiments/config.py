@@ -459,7 +459,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
 
 
 def _asks(tree: Mapping[str, Any]) -> bool:
-    """Return whether a number of rounds is asked for, other than that of a built-in recipe for methods that train."""
+    """Return whether a number of rounds is asked for: one that is not its built-in recipe's."""
     recipe = tree.get("recipe", "")
     usual = load_recipe(recipe).get("rounds") if recipe in recipes() else None
     return tree.get("rounds", usual) != usual

@@ -1,13 +1,12 @@
 """Closed forms: a classifier from the class sums and the second moment of fixed features.
 
 Sums over clients are sums over samples, so what the server makes of them is what it would make of all samples
-together, whatever the split (Fanì et al., "Accelerating Heterogeneous Federated Learning with Closed-form Classifiers",
-ICML 2024; Legate et al., NeurIPS 2023). Nothing is trained, so this takes features that do not change: those of an
-encoder or of frozen weights.
+together, whatever the split (Legate et al., NeurIPS 2023; Fanì et al., ICML 2024). Nothing is trained, so this takes features
+that do not change: those of an encoder or of frozen weights.
 
-Server state: what each client sent last, as ``FIELD.NAME``, so that nobody counts twice and anybody can be taken out
-again; and what follows from it: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``, the class means of all, and the
-classifier, ``weights`` ``(K, d)`` and ``bias`` ``(K,)``. Client state: ``own`` ``(K,)`` and ``prior`` ``(K,)``.
+Server state: what each client sent last, as ``FIELD.NAME/0``, so that nobody counts twice and anybody can be taken
+out again; and what follows from it: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``, the class means of all, and
+the classifier, ``weights`` ``(K, d)`` and ``bias`` ``(K,)``. Client state: ``own`` ``(K,)`` and ``prior`` ``(K,)``.
 """
 
 from __future__ import annotations
@@ -309,7 +308,7 @@ class ClosedForm(Method[O]):
         return Sums.of(features[chosen], labels[chosen], self.task.num_classes, second=self.second).cpu()
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Send ``μ_ik`` and ``n_ik``, and the mean second moment of the samples of the classes that are reported."""
+        """Send ``μ_ik`` and ``n_ik``, and the mean second moment of the samples of reported classes."""
         sums = Sums(*(statistics[name] for name in Sums._fields)).cpu()
         reported = (local.counts >= max(1, local.least_samples)).cpu()
         if self.second and bool((reported != (sums.counts > 0)).any()):  # sums of rare classes would tell of them

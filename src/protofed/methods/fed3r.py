@@ -1,8 +1,8 @@
 """Fed3R: ridge regression on fixed features, in one round.
 
-Fanì et al., "Accelerating Heterogeneous Federated Learning with Closed-form Classifiers", ICML 2024. AFL (He et al.,
-"AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained Models", CVPR 2025) is the same for
-λ → 0, without the normalisation.
+Fanì et al., "Accelerating Heterogeneous Federated Learning with Closed-form Classifiers", ICML 2024. AFL (He et
+al., "AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained Models", CVPR 2025) is the same
+for λ → 0, without the normalisation.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class FedCOFOptions(Options):
 class FedCOF(ClosedForm[FedCOFOptions]):
     """``W = (Σ_k (N_k − 1)·(Σ̂_k + γI))⁻¹ b``, within classes only, with columns of unit length.
 
-    ``Σ̂_k = 1/(C_k − 1)·Σ_i n_ik (μ_ik − μ_k)(μ_ik − μ_k)ᵀ`` over the ``C_k`` clients that hold class k is unbiased if
-    clients draw their samples of a class alike; a class that one client holds says nothing.
+    ``Σ̂_k = 1/(C_k − 1)·Σ_i n_ik (μ_ik − μ_k)(μ_ik − μ_k)ᵀ`` over the ``C_k`` clients that hold class k is
+    unbiased if clients draw their samples of a class alike; a class that one client holds says nothing.
     """
 
     name = "fedcof"

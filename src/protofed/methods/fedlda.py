@@ -1,9 +1,9 @@
 """FedLDA: linear discriminant analysis of the samples of all clients, in one round.
 
-Clients send class means and their second moment, from which follow the class means and the covariance within classes
-of all samples together, exactly. Related: FedCGS (Guan et al., "Capture Global Feature Statistics for One-Shot
-Federated Learning", AAAI 2025) and GH-OFL (Turazza et al., "The Gaussian-Head OFL Family", ICLR 2026). The shrinkage is
-that of Chen et al., "Shrinkage Algorithms for MMSE Covariance Estimation", IEEE TSP 2010.
+Clients send class means and their second moment, from which follow the class means and the covariance within
+classes of all samples together, exactly. Related: FedCGS (Guan et al., "Capture Global Feature Statistics for
+One-Shot Federated Learning", AAAI 2025) and GH-OFL (Turazza et al., "The Gaussian-Head OFL Family", ICLR 2026). The
+shrinkage is that of Chen et al., "Shrinkage Algorithms for MMSE Covariance Estimation", IEEE TSP 2010.
 """
 
 from __future__ import annotations
