@@ -1,8 +1,8 @@
 """Closed forms: a classifier from the class sums and the second moment of fixed features.
 
 Sums over clients are sums over samples, so what the server makes of them is what it would make of all samples
-together, whatever the split (Legate et al., NeurIPS 2023; Fanì et al., ICML 2024). Nothing is trained, so this takes features
-that do not change: those of an encoder or of frozen weights.
+together, whatever the split (Legate et al., NeurIPS 2023; Fanì et al., ICML 2024). Nothing is trained, so this needs
+features that do not change: those of an encoder or of frozen weights.
 
 Server state: what each client sent last, as ``FIELD.NAME/0``, so that nobody counts twice and anybody can be taken
 out again; and what follows from it: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``, the class means of all, and
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 LARGEST = 1e15
 """Largest magnitude of a feature; fields with bounds of their own are not rounded by lossy codecs."""
-RIDGE = 1e-9
-"""Least ridge, as a multiple of the mean variance: features that never vary leave a matrix without an inverse."""
+RIDGE = 1e-12
+"""Least ridge, as a multiple of the features' mean square: those that never vary leave a matrix singular."""
 
 O = TypeVar("O")  # noqa: E741
 
@@ -96,6 +96,11 @@ class Sums(NamedTuple):
         return class_means(self.sums, self.counts)
 
     @property
+    def square(self) -> float:
+        """Mean square of a feature, over samples and the ``d`` features."""
+        return float(self.moment.diagonal().mean().clamp(min=0) / self.counts.sum().clamp(min=1))
+
+    @property
     def scatter(self) -> Tensor:
         """``Σ (φ − μ_y)(φ − μ_y)ᵀ``, ``(d, d)``: the part of the second moment within the classes."""
         result: Tensor = self.moment - self.means.rows.mT @ self.sums
@@ -117,7 +122,7 @@ def symmetric(upper: Tensor, d: int) -> Tensor:
     return matrix
 
 
-def solve(matrix: Tensor, right: Tensor, dtype: torch.dtype, ridge: float = 0.0) -> Tensor:
+def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridge: float = 0.0) -> Tensor:
     """Return ``(S + r·I)⁻¹ B`` for a symmetric ``S`` that should have no negative eigenvalues.
 
     Rounding, and clients that lie, may have given it some; they count as zero.
@@ -125,11 +130,11 @@ def solve(matrix: Tensor, right: Tensor, dtype: torch.dtype, ridge: float = 0.0)
     Args:
         matrix: ``S``, ``(d, d)``.
         right: ``B``, ``(d, n)``.
-        dtype: Type in which ``S`` was sent, whose rounding the ridge exceeds in any case.
+        square: Size of the numbers of which ``S`` is the difference: their rounding is no variance.
+        dtype: Type in which they were sent.
         ridge: Least ``r``.
     """
-    variance = float(matrix.diagonal().clamp(min=0).mean())
-    floor = max(ridge, max(RIDGE, 8 * torch.finfo(dtype).eps) * variance) or 1.0  # where nothing varies, S = 0
+    floor = max(ridge, max(RIDGE, 8 * torch.finfo(dtype).eps) * square) or 1.0  # all features are 0, and so is S
     lower, failed = torch.linalg.cholesky_ex(matrix + floor * torch.eye(len(matrix), dtype=matrix.dtype))
     if not failed:
         return torch.cholesky_solve(right, lower)
@@ -250,17 +255,19 @@ class ClosedForm(Method[O]):
     def broadcast_schema(self) -> Schema | None:
         """The classifier."""
         return (
-            None if self.alone else self.schema({**self.rows("weights"), "bias": Field(("k",), limit=LARGEST**2)})
+            None
+            if self.alone
+            else self.schema({**self.rows("weights", limit=LARGEST**2), "bias": Field(("k",), limit=LARGEST**2)})
         )
 
-    def rows(self, *names: str) -> dict[str, Field]:
+    def rows(self, name: str, limit: float = LARGEST) -> dict[str, Field]:
         """Return the fields of ``k`` classes with one row of ``d`` numbers each.
 
         Args:
-            names: Names of the rows.
+            name: Name of the rows.
+            limit: Largest magnitude of the numbers.
         """
-        labels = {"classes": Field(("k",), "label", parameter=False)}
-        return labels | {name: Field(("k", "d"), limit=LARGEST) for name in names}
+        return {"classes": Field(("k",), "label", parameter=False), name: Field(("k", "d"), limit=limit)}
 
     def schema(self, fields: dict[str, Field]) -> Schema:
         """Return the schema of a message.

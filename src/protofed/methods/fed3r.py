@@ -38,6 +38,7 @@ class Fed3R(ClosedForm[Fed3ROptions]):
 
     def classifier(self, total: Sums) -> Linear:
         """Solve for W."""
-        W = solve(total.moment, total.sums.mT, self.task.dtype, self.options.lambda_).mT
+        square = float(total.moment.diagonal().mean())
+        W = solve(total.moment, total.sums.mT, square, self.task.dtype, self.options.lambda_).mT
         W = F.normalize(W, dim=-1, eps=1e-300) if self.options.normalise else W
         return Linear(W, W.new_zeros(len(W)), total.means.present)

@@ -69,5 +69,6 @@ class FedCOF(ClosedForm[FedCOFOptions]):
             scatter: ``Σ_k (N_k − 1)·Σ̂_k``, ``(d, d)``.
             ridge: ``γ·Σ_k (N_k − 1)``.
         """
-        W = F.normalize(solve(scatter, total.sums.mT, self.task.dtype, ridge).mT, dim=-1, eps=1e-300)
+        W = solve(scatter, total.sums.mT, float(scatter.diagonal().mean()), self.task.dtype, ridge).mT
+        W = F.normalize(W, dim=-1, eps=1e-300)
         return Linear(W, W.new_zeros(len(W)), total.means.present)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._moments import ClosedForm, Linear, Sums, solve, symmetric, triangle, within
+from protofed.methods._moments import LARGEST, ClosedForm, Linear, Sums, solve, symmetric, triangle, within
 from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Upload
 from protofed.options import Options, option
 from protofed.prototypes.inference import closeness, most_likely
@@ -42,7 +42,7 @@ def discriminant(total: Sums, shrinkage: Shrinkage, dtype: torch.dtype) -> Linea
 
     They are log-likelihoods of Gaussians with one covariance, up to what all classes share. For the sake of small
     numbers, the mean of all samples is the origin, which changes no difference of scores. Without any variance,
-    Σ is I.
+    Σ is a multiple of I, and the nearest mean the answer.
 
     Args:
         total: The sums of the samples.
@@ -53,7 +53,7 @@ def discriminant(total: Sums, shrinkage: Shrinkage, dtype: torch.dtype) -> Linea
     means = total.means
     origin = total.sums.sum(0) / n
     apart = (means.rows - origin) * means.present.unsqueeze(-1)
-    weights = solve(shrunk(total.scatter / n, float(n), shrinkage), apart.mT, dtype).mT
+    weights = solve(shrunk(total.scatter / n, float(n), shrinkage), apart.mT, total.square, dtype).mT
     return Linear(weights, -0.5 * (weights * apart).sum(-1) - weights @ origin, means.present)
 
 
@@ -192,7 +192,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             {
                 **self.rows("means"),
                 "counts": Field(("k",), "count", parameter=False),
-                "moment": Field((d * (d + 1) // 2,), limit=1e30),
+                "moment": Field((d * (d + 1) // 2,), limit=LARGEST**2),
                 "choice": Field((), "count", parameter=False),
             }
         )
