@@ -16,9 +16,10 @@ from protofed.experiments import resolve
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides, load_recipe
 from protofed.federation import Federation
+from protofed.methods.contract import Upload
 from protofed.methods.fedlda import oracle
 from protofed.samples import ClientData, FederatedData, Samples
-from support import experiment
+from support import command, experiment
 
 K, D = 3, 5
 EXACT = {
@@ -298,3 +299,44 @@ def test_what_does_not_fit_is_one_line(options, rounds, message):
     with pytest.raises(ConfigError, match=message) as caught:
         run("fedlda", data, **{**options, "rounds": rounds})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r", "fedcof", "fedlda"])
+def test_a_client_can_be_taken_out_again_bit_for_bit(method):
+    """The server keeps what each client sent: without that of one, the rest gives the server of a run without it."""
+    x, y = points(24, 12)
+    owners = [i % 3 for i in range(24)]
+    data = divided(x, y, owners, ["ann", "bob", "cid"])
+    options = {"method__kappa": 1.0} if method == "fedlda" else {}
+    whole = run(method, data, **options)
+    rest = FederatedData(data.clients[:1] + data.clients[2:], K, data.class_names, data.input_shape)
+    expected = run(method, rest, **options).server
+    left = {name: tensor for name, tensor in whole.server.items() if ".bob/" not in name}
+    again = {name.partition(".")[0]: tensor for name, tensor in left.items() if ".ann/" in name}
+    found = whole.method.aggregate(left, iter([Upload("ann", again)]), 2).state
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"method__message": "factor"}, {"method__shrinkage": "validation"}])
+def test_every_executor_gives_the_same_numbers(options):
+    x, y = points(48, 13)
+    data = validated(divided(x, y, [i % 3 for i in range(48)], ["ann", "bob", "cid"]))
+    servers = [
+        run("fedlda", data, rounds=2, execution__executor=executor, execution__threads=1, **options)
+        for executor in ("sequential", "fused")
+    ]
+    one, other = (federation.server for federation in servers)
+    assert int(one["choice"]) == int(other["choice"])
+    assert all(torch.allclose(one[n].double(), other[n].double(), atol=1e-9) for n in one)
+
+
+def test_a_report_says_which_kappa_was_chosen(tmp_path, monkeypatch, capsys):
+    """As a user types it: two rounds, because validation samples choose."""
+    chosen = ["method.name=fedlda", "model.name=identity", "data.validation_fraction=0.2"]
+    status, out, _ = command(monkeypatch, capsys, "run", "quickstart", *chosen, "--out", tmp_path / "run")
+    assert status == 0
+    assert "fedlda" in out
+    last = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert len(last) == 2
+    assert '"kappa": ' in last[-1]

@@ -462,7 +462,7 @@ def _asks(tree: Mapping[str, Any]) -> bool:
     """Return whether a number of rounds is asked for: one that is not its built-in recipe's."""
     recipe = tree.get("recipe", "")
     usual = load_recipe(recipe).get("rounds") if recipe in recipes() else None
-    return tree.get("rounds", usual) != usual
+    return bool(tree.get("rounds", usual) != usual)
 
 
 _RANGES = {"seed": (0, limits.SEED), "rounds": (1, limits.ROUNDS)}

@@ -1,7 +1,7 @@
 """Closed forms: a classifier from the class sums and the second moment of fixed features.
 
 Sums over clients are sums over samples, so what the server makes of them is what it would make of all samples
-together, whatever the split (Legate et al., NeurIPS 2023; Fanì et al., ICML 2024). Nothing is trained, so this needs
+together, whatever the split (Legate et al., NeurIPS 2023; Fanì et al., ICML 2024). Nothing is trained, so it takes
 features that do not change: those of an encoder or of frozen weights.
 
 Server state: what each client sent last, as ``FIELD.NAME/0``, so that nobody counts twice and anybody can be taken
@@ -114,7 +114,12 @@ def triangle(matrix: Tensor) -> Tensor:
 
 
 def symmetric(upper: Tensor, d: int) -> Tensor:
-    """Return the symmetric matrix ``(d, d)`` of which :func:`triangle` has returned the upper triangle."""
+    """Return a symmetric matrix ``(d, d)``; the inverse of :func:`triangle`.
+
+    Args:
+        upper: Its upper triangle, ``(d·(d + 1)/2,)``.
+        d: Number of its rows.
+    """
     i, j = torch.triu_indices(d, d, device=upper.device)
     matrix = upper.new_zeros(d, d)
     matrix[i, j] = upper
@@ -158,7 +163,12 @@ class Linear(NamedTuple):
 
     @classmethod
     def named(cls, tensors: Tensors, prefix: str = "") -> Linear:
-        """Return the classifier that :meth:`tensors` has named."""
+        """Return the classifier whose parts :meth:`tensors` has named.
+
+        Args:
+            tensors: Its parts, perhaps among others.
+            prefix: Beginning of their names.
+        """
         return cls(*(tensors[prefix + name] for name in cls._fields))
 
     def tensors(self, dtype: torch.dtype, prefix: str = "") -> Tensors:
