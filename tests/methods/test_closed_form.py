@@ -303,7 +303,7 @@ def test_what_does_not_fit_is_one_line(options, rounds, message):
 
 @pytest.mark.parametrize("method", ["fedncm", "fed3r", "fedcof", "fedlda"])
 def test_a_client_can_be_taken_out_again_bit_for_bit(method):
-    """The server keeps what each client sent: without that of one, the rest gives the server of a run without it."""
+    """The server keeps what each client sent: without one's, the rest gives that of a run without it."""
     x, y = points(24, 12)
     owners = [i % 3 for i in range(24)]
     data = divided(x, y, owners, ["ann", "bob", "cid"])

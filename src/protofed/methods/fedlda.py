@@ -263,9 +263,16 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return received
 
     def sums_in(self, message: Payload) -> Sums:
-        """Return the sums that a broadcast holds."""
-        samples = {"samples": message["counts"].sum()}
-        return self.sums_of({name: tensor.cpu() for name, tensor in {**message, **samples}.items()})
+        """Return the sums that a broadcast holds.
+
+        Args:
+            message: The broadcast.
+        """
+        upload = {name: tensor.cpu() for name, tensor in message.items()} | {"samples": message["counts"].sum()}
+        if self.options.message == "factor":
+            upload["moment"] = upload["moment"].unsqueeze(0)
+            upload["factor"] = upload["means"].new_zeros(0, self.task.feature_dim)
+        return self.sums_of(upload)
 
     def others(self, local: Local, own: Sums, total: Sums) -> Sums:
         """Return the sums of all other clients.
