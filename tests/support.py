@@ -148,6 +148,26 @@ class NoBias(WithBatchNorm):
         self.out = torch.nn.Linear(8, num_classes, bias=False)
 
 
+class Frozen(torch.nn.Module):
+    """A frozen layer and a head."""
+
+    def __init__(self, num_classes: int = K) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(FEATURES, 7).requires_grad_(False)
+        self.out = torch.nn.Linear(7, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.frozen(x))
+
+
+class AllFrozen(Frozen):
+    """A classifier of which nothing is trained."""
+
+    def __init__(self, num_classes: int = K) -> None:
+        super().__init__(num_classes)
+        self.out.requires_grad_(False)
+
+
 class Images(torch.nn.Module):
     """Convolutions, both kinds of dropout, depthwise and pointwise layers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,7 +182,8 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
             check_trusted(experiment, client.name, chosen)
             own = Architecture(*models.assign(chosen, 1)[0], 0)
             architecture = with_embeddings(experiment, own, federated.table)
-        architectures.append(replace(architecture, d=client.settings.get("d", experiment.model.d)))
+        width = math.prod(federated.input_shape) if architecture.name == "identity" else experiment.model.d
+        architectures.append(replace(architecture, d=client.settings.get("d", width)))
     _check_same(experiment, federated, architectures)
     return architectures
 

@@ -441,6 +441,10 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
     method_name, method_options = _method(tree, method)
+    validated = sections["data"].validation_fraction > 0
+    needed = methods.get(method_name).rounds_needed(method_options, validated=validated)
+    if needed is not None and not _asks(tree):
+        scalars["rounds"] = needed
     partition = _table(tree, "partition")
     partition_name = _name(partition, "partition", PARTITION)
     kind = data.partitions.get(partition_name)
@@ -452,6 +456,13 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         partition=partition_name,
         partition_options=build_options(kind.Options, partition, "partition"),
     )
+
+
+def _asks(tree: Mapping[str, Any]) -> bool:
+    """Return whether a number of rounds is asked for: one that is not its built-in recipe's."""
+    recipe = tree.get("recipe", "")
+    usual = load_recipe(recipe).get("rounds") if recipe in recipes() else None
+    return bool(tree.get("rounds", usual) != usual)
 
 
 _RANGES = {"seed": (0, limits.SEED), "rounds": (1, limits.ROUNDS)}

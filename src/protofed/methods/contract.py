@@ -207,6 +207,7 @@ class Local:
         features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
         seed: The experiment's seed.
         validation: Returns the batches of the client's validation samples; none if it has no such samples.
+        least_samples: Least number of training samples of a class that is reported.
     """
 
     name: str
@@ -218,6 +219,7 @@ class Local:
     features: Callable[[], tuple[Tensor, Tensor]]
     seed: int
     validation: Callable[[], Iterable[Batch]] = tuple
+    least_samples: int = 0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator that belongs to this client, round and ``purpose``."""
@@ -304,6 +306,18 @@ class Method(Generic[O]):
         Called before there is a method.
         """
         return False
+
+    @classmethod
+    def rounds_needed(cls, options: O, *, validated: bool) -> int | None:
+        """Return the number of rounds after which more would change nothing; None if there is none.
+
+        Called before there is a method.
+
+        Args:
+            options: The method's options.
+            validated: Whether clients hold out validation samples.
+        """
+        return None
 
     @classmethod
     def depends_on_rounds(cls, options: O) -> str:

@@ -42,6 +42,14 @@ class MlpOptions(Options):
         return tuple(zip(self.categories[::2], self.categories[1::2], strict=False))
 
 
+@architecture(
+    "identity", "no network: samples are features already, and only a head is trained", Options, images=False
+)
+def _identity(input_shape: tuple[int, ...], d: int, options: Options) -> Backbone:
+    """Samples as they are, flattened; their length is the d of all clients."""
+    return Backbone(nn.Flatten())
+
+
 @architecture("mlp", "perceptron on vectors or flattened images", MlpOptions, images=False)
 def _mlp(input_shape: tuple[int, ...], d: int, options: MlpOptions) -> Backbone:
     """Hidden layers with ReLU, then a layer to ``d``: ``len(hidden) + 2`` layers with the head.

@@ -119,11 +119,13 @@ class LocalPlan:
         """Build a new optimiser.
 
         Args:
-            parameters: Parameters to optimise.
+            parameters: Parameters to optimise, perhaps none.
             overrides: A method's own settings, and ``name`` for another class.
         """
         name, settings = self.chosen(overrides or {})
-        result: torch.optim.Optimizer = eager(getattr(torch.optim, name))(parameters, **settings)
+        result: torch.optim.Optimizer = eager(getattr(torch.optim, name))(
+            [{"params": list(parameters)}], **settings
+        )
         if self.factor != 1:
             for group in result.param_groups:
                 group["lr"] *= self.factor

@@ -59,7 +59,7 @@ class PlainSteps(Steps):
         self.during = phase.source is None and self.method.statistics_from == "during"
         self.updates = []
         for number, update in enumerate(phase.updates):
-            chosen = {n: p for n, p in model.named_parameters() if update.trainable(n)}
+            chosen = trained(model, update)
             optimizer = plan.build(chosen.values(), update.optimizer)
             restore_state(optimizer, chosen, kept[0], f"{number}/{update.name}")
             self.updates.append(_Update(update, chosen, optimizer))
@@ -136,7 +136,7 @@ class PlainSteps(Steps):
             terms, output = update.terms(self._model, batch, self.local.received, self.local.state)
             total = reduce(torch.add, terms.values())
             chosen = list(parameters.values())
-            gradients: Sequence[Tensor | None] = torch.autograd.grad(total, chosen, allow_unused=True)
+            gradients = gradients_of(total, chosen)
             if update.clip is not None:
                 gradients = clip(list(parameters), gradients, update.clip)
             for parameter, gradient in zip(chosen, gradients, strict=True):
@@ -160,6 +160,28 @@ class PlainSteps(Steps):
                 parameter.grad = (noise.added(sums[name], deviation) / expected).to(parameter)
             optimizer.step()
             self.means.add(terms, len(batch.y))
+
+
+def trained(model: SplitModel, update: Update) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that an update changes, by name: frozen ones are not among them.
+
+    Args:
+        model: The client's model.
+        update: The update.
+    """
+    return {n: p for n, p in model.named_parameters() if p.requires_grad and update.trainable(n)}
+
+
+def gradients_of(total: Tensor, chosen: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradient of a loss for each of some parameters, None where it does not depend on it.
+
+    Args:
+        total: The loss.
+        chosen: The parameters, perhaps none.
+    """
+    if not chosen or not total.requires_grad:
+        return [None] * len(chosen)
+    return torch.autograd.grad(total, chosen, allow_unused=True)
 
 
 class _Update(NamedTuple):

@@ -183,6 +183,8 @@ def clipped_sum(
     """
     loss = _Loss(model, update)
     weights = {f"model.{name}": parameter.detach() for name, parameter in chosen.items()}
+    if not weights:
+        return {}, {}
     dtype = torch.float64 if step else None
     sums = {name: torch.zeros_like(parameter, dtype=dtype) for name, parameter in weights.items()}
     means: Tensors = {}

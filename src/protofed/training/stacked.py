@@ -23,7 +23,7 @@ from protofed.samples import Samples
 from protofed.training.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.training.client import LocalPlan, balance
 from protofed.training.clipping import clip
-from protofed.training.plain import PlainSteps
+from protofed.training.plain import PlainSteps, gradients_of, trained
 from protofed.training.roster import versions
 from protofed.training.stacking import (
     PooledSamples,
@@ -286,7 +286,7 @@ class StackedSteps(Steps):
             terms, found = self._losses(loss, view, batch)
             total = reduce(torch.add, terms.values()).sum()
             chosen = list(view.chosen[number].values())
-            gradients: Sequence[Tensor | None] = torch.autograd.grad(total, chosen, allow_unused=True)
+            gradients = gradients_of(total, chosen)
             if plain is not None and self.compared is not None:
                 _compare(plain, terms, view.chosen[number], gradients)
                 self.compared.add(key)
@@ -308,12 +308,12 @@ class StackedSteps(Steps):
             own = Batch(batch.x[0, :size], batch.y[0, :size], importance=importance)
             received, state = unstack(view.stack.received, 0), unstack(view.stack.state, 0)
             terms, _ = loss.update.terms(model, own, received, state)
-            names, weights = zip(*(p for p in model.named_parameters() if loss.update.trainable(p[0])), strict=True)
-            gradients = torch.autograd.grad(reduce(torch.add, terms.values()), weights, allow_unused=True)
+            chosen = trained(model, loss.update)
+            gradients = gradients_of(reduce(torch.add, terms.values()), list(chosen.values()))
             with torch.no_grad():
                 for name, buffer in model.named_buffers():
                     buffer.copy_(buffers[name])
-        found = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
+        found = {n: g for n, g in zip(chosen, gradients, strict=True) if g is not None}
         return {n: t.detach() for n, t in terms.items()}, found
 
     def _check_padding(self, loss: _Loss, view: _View, batch: Batch) -> None:
@@ -380,7 +380,7 @@ class StackedSteps(Steps):
         larger = [view for number, view in self.views.items() if number > clients]
         last = larger[-1] if larger else None  # stacks only shrink, so this view has done all steps so far
         for number, update in enumerate(self.phase.updates):
-            chosen = {n: p for n, p in leaves.items() if update.trainable(n)}
+            chosen = {n: leaves[n] for n in trained(self.working, update)}
             optimizer = self.plan.build(chosen.values(), update.optimizer)
             if last is None:
                 self._restore(optimizer, chosen, clients, self._scope(number))

@@ -392,6 +392,7 @@ class LocalTrainer:
         if COUNTS in state:
             counts = state[COUNTS]
         local = Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
+        local.least_samples = client.plan.least_samples
         if client.validation is not None:
             local.validation = partial(batches, client.validation, model)
         return local, snapshot.optimizer

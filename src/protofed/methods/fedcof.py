@@ -1,0 +1,74 @@
+"""FedCOF: covariances for free, from the class means of the clients alone, in one round.
+
+Goswami et al., "Covariances for Free: Exploiting Mean Distributions for Training-free Federated Learning", NeurIPS
+2025. The mean of n samples has a covariance n times smaller than a sample, so the means of several clients tell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from protofed.methods import register
+from protofed.methods._moments import ClosedForm, Linear, Sums, solve
+from protofed.options import Options, option
+
+
+@dataclass(frozen=True)
+class FedCOFOptions(Options):
+    """Hyperparameters."""
+
+    gamma: float = option(1.0, "γ of Σ̂_k + γI, in units of the features' variance", least=0)
+
+
+@register
+class FedCOF(ClosedForm[FedCOFOptions]):
+    """``W = (Σ_k (N_k − 1)·(Σ̂_k + γI))⁻¹ b``, within classes only, with columns of unit length.
+
+    ``Σ̂_k = 1/(C_k − 1)·Σ_i n_ik (μ_ik − μ_k)(μ_ik − μ_k)ᵀ`` over the ``C_k`` clients that hold class k is
+    unbiased if clients draw their samples of a class alike; a class that one client holds says nothing.
+    """
+
+    name = "fedcof"
+    summary = "class means of fixed features, and the covariance that they betray: one round, no training"
+    reference = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"
+    up = "K_i·d"
+    down = "K·d + K"
+    Options = FedCOFOptions
+    sums_only = False
+
+    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+        """Estimate the covariance from the single clients' means, and solve for W."""
+        clients = list(parts)
+        counts, sums = (torch.stack([part[n] for part in clients]) for n in (0, 1))
+        total = Sums(counts.sum(0), sums.sum(0), clients[0].moment)
+        holders = (counts > 0).sum(0)
+        apart = torch.where(
+            (counts > 0).unsqueeze(-1), sums / counts.clamp(min=1).unsqueeze(-1) - total.means.rows, 0
+        )
+        beyond = (total.counts - 1).clamp(min=0)
+        factors = (counts * (beyond / (holders - 1).clamp(min=1))).sqrt()
+        rows = (apart * factors.unsqueeze(-1)).flatten(0, 1)
+        scatter = rows.mT @ rows
+        return total, self.solved(total, scatter, self.options.gamma * float(beyond.sum()))
+
+    def classifier(self, total: Sums) -> Linear:
+        """Without means of several clients there is no covariance: it counts as that of white noise."""
+        return self.solved(
+            total, torch.zeros(self.task.feature_dim, self.task.feature_dim, dtype=torch.float64), 1.0
+        )
+
+    def solved(self, total: Sums, scatter: torch.Tensor, ridge: float) -> Linear:
+        """Return the classifier.
+
+        Args:
+            total: The sums of all clients.
+            scatter: ``Σ_k (N_k − 1)·Σ̂_k``, ``(d, d)``.
+            ridge: ``γ·Σ_k (N_k − 1)``.
+        """
+        W = solve(scatter, total.sums.mT, float(scatter.diagonal().mean()), self.task.dtype, ridge).mT
+        W = F.normalize(W, dim=-1, eps=1e-300)
+        return Linear(W, W.new_zeros(len(W)), total.means.present)

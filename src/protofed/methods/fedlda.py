@@ -1,0 +1,371 @@
+"""FedLDA: linear discriminant analysis of the samples of all clients, in one round.
+
+Clients send class means and their second moment, from which follow the class means and the covariance within
+classes of all samples together, exactly. Related: FedCGS (Guan et al., "Capture Global Feature Statistics for
+One-Shot Federated Learning", AAAI 2025) and GH-OFL (Turazza et al., "The Gaussian-Head OFL Family", ICLR 2026). The
+shrinkage is that of Chen et al., "Shrinkage Algorithms for MMSE Covariance Estimation", IEEE TSP 2010.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.errors import ConfigError
+from protofed.methods import register
+from protofed.methods._moments import LARGEST, ClosedForm, Linear, Sums, solve, symmetric, triangle, within
+from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Upload
+from protofed.options import Options, option
+from protofed.prototypes.inference import closeness, most_likely
+from protofed.prototypes.table import Prototypes
+from protofed.wire.schema import Field, Payload, Schema
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+Shrinkage = float | Literal["oas"]
+SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
+SHRINKAGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+"""Values of ``s`` among which validation samples choose."""
+KAPPAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
+"""Values of ``κ`` among which validation samples choose; the first of equally good ones."""
+
+
+def discriminant(total: Sums, shrinkage: Shrinkage, dtype: torch.dtype) -> Linear:
+    """Return the classifier with the scores ``μ_kᵀΣ⁻¹φ − ½·μ_kᵀΣ⁻¹μ_k``.
+
+    They are log-likelihoods of Gaussians with one covariance, up to what all classes share. For the sake of small
+    numbers, the mean of all samples is the origin, which changes no difference of scores. Without any variance,
+    Σ is a multiple of I, and the nearest mean the answer.
+
+    Args:
+        total: The sums of the samples.
+        shrinkage: ``s``, or ``oas``.
+        dtype: Type in which moments were sent.
+    """
+    n = total.counts.sum().clamp(min=1)
+    means = total.means
+    origin = total.sums.sum(0) / n
+    apart = (means.rows - origin) * means.present.unsqueeze(-1)
+    weights = solve(shrunk(total.scatter / n, float(n), shrinkage), apart.mT, total.square, dtype).mT
+    return Linear(weights, -0.5 * (weights * apart).sum(-1) - weights @ origin, means.present)
+
+
+def shrunk(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
+    """Return ``(1 − s)·Σ + s·tr(Σ)/d·I``.
+
+    Args:
+        covariance: ``Σ``, ``(d, d)``.
+        n: Number of samples.
+        shrinkage: ``s``, or ``oas``: the oracle approximating shrinkage, which needs nothing but Σ and n.
+    """
+    d = len(covariance)
+    variance = covariance.diagonal().mean().clamp(min=0)
+    s = oracle(covariance, n) if shrinkage == "oas" else float(shrinkage)
+    return (1 - s) * covariance + s * variance * torch.eye(d, dtype=covariance.dtype)
+
+
+def oracle(covariance: Tensor, n: float) -> float:
+    """Return the oracle approximating shrinkage (Chen et al., Eq. 23, as scikit-learn has it).
+
+    Args:
+        covariance: ``Σ``, ``(d, d)``.
+        n: Number of samples.
+    """
+    d = len(covariance)
+    mean_square, square = float(covariance.square().mean()), float(covariance.diagonal().mean()) ** 2
+    apart = (n + 1) * (mean_square - square / d)
+    return min(1.0, (mean_square + square) / apart) if apart > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class FedLDAOptions(Options):
+    """Hyperparameters."""
+
+    shrinkage: float | Literal["oas", "validation"] = option(
+        "oas",
+        SHRINKAGE + "oas | NUMBER | validation, that of seven with most hits on validation samples",
+        least=0,
+        most=1,
+    )
+    kappa: float | Literal["auto"] = option(
+        "auto",
+        "κ: how much a sample of another client counts for head: NUMBER | auto, that of six with most hits on "
+        "validation samples in a second round, 1 without",
+        least=0,
+        most=1,
+    )
+    message: Literal["moment", "factor"] = option(
+        "moment",
+        "second moment as an upper triangle, which secure aggregation can add; or, of clients with fewer than d/2 "
+        "samples, as the factor R of φ = QR: n_i·d numbers",
+    )
+
+    @property
+    def choices(self) -> list[tuple[float, Shrinkage]]:
+        """Pairs of κ and s among which validation samples choose."""
+        kappas = KAPPAS if self.kappa == "auto" else (self.kappa,)
+        shrinkages: Sequence[Shrinkage] = SHRINKAGES if self.shrinkage == "validation" else (self.shrinkage,)
+        return list(itertools.product(kappas, shrinkages))
+
+
+@register
+class FedLDA(ClosedForm[FedLDAOptions]):
+    """One covariance within classes for all samples; priors are the clients' own.
+
+    A client's classifier is that of its own sums and κ times those of all others. Server state, where κ or s is
+    chosen or κ is not 1: also ``counts`` ``(K,)``, ``moment`` ``(d·(d + 1)/2,)`` and ``choice``.
+    """
+
+    name = "fedlda"
+    summary = "linear discriminant analysis on fixed features of all clients: one round, no training"
+    reference = "as FedCGS and GH-OFL; see docs/methods.md"
+    up = "K_i·d + d·(d+1)/2"
+    down = "K·(2·d + 1)"
+    Options = FedLDAOptions
+    second = True
+
+    def __init__(self, options: FedLDAOptions, task: Task) -> None:
+        choices = options.choices
+        # Hits on validation samples are sent in a round after that of the sums.
+        self.choices = choices if task.rounds > 1 else [c for c in choices if c[0] == choices[0][0]]
+        self.mixes = len(self.choices) > 1 or self.choices[0][0] != 1
+        self.sums_only = options.message == "moment"
+        super().__init__(options, task)
+
+    @classmethod
+    def rounds_needed(cls, options: FedLDAOptions, *, validated: bool) -> int:
+        """One, and another to choose by validation samples."""
+        return 2 if len(options.choices) > 1 and validated else 1
+
+    @classmethod
+    def depends_on_rounds(cls, options: FedLDAOptions) -> str:
+        """A choice by validation samples takes a second round."""
+        return "validation samples choose method.kappa or method.shrinkage in a second round" * (
+            len(options.choices) > 1
+        )
+
+    def check(self) -> None:
+        """Refuse a choice that one round does not allow."""
+        if self.options.shrinkage == "validation" and self.task.rounds < 2:
+            raise ConfigError("method.shrinkage=validation needs a second round for its choice: set rounds=2")
+
+    def check_clients(self, names: Collection[str], validated: Collection[str]) -> None:
+        """Refuse a choice by validation samples that nobody has."""
+        if self.options.shrinkage == "validation" and not validated:
+            raise ConfigError(
+                "method.shrinkage=validation needs validation samples, of which no client has any: set "
+                "data.validation_fraction, e.g. 0.2, or method.shrinkage=oas"
+            )
+
+    # What crosses the network.
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """Class means, counts and second moment; with a choice, the hits of each on validation samples."""
+        schema = super().upload_schema
+        assert schema is not None
+        fields, limits = dict(schema.fields), dict(schema.limits)
+        if len(self.choices) > 1:
+            fields["hits"] = Field((1, len(self.choices)), "count", parameter=False, described=False)
+        if self.options.message == "factor":
+            fields["moment"] = Field(("m", *fields["moment"].shape), limit=fields["moment"].limit)
+            fields["factor"] = Field(("r", "d"), limit=fields["means"].limit)
+            limits |= {"m": 1, "r": self.task.feature_dim // 2}
+        return Schema(fields, schema.num_classes, schema.sizes, limits)
+
+    @cached_property
+    def broadcast_schema(self) -> Schema:
+        """Class means and the classifier; or, where κ or s is chosen or κ is not 1, the sums and the choice."""
+        if not self.mixes:
+            schema = super().broadcast_schema
+            assert schema is not None
+            return self.schema({**self.rows("means"), **schema.fields})
+        d = self.task.feature_dim
+        return self.schema(
+            {
+                **self.rows("means"),
+                "counts": Field(("k",), "count", parameter=False),
+                "moment": Field((d * (d + 1) // 2,), limit=LARGEST**2),
+                "choice": Field((), "count", parameter=False),
+            }
+        )
+
+    def packed(self, sums: Sums) -> Payload:
+        """Return ``(1/n_i) Σ φφᵀ``, or ``R/√n_i``, of which it is the square, where that takes fewer numbers."""
+        payload = super().packed(sums)
+        if self.options.message == "moment":
+            return payload
+        d, n = self.task.feature_dim, int(payload["samples"])
+        if n > d // 2:
+            return {**payload, "moment": payload["moment"].unsqueeze(0), "factor": sums.sums.new_zeros(0, d)}
+        values, vectors = torch.linalg.eigh(symmetric(payload["moment"], d))
+        largest = values[d - n :].clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT[d - n :]
+        return {**payload, "moment": payload["moment"].new_zeros(0, len(payload["moment"])), "factor": largest}
+
+    def unpacked(self, sent: Tensors) -> Tensor:
+        """Return the mean second moment of an upload in either form."""
+        if self.options.message == "moment":
+            return super().unpacked(sent)
+        factor = sent["factor"].double()
+        return symmetric(sent["moment"].double().sum(0), self.task.feature_dim) + factor.mT @ factor
+
+    # The client.
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Remember whether the server has the client's sums."""
+        return {**super().client_state(counts), "sent": torch.tensor(False)}
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies."""
+        return {**super().shifted(state, counts), "sent": state["sent"]}
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send the sums, and the hits of each choice on validation samples if there are any."""
+        local.state["sent"] = torch.ones_like(local.state["sent"])
+        payload = super().upload(local, statistics)
+        if len(self.choices) > 1:
+            payload["hits"] = local.received["hits"]
+        return payload
+
+    def classifier(self, total: Sums) -> Linear:
+        """Return the discriminant of all samples, with the first shrinkage."""
+        return discriminant(total, self.choices[0][1], self.task.dtype)
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Make the classifiers of all, and of the client: its own samples and κ times the others'."""
+        dtype, K = self.task.dtype, self.task.num_classes
+        if not self.mixes and message is not None:
+            means = Prototypes.received(message["means"], message["classes"], K)
+            return {**super().receive(local, message), "means": means.rows}
+        own = self.own_sums(local)
+        total, choice = (own, 0) if message is None else (self.sums_in(message), int(message["choice"]))
+        kappa, shrinkage = self.choices[min(choice, len(self.choices) - 1)]
+        shared = discriminant(total, shrinkage, dtype)
+        received = {**shared.tensors(dtype), "means": total.means.rows.to(dtype)}
+        if not self.mixes:
+            return received
+        others = (
+            Sums.none(K, self.task.feature_dim, second=True) if message is None else self.others(local, own, total)
+        )
+        mixed = discriminant(own.plus(others, kappa), shrinkage, dtype)
+        received |= mixed.tensors(dtype, "own_")
+        if len(self.choices) > 1:
+            received["hits"] = torch.zeros(1, len(self.choices), dtype=torch.int64)
+            if message is not None:
+                received["hits"][0] = torch.tensor(self.hits(local, own, others), dtype=torch.int64)
+        return received
+
+    def sums_in(self, message: Payload) -> Sums:
+        """Return the sums that a broadcast holds.
+
+        Args:
+            message: The broadcast.
+        """
+        upload = {name: tensor.cpu() for name, tensor in message.items()} | {"samples": message["counts"].sum()}
+        if self.options.message == "factor":
+            upload["moment"] = upload["moment"].unsqueeze(0)
+            upload["factor"] = upload["means"].new_zeros(0, self.task.feature_dim)
+        return self.sums_of(upload)
+
+    def others(self, local: Local, own: Sums, total: Sums) -> Sums:
+        """Return the sums of all other clients.
+
+        Args:
+            local: The client.
+            own: Its sums.
+            total: Those of all clients, perhaps with its own.
+        """
+        reported = (local.counts >= max(1, local.least_samples)).cpu()
+        mine = own if bool((reported == (own.counts > 0)).all()) else self.own_sums(local, among=reported)
+        if not bool(local.state["sent"]) or bool((mine.counts > total.counts).any()):
+            return total
+        rest = total.plus(mine, -1.0)
+        known = rest.counts > 0
+        return rest._replace(sums=rest.sums * known.unsqueeze(-1))
+
+    @torch.no_grad()
+    def hits(self, local: Local, own: Sums, others: Sums) -> list[int]:
+        """Return how many of a client's validation samples each choice gets right by the rule ``head``.
+
+        Args:
+            local: The client.
+            own: Its sums.
+            others: Those of all others.
+        """
+        batches = [(local.model(batch.x).features, batch.y) for batch in local.validation()]
+        found = []
+        for kappa, shrinkage in self.choices if batches else []:
+            mixed = discriminant(own.plus(others, kappa), shrinkage, self.task.dtype).tensors(self.task.dtype)
+            here = Linear.named({name: tensor.to(batches[0][0].device) for name, tensor in mixed.items()})
+            right = (most_likely(self.head(here, f, local.state)) == y for f, y in batches)
+            found.append(sum(int(hit.sum()) for hit in right))
+        return found or [0] * len(self.choices)
+
+    def head(self, classifier: Linear, features: Tensor, state: Tensors) -> Tensor:
+        """Return log-posteriors of the client's classes, up to a constant.
+
+        Args:
+            classifier: The client's classifier.
+            features: ``(B, d)``.
+            state: The method's state on the client.
+        """
+        return within(classifier.scores(features) + state["prior"], classifier.present, state["own"])
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """With the client's prior over its own classes; without over all; the nearest class mean."""
+        return ("head", "global_model", "nearest")
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Log-likelihoods with and without the client's log-prior, and −‖φ − μ_k‖²."""
+        features = model(batch.x).features
+        shared = Linear.named(received)
+        return {
+            "head": self.head(Linear.named(received, "own_") if self.mixes else shared, features, state),
+            "global_model": shared.scores(features),
+            "nearest": closeness(features, Prototypes(received["means"], received["present"])),
+        }
+
+    # The server.
+
+    def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
+        """Return the server's state, with the sums of all and the choice if clients need them."""
+        state = super().concluded(held, total, classifier)
+        if not self.mixes:
+            return state
+        hits = [tensor[0] for name, tensor in held.items() if name.startswith("hits.")]
+        votes = torch.stack(hits).sum(0).tolist() if hits else [0]
+        choice = torch.tensor(votes.index(max(votes)))
+        moment = triangle(total.moment) / total.counts.sum().clamp(min=1)
+        return {**state, "counts": total.counts.long(), "moment": moment.to(self.task.dtype), "choice": choice}
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Send the classifier, or the sums of all."""
+        message = super().broadcast(server, round, client)
+        if message is None:
+            return None
+        classes = message["classes"]
+        means = server["prototypes"][classes]
+        if not self.mixes:
+            return {**message, "means": means}
+        counts = server["counts"][classes]
+        return {
+            "classes": classes,
+            "means": means,
+            "counts": counts,
+            **{name: server[name] for name in ("moment", "choice")},
+        }
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Say which κ and s were chosen."""
+        state, diagnostics = super().aggregate(server, uploads, round)
+        kappa, shrinkage = self.choices[int(state.get("choice", 0))]
+        chosen = {} if shrinkage == "oas" else {"shrinkage": shrinkage}
+        return Aggregate(state, {**diagnostics, "kappa": kappa, **chosen})

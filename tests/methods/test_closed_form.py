@@ -1,0 +1,342 @@
+"""Closed forms: what the server makes of sums is what it would make of all samples together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.covariance import OAS
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+
+from protofed.errors import ConfigError
+from protofed.experiments import resolve
+from protofed.experiments.assemble import assemble
+from protofed.experiments.config import apply_overrides, load_recipe
+from protofed.federation import Federation
+from protofed.methods.contract import Upload
+from protofed.methods.fedlda import oracle
+from protofed.samples import ClientData, FederatedData, Samples
+from support import command, experiment
+
+K, D = 3, 5
+EXACT = {
+    "model__name": "identity",
+    "model__options": {},
+    "execution__precision": "fp64",
+    "wire__codec": "float64",
+    "robust__weight": 0.0,
+    "rounds": 1,
+}
+CLOSED = ["fedncm", "fed3r", "fedcof", "fedlda", "local_ncm", "local_lda"]
+
+
+def points(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.cat([torch.arange(K), torch.randint(K, (n - K,), generator=g)])
+    mixing = torch.randn(D, D, generator=g, dtype=torch.float64)
+    centres = 2 * torch.randn(K, D, generator=g, dtype=torch.float64)
+    return centres[y] + torch.randn(n, D, generator=g, dtype=torch.float64) @ mixing + 3, y
+
+
+def divided(x: torch.Tensor, y: torch.Tensor, owners: list[int], names: list[str]) -> FederatedData:
+    whose = torch.tensor(owners)
+    clients = []
+    for i, name in enumerate(names):
+        own = Samples(x[whose == i], y[whose == i])
+        clients.append(ClientData(name, own, own, None, {}))
+    return FederatedData(tuple(clients), K, tuple("abc"), (D,))
+
+
+def run(method: str, data: FederatedData, **overrides: object) -> Federation:
+    federation = assemble(experiment(method, **{**EXACT, **overrides}), data)[0]
+    for record in federation.run():
+        assert not record.refused
+        assert not record.robust.kept
+    return federation
+
+
+def global_scores(federation: Federation, x: torch.Tensor) -> np.ndarray:
+    server = federation.server
+    return (x @ server["weights"].T + server["bias"]).numpy()
+
+
+def apart(scores: np.ndarray) -> np.ndarray:
+    return scores - scores[:, :1]
+
+
+PARTS = st.lists(st.integers(0, 3), min_size=24, max_size=24)
+HOW = st.sampled_from(["moment", "factor", "secure"])
+
+
+def how_sent(how: str) -> dict[str, object]:
+    return {"secure__aggregation": True} if how == "secure" else {"method__message": how}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    PARTS, st.permutations(["ann", "bob", "cid", "dan"]), HOW, st.sampled_from([0.05, 0.5, 1.0]), st.integers(0, 99)
+)
+def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, how, shrinkage, seed):
+    x, y = points(24, seed)
+    owners[:4] = [0, 1, 2, 3]
+    data = divided(x, y, owners, names)
+    more = how_sent(how) | ({"secure__fraction_bits": 40} if how == "secure" else {})
+    federation = run("fedlda", data, method__shrinkage=shrinkage, **more)
+    pooled = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x, y)
+    expected = apart(pooled.decision_function(x) - np.log(pooled.priors_))
+    assert apart(global_scores(federation, x)) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(PARTS, st.integers(0, 99), st.sampled_from(["moment", "factor"]))
+def test_partial_participation_and_late_clients_count_once(owners, seed, how):
+    """Once all have come, in any order and some of them often, it is the pooled classifier."""
+    x, y = points(24, seed)
+    owners[:4] = [0, 1, 2, 3]
+    data = divided(x, y, owners, ["ann", "bob", "cid", "dan"])
+    options = {"method__shrinkage": 0.3, "method__kappa": 1.0, **how_sent(how)}
+    whole = run("fedlda", data, **options).server
+    part = run("fedlda", data, rounds=12, participation__fraction=0.5, seed=seed, **options).server
+    held = {name.partition(".")[2].partition("/")[0] for name in part if name.startswith("counts.")}
+    if held == {"ann", "bob", "cid", "dan"}:  # twelve draws of two among four, nearly always
+        assert torch.equal(part["weights"], whole["weights"])
+        assert torch.equal(part["bias"], whole["bias"])
+
+
+@settings(max_examples=15, deadline=None)
+@given(PARTS, st.integers(0, 99), st.booleans())
+def test_fed3r_is_the_ridge_regression_of_the_pooled_samples(owners, seed, secure):
+    x, y = points(24, seed)
+    owners[:4] = [0, 1, 2, 3]
+    more = {"secure__aggregation": True, "secure__fraction_bits": 40} if secure else {}
+    data = divided(x, y, owners, ["ann", "bob", "cid", "dan"])
+    federation = run("fed3r", data, method__lambda=0.5, method__normalise=False, **more)
+    targets = torch.nn.functional.one_hot(y, K).double()
+    expected = Ridge(alpha=0.5, fit_intercept=False).fit(x, targets).coef_
+    assert federation.server["weights"].numpy() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_afl_is_fed3r_without_a_ridge():
+    """The absolute aggregation law of AFL, client after client, gives W of Fed3R for λ → 0."""
+    x, y = points(40, 1)
+    owners = torch.arange(40) % 3
+    targets, gamma, eye = torch.nn.functional.one_hot(y, K).double(), 1.0, torch.eye(D, dtype=torch.float64)
+    W, C = torch.zeros(D, K, dtype=torch.float64), torch.zeros(D, D, dtype=torch.float64)
+    for i in range(3):
+        own, labels = x[owners == i], targets[owners == i]
+        Ci = own.T @ own + gamma * eye
+        Wi = torch.linalg.solve(Ci, own.T @ labels)
+        W, C = torch.linalg.solve(C + Ci, C @ W + Ci @ Wi), C + Ci
+    W = torch.linalg.solve(C - 3 * gamma * eye, C @ W)
+    data = divided(x, y, owners.tolist(), ["ann", "bob", "cid"])
+    found = run("fed3r", data, method__lambda=0.0, method__normalise=False).server["weights"]
+    assert found.T.numpy() == pytest.approx(W.numpy(), rel=1e-6, abs=1e-7)
+
+
+def test_oas_is_that_of_scikit_learn():
+    x, y = points(30, 2)
+    means = torch.stack([x[y == k].mean(0) for k in range(K)])
+    centred = (x - means[y]).numpy()
+    expected = OAS(assume_centered=True).fit(centred).shrinkage_
+    assert oracle(torch.tensor(centred.T @ centred / 30), 30) == pytest.approx(expected)
+
+
+def test_fedcof_estimates_the_covariance_from_means():
+    """Many clients with a few samples of each class: their means tell the covariance within classes."""
+    x, y = points(6000, 3)
+    owners = (torch.arange(6000) % 300).tolist()
+    data = divided(x, y, owners, [f"c{i}" for i in range(300)])
+    found = run("fedcof", data, method__gamma=0.0).server["weights"]
+    means = torch.stack([x[y == k].mean(0) for k in range(K)])
+    scatter = (x - means[y]).T @ (x - means[y])
+    sums = torch.stack([x[y == k].sum(0) for k in range(K)])
+    expected = torch.nn.functional.normalize(torch.linalg.solve(scatter, sums.T).T, dim=1)
+    assert (found * expected).sum(1).min() > 0.95
+    with pytest.raises(ConfigError, match="reveals sums only, but fedcof needs single uploads"):
+        run("fedcof", data, secure__aggregation=True)
+
+
+def test_fedncm_answers_with_the_nearest_mean():
+    x, y = points(24, 4)
+    federation = run("fedncm", divided(x, y, [i % 2 for i in range(24)], ["ann", "bob"]))
+    means = torch.stack([x[y == k].mean(0) for k in range(K)])
+    cosines = torch.nn.functional.cosine_similarity(x.unsqueeze(1), means, dim=-1)
+    assert (global_scores(federation, x).argmax(1) == cosines.argmax(1).numpy()).all()
+
+
+DEGENERATE = {
+    "all zero": (torch.zeros(12, D), [0, 1, 2] * 4, [0, 1] * 6),
+    "no variance within classes": (torch.eye(D)[[0, 1, 2] * 4], [0, 1, 2] * 4, [0, 1] * 6),
+    "constant features": (torch.cat([torch.randn(12, 2), torch.full((12, 3), 7.0)], 1), [0, 1, 2] * 4, [0, 1] * 6),
+    "a class of one sample": (torch.randn(12, D), [2] + [0, 1] * 5 + [0], [0, 1] * 6),
+    "a class that nobody has": (torch.randn(12, D), [0, 1] * 6, [0, 1] * 6),
+    "d above N": (torch.randn(3, D), [0, 1, 2], [0, 1, 0]),
+    "one has everything": (torch.randn(12, D), [0, 1, 2] * 4, [0] * 12),
+    "one sample": (torch.randn(1, D), [1], [0]),
+    "huge": (torch.randn(12, D) * 1e6, [0, 1, 2] * 4, [0, 1] * 6),
+    "tiny": (torch.randn(12, D) * 1e-8, [0, 1, 2] * 4, [0, 1] * 6),
+}
+
+
+@pytest.mark.parametrize("method", CLOSED)
+@pytest.mark.parametrize("case", DEGENERATE)
+def test_degenerate_samples(case, method):
+    """Answers are classes that somebody has, in every precision and without a shrinkage that would help."""
+    torch.manual_seed(0)
+    x, y, owners = DEGENERATE[case]
+    data = divided(x, torch.tensor(y), owners, ["ann", "bob"])
+    bare = {"method__shrinkage": 0.0} if method.endswith("lda") else {}
+    bare |= {"method__lambda": 0.0} if method == "fed3r" else {"method__gamma": 0.0} if method == "fedcof" else {}
+    for options in ({}, bare):
+        for more in ({}, {"execution__precision": "fp32", "wire__codec": "float32"}, {"rounds": 2}):
+            federation = run(method, data, **options, **more)
+            for tensor in federation.server.values():
+                assert tensor.isfinite().all()
+            for name, rules in answers(federation, x).items():
+                for rule, classes in rules.items():
+                    assert set(classes.tolist()) <= set(y), (name, rule)
+
+
+def answers(federation: Federation, x: torch.Tensor) -> dict[str, dict[str, torch.Tensor]]:
+    from protofed.methods import Batch
+    from support import visited
+
+    found = {}
+    for name, client in visited(federation).items():
+        model = client.model.eval()
+        batch = Batch(x.to(next(model.parameters()).dtype), torch.zeros(len(x), dtype=torch.int64))
+        if len(client.train):
+            found[name] = federation.method.predict(model, batch, client.received, client.state)
+    return found
+
+
+def validated(data: FederatedData) -> FederatedData:
+    """Hold out every other sample."""
+    parts = [(c.name, *(Samples(c.train.x[i::2], c.train.y[i::2]) for i in (0, 1, 1))) for c in data.clients]
+    clients = tuple(ClientData(*part, {}) for part in parts)
+    return FederatedData(clients, K, data.class_names, data.input_shape)
+
+
+def test_kappa_is_chosen_by_validation_samples():
+    """Where a client's features are turned round, others' samples do harm, and κ says so."""
+    x, y = points(48, 5)
+    owners = [i // 24 for i in range(48)]
+    other = torch.tensor(owners) == 1
+    mirrored = torch.where(other.unsqueeze(-1), 6 - x, x)
+    alike = run("fedlda", validated(divided(x, y, owners, ["ann", "bob"])), rounds=2)
+    unlike = run("fedlda", validated(divided(mirrored, y, owners, ["ann", "bob"])), rounds=2)
+    choices = alike.method.choices
+    assert choices[int(alike.server["choice"])][0] == 1
+    assert choices[int(unlike.server["choice"])][0] < 1
+
+
+def test_kappa_goes_from_alone_to_together():
+    x, y = points(60, 6)
+    data = divided(x, y, [i % 3 for i in range(60)], ["ann", "bob", "cid"])
+    alone = answers(run("local_lda", data), x)
+    for rounds in (1, 2):
+        mixed = answers(run("fedlda", data, method__kappa=0.0, rounds=rounds), x)
+        pooled = answers(run("fedlda", data, method__kappa=1.0, rounds=rounds), x)
+        for name in alone:
+            assert torch.equal(mixed[name]["head"], alone[name]["head"])
+            assert torch.equal(mixed[name]["global_model"], pooled[name]["global_model"])
+
+
+def test_secure_rounds_replace_each_other():
+    x, y = points(24, 7)
+    data = divided(x, y, [i % 3 for i in range(24)], ["ann", "bob", "cid"])
+    options = {"secure__aggregation": True, "secure__fraction_bits": 40, "method__kappa": 1.0}
+    one, three = (run("fedlda", data, rounds=rounds, **options).server for rounds in (1, 3))
+    assert one.keys() == three.keys()
+    assert all(torch.allclose(one[n].double(), three[n].double(), atol=1e-9) for n in one)
+
+
+def test_what_is_not_reported_is_not_in_the_moment():
+    """The second moment is of reported classes alone: that of a single sample would be the sample."""
+    x, y = points(24, 8)
+    y = torch.tensor([2] + [0, 1] * 11 + [0])
+    data = divided(x, y, [0] * 12 + [1] * 12, ["ann", "bob"])
+    options = {"method__kappa": 1.0, "method__shrinkage": 0.1}
+    rare = run("fedlda", data, privacy__least_samples=2, **options).server
+    without = run("fedlda", divided(x[1:], y[1:], [0] * 11 + [1] * 12, ["ann", "bob"]), **options).server
+    assert rare["present"].tolist() == [True, True, False]
+    assert torch.allclose(rare["weights"], without["weights"], atol=1e-9)
+
+
+def test_one_round_unless_asked_otherwise():
+    tree = load_recipe("quickstart")
+    assert resolve(tree, method="fedlda").rounds == 1
+    assert resolve(tree, method="fedproto").rounds == tree["rounds"]
+    assert resolve(apply_overrides(tree, {"rounds": 3}), method="fedlda").rounds == 3
+    held = apply_overrides(tree, {"data.validation_fraction": 0.2})
+    assert resolve(held, method="fedlda").rounds == 2
+    assert resolve(apply_overrides(held, {"method.kappa": 1.0}), method="fedlda").rounds == 1
+    again = resolve(resolve(held, method="fedlda").to_tree())
+    assert again.rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds", "message"),
+    [
+        ({"method__shrinkage": "validation"}, 2, "needs validation samples, of which no client has any"),
+        ({"method__shrinkage": "validation"}, 1, "needs a second round for its choice: set rounds=2"),
+        (
+            {"method__shrinkage": "half"},
+            1,
+            "method.shrinkage must be a number or 'oas' or 'validation', not 'half'",
+        ),
+        ({"method__kappa": 2.0}, 1, r"method.kappa must lie in \[0, 1\], not 2"),
+        ({"method__message": "factor", "secure__aggregation": True}, 1, "fedlda needs single uploads"),
+        ({"privacy__mode": "sample", "privacy__noise": 1.0}, 1, "its server needs n_ik"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(options, rounds, message):
+    x, y = points(24, 9)
+    data = divided(x, y, [i % 3 for i in range(24)], ["ann", "bob", "cid"])
+    with pytest.raises(ConfigError, match=message) as caught:
+        run("fedlda", data, **{**options, "rounds": rounds})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r", "fedcof", "fedlda"])
+def test_a_client_can_be_taken_out_again_bit_for_bit(method):
+    """The server keeps what each client sent: without one's, the rest gives that of a run without it."""
+    x, y = points(24, 12)
+    owners = [i % 3 for i in range(24)]
+    data = divided(x, y, owners, ["ann", "bob", "cid"])
+    options = {"method__kappa": 1.0} if method == "fedlda" else {}
+    whole = run(method, data, **options)
+    rest = FederatedData(data.clients[:1] + data.clients[2:], K, data.class_names, data.input_shape)
+    expected = run(method, rest, **options).server
+    left = {name: tensor for name, tensor in whole.server.items() if ".bob/" not in name}
+    again = {name.partition(".")[0]: tensor for name, tensor in left.items() if ".ann/" in name}
+    found = whole.method.aggregate(left, iter([Upload("ann", again)]), 2).state
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"method__message": "factor"}, {"method__shrinkage": "validation"}])
+def test_every_executor_gives_the_same_numbers(options):
+    x, y = points(48, 13)
+    data = validated(divided(x, y, [i % 3 for i in range(48)], ["ann", "bob", "cid"]))
+    servers = [
+        run("fedlda", data, rounds=2, execution__executor=executor, execution__threads=1, **options)
+        for executor in ("sequential", "fused")
+    ]
+    one, other = (federation.server for federation in servers)
+    assert int(one["choice"]) == int(other["choice"])
+    assert all(torch.allclose(one[n].double(), other[n].double(), atol=1e-9) for n in one)
+
+
+def test_a_report_says_which_kappa_was_chosen(tmp_path, monkeypatch, capsys):
+    """As a user types it: two rounds, because validation samples choose."""
+    chosen = ["method.name=fedlda", "model.name=identity", "data.validation_fraction=0.2"]
+    status, out, _ = command(monkeypatch, capsys, "run", "quickstart", *chosen, "--out", tmp_path / "run")
+    assert status == 0
+    assert "fedlda" in out
+    last = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert len(last) == 2
+    assert '"kappa": ' in last[-1]
