@@ -58,6 +58,12 @@ class WrappedMethod(Method[O]):
         return kind.sends_sums(base_options)
 
     @classmethod
+    def rounds_needed(cls, options: O, *, validated: bool) -> int | None:
+        """As the base."""
+        kind, base_options = cls.base_of(options)
+        return kind.rounds_needed(base_options, validated=validated)
+
+    @classmethod
     def depends_on_rounds(cls, options: O) -> str:
         """As the base."""
         kind, base_options = cls.base_of(options)
