@@ -17,6 +17,7 @@ from protofed import data, limits, methods
 from protofed.data import DataOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
+from protofed.models.encoders import EncoderOptions
 from protofed.options import Options, build_options, option, option_fields, plain
 from protofed.privacy import PrivacyOptions
 from protofed.privacy.secure_options import SecureOptions
@@ -244,6 +245,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelOptions,
     "training": TrainingOptions,
     "transforms": TransformOptions,
+    "encoder": EncoderOptions,
     "participation": ParticipationOptions,
     "evaluation": EvaluationOptions,
     "wire": WireOptions,
@@ -257,6 +259,8 @@ SECTIONS: dict[str, type] = {
 }
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
+ENCODED_MODEL = "mlp"
+"""Architecture by default where an encoder makes vectors of the samples."""
 PARTITION = "dirichlet"
 """Name of the partition by default."""
 OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
@@ -264,6 +268,7 @@ OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
     "data.source": (DataOptions().source, ("options",)),
     "model.name": (ModelOptions().name, ("options", "members", "shared")),
     "model.members": ((), ("options", "shared")),
+    "encoder.name": (EncoderOptions().name, ("options", "weights")),
 }
 """Default of each option that names a component, and the keys that belong to it; None: the rest of its section."""
 
@@ -283,6 +288,7 @@ class Experiment:
     model: ModelOptions
     training: TrainingOptions
     transforms: TransformOptions
+    encoder: EncoderOptions
     participation: ParticipationOptions
     evaluation: EvaluationOptions
     wire: WireOptions
@@ -440,6 +446,8 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
+    if sections["encoder"].name and not {"name", "members"} & _table(tree, "model").keys():
+        sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
     method_name, method_options = _method(tree, method)
     partition = _table(tree, "partition")
     partition_name = _name(partition, "partition", PARTITION)

@@ -96,6 +96,7 @@ def describe_roster(
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
         **({"table": federated.table.to_dict()} if federated.table else {}),
+        **({"encoder": asdict(federated.encoding)} if federated.encoding else {}),
         "bfloat16": roster.in_bfloat16,
         "clients": [
             {
