@@ -259,6 +259,8 @@ SECTIONS: dict[str, type] = {
 }
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
+_OF_SAMPLES = ("name", "members", "options", "shared")
+"""Keys of a model that suit its samples."""
 ENCODED_MODEL = "mlp"
 """Architecture by default where an encoder makes vectors of the samples."""
 PARTITION = "dirichlet"
@@ -395,7 +397,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
     """Return a copy of ``tree`` with options set by dotted name.
 
     Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
-    model also ``model.members`` and ``model.shared``.
+    model also ``model.members`` and ``model.shared``. Naming an encoder drops the model, which is one for other samples.
 
     Args:
         tree: A recipe.
@@ -413,6 +415,10 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
         # Members take precedence over a name, so that even the same name is another model.
         if table.get(key, default) != overrides[name] or (key == "name" and table.get("members")):
             result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
+    if overrides.get("encoder.name") and not {"model.name", "model.members"} & overrides.keys():
+        encoder, model = result.get("encoder"), result.get("model")
+        if isinstance(model, dict) and (encoder or {}).get("name") != overrides["encoder.name"]:
+            result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
         table = result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from protofed import claims, models, numerics
 from protofed.experiments.architectures import is_code

@@ -62,8 +62,8 @@ def encode(federated: FederatedData, options: EncoderOptions, weights_dir: str =
     needed = 8 * encoder.width * sum(len(part) for _, part in parts)  # float32, once by sample and once by client
     if needed > memory_gb() * 1e9 / 2:
         raise ConfigError(
-            f"encoder.name={options.name}: {encoder.width} numbers per sample need {size(needed)}, more than half of "
-            "the memory: set encoder.dim, e.g. 512"
+            f"encoder.name={options.name}: {encoder.width} numbers per sample need {size(needed)}, more than half "
+            "of the memory: set encoder.dim, e.g. 512"
         )
     for where, part in parts:
         _check_finite(part.x, where)
@@ -145,11 +145,7 @@ def _read(folder: Path | None, places: dict[bytes, int], features: Tensor) -> li
                 raise ValueError("damaged")
             found = load(content)
             rows, values = found["rows"], found["features"]
-            if (
-                rows.dtype != torch.uint8
-                or values.dtype != features.dtype
-                or values.shape[1:] != features.shape[1:]
-            ):
+            if values.dtype != features.dtype or values.shape != (len(rows), features.shape[1]):
                 raise ValueError("damaged")
             for row, digest in enumerate(rows.numpy()):
                 place = places.get(digest.tobytes())

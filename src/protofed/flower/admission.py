@@ -198,7 +198,7 @@ def _encoders(experiment: Experiment, descriptions: Sequence[Description]) -> di
     usual = majority(d.encoder for d in descriptions) if descriptions else ""
     name = experiment.encoder.name
     return {
-        d.name: f"its encoder has other weights, options or another version than most clients' (encoder.name={name})"
+        d.name: f"its encoder is another one, or has other weights, than most clients' (encoder.name={name})"
         for d in descriptions
         if d.encoder != usual
     }

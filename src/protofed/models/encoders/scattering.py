@@ -14,8 +14,6 @@ J, L = 2, 8
 """Number of scales and of angles."""
 PATHS = 1 + J * L + L * L
 """Maps of orders 0, 1 and 2: in order 2, only the second scale follows the first."""
-LEAST = 8
-"""Least number of rows and columns of an image."""
 
 
 @encoder(
@@ -45,7 +43,7 @@ class Scattering(nn.Module):
             for n, whole, first in [*zip(sides, self.padded, margins, strict=True)][::-1]
             for m in (first, whole - n - first)
         ]
-        angles = [l * math.pi / L for l in range(L)]
+        angles = [number * math.pi / L for number in range(L)]
         for name, scale in (("fine", 0), ("coarse", 1)):
             bank = torch.stack([morlet(self.padded, scale, angle) for angle in angles])
             self.register_buffer(name, bank.float(), persistent=False)
