@@ -10,6 +10,7 @@ import pytest
 
 import protofed  # noqa: F401  before torch computes: it asks MKL for results that can be repeated
 
+os.environ["PROTOFED_CACHE"] = ""  # features of one test are no matter of the next
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -69,6 +69,21 @@ class ClientData:
 
 
 @dataclass(frozen=True)
+class Encoding:
+    """What an encoder made the samples of.
+
+    Attributes:
+        key: Hash of the encoder with its weights.
+        input_shape: Shape of a sample before.
+        eight_bit: Whether samples were 8-bit images.
+    """
+
+    key: str
+    input_shape: tuple[int, ...]
+    eight_bit: bool = False
+
+
+@dataclass(frozen=True)
 class FederatedData:
     """The data of all clients.
 
@@ -80,6 +95,7 @@ class FederatedData:
         table: Preparation on which the clients agreed, if their samples are a table or standardised; clients that
             standardise by themselves complete it with their own numbers.
         notes: What was done to the samples, as whole sentences for a report.
+        encoding: What the samples were before an encoder made vectors of them; None if they are as they were.
     """
 
     clients: tuple[ClientData, ...]
@@ -88,6 +104,7 @@ class FederatedData:
     input_shape: tuple[int, ...]
     table: Table | None = None
     notes: tuple[str, ...] = ()
+    encoding: Encoding | None = None
 
     def remarks(self) -> tuple[str, ...]:
         """Return the notes, and the preparation of the samples in words, as whole sentences."""

@@ -15,7 +15,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.config import Experiment, ModelOptions
 from protofed.options import build_options
 from protofed.robust.believed import believed
-from protofed.samples import FederatedData
+from protofed.samples import Encoding, FederatedData
 
 _SHOWN = 12
 """Values of a list among its options with which an architecture is called."""
@@ -68,6 +68,7 @@ class FederationSummary:
         bfloat16: Kinds of models that are computed in bfloat16, in a simulation over a network.
         input_shape: Shape of one sample.
         table: Preparation of the samples, if they are a table or standardised.
+        encoding: What the samples were before an encoder, if there is one.
     """
 
     classes: tuple[str, ...]
@@ -79,6 +80,7 @@ class FederationSummary:
     bfloat16: tuple[str, ...] = ()
     input_shape: tuple[int, ...] = ()
     table: Table | None = None
+    encoding: Encoding | None = None
 
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> FederationSummary:
@@ -105,6 +107,7 @@ class FederationSummary:
             len(architectures),
             input_shape=federated.input_shape,
             table=federated.table,
+            encoding=federated.encoding,
         )
 
     def of_client(self, number: int) -> FederationSummary:

@@ -17,6 +17,7 @@ from protofed import data, limits, methods
 from protofed.data import DataOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.federation import EvaluationOptions, ParticipationOptions
+from protofed.models.encoders import EncoderOptions
 from protofed.options import Options, build_options, option, option_fields, plain
 from protofed.privacy import PrivacyOptions
 from protofed.privacy.secure_options import SecureOptions
@@ -244,6 +245,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelOptions,
     "training": TrainingOptions,
     "transforms": TransformOptions,
+    "encoder": EncoderOptions,
     "participation": ParticipationOptions,
     "evaluation": EvaluationOptions,
     "wire": WireOptions,
@@ -257,6 +259,10 @@ SECTIONS: dict[str, type] = {
 }
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
+_OF_SAMPLES = ("name", "members", "options", "shared")
+"""Keys of a model that suit its samples."""
+ENCODED_MODEL = "mlp"
+"""Architecture by default where an encoder makes vectors of the samples."""
 PARTITION = "dirichlet"
 """Name of the partition by default."""
 OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
@@ -264,6 +270,7 @@ OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
     "data.source": (DataOptions().source, ("options",)),
     "model.name": (ModelOptions().name, ("options", "members", "shared")),
     "model.members": ((), ("options", "shared")),
+    "encoder.name": (EncoderOptions().name, ("options", "weights")),
 }
 """Default of each option that names a component, and the keys that belong to it; None: the rest of its section."""
 
@@ -283,6 +290,7 @@ class Experiment:
     model: ModelOptions
     training: TrainingOptions
     transforms: TransformOptions
+    encoder: EncoderOptions
     participation: ParticipationOptions
     evaluation: EvaluationOptions
     wire: WireOptions
@@ -389,7 +397,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
     """Return a copy of ``tree`` with options set by dotted name.
 
     Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
-    model also ``model.members`` and ``model.shared``.
+    model also ``model.members`` and ``model.shared``. Naming an encoder drops the model, which is one for other samples.
 
     Args:
         tree: A recipe.
@@ -407,6 +415,10 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
         # Members take precedence over a name, so that even the same name is another model.
         if table.get(key, default) != overrides[name] or (key == "name" and table.get("members")):
             result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
+    if overrides.get("encoder.name") and not {"model.name", "model.members"} & overrides.keys():
+        encoder, model = result.get("encoder"), result.get("model")
+        if isinstance(model, dict) and (encoder or {}).get("name") != overrides["encoder.name"]:
+            result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
         table = result
@@ -440,6 +452,8 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
+    if sections["encoder"].name and not {"name", "members"} & _table(tree, "model").keys():
+        sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
     method_name, method_options = _method(tree, method)
     validated = sections["data"].validation_fraction > 0
     needed = methods.get(method_name).rounds_needed(method_options, validated=validated)

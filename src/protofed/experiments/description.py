@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from protofed import claims, models, numerics
 from protofed.experiments.architectures import is_code
@@ -96,6 +97,7 @@ def describe_roster(
         "class_names": list(federated.class_names),
         "input_shape": list(federated.input_shape),
         **({"table": federated.table.to_dict()} if federated.table else {}),
+        **({"encoder": asdict(federated.encoding)} if federated.encoding else {}),
         "bfloat16": roster.in_bfloat16,
         "clients": [
             {

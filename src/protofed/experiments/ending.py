@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from protofed.federation.state import read_generations
 from protofed.files import check_format, check_tensors, read_json, read_tensors, write_json, write_tensors
 from protofed.reading import reason
 from protofed.runs import Border
-from protofed.samples import FederatedData
+from protofed.samples import Encoding, FederatedData
 from protofed.snapshots import Snapshot, flatten, unflatten
 
 VERSION = 1
@@ -69,12 +70,14 @@ class ModelsDescription:
         input_shape: Shape of one sample.
         architectures: Architecture of each client's model.
         told: What the node of a network was told about all clients, by the names in :data:`TOLD`; else empty.
+        encoding: What the samples were before an encoder made vectors of them, or None.
     """
 
     eight_bit: bool
     input_shape: tuple[int, ...]
     architectures: dict[str, Architecture]
     told: dict[str, Any] = field(default_factory=dict)
+    encoding: Encoding | None = None
 
     @classmethod
     def read(cls, path: Path) -> ModelsDescription:
@@ -104,9 +107,34 @@ class ModelsDescription:
                 raise ValueError("models.clients: should be a table")
             architectures = {name: _architecture(value, name) for name, value in found["clients"].items()}
             told = _told(tree["network"]) if "network" in tree else {}
+            encoding = read_encoding(tree.get("encoder"))
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from None
-        return cls(found["inputs"] == "uint8", sides, architectures, told)
+        return cls(found["inputs"] == "uint8", sides, architectures, told, encoding)
+
+
+def read_encoding(value: object) -> Encoding | None:
+    """Return what samples were before an encoder, from plain values of another party.
+
+    Raises:
+        ValueError: If a value is missing, of another type, or out of range.
+    """
+    if value is None:
+        return None
+    found = claims.mapping(value, "encoder", Encoding.__dataclass_fields__)
+    shape = claims.shape(found["input_shape"])
+    return Encoding(encoder_key(found["key"]), shape, claims.flag(found["eight_bit"], "eight_bit"))
+
+
+def encoder_key(value: object) -> str:
+    """Return the hash of an encoder that another party states; "" for none.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{32})?", value):
+        raise ValueError("encoder: expected 32 hexadecimal digits")
+    return value
 
 
 def _architecture(value: object, client: str) -> Architecture:
@@ -280,9 +308,10 @@ def named_code(config: dict[str, Any], architectures: dict[str, Architecture]) -
         config: The run's configuration.
         architectures: Architecture of each client's model.
     """
-    method, model = (config.get(name, {}) for name in ("method", "model"))
+    method, model, encoder = (config.get(name, {}) for name in ("method", "model", "encoder"))
     model = model if isinstance(model, dict) else {}
     members = model.get("members")
     members = [m.get("name") for m in members if isinstance(m, dict)] if isinstance(members, list) else []
-    names = [method.get("name"), model.get("name"), model.get("shared"), *members]
+    encoder = encoder if isinstance(encoder, dict) else {}
+    names = [encoder.get("name"), method.get("name"), model.get("name"), model.get("shared"), *members]
     return [n for n in map(str, [*names, *(a.name for a in architectures.values())]) if ":" in n]

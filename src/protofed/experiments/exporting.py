@@ -185,6 +185,8 @@ def described(trained: TrainedClient, rule: str) -> dict[str, str]:
     classifier, table = trained.classifier, trained.table
     scale = classifier.model.scale
     normalisation = getattr(scale, "normalisation", None)
+    first = "x / 127.5 - 1" if classifier.eight_bit else "table" if table else "none"
+    first = first if classifier.encoder is None else "encoder"
     return {
         "producer": f"protofed {protofed.__version__}",
         "client": trained.name,
@@ -195,7 +197,7 @@ def described(trained: TrainedClient, rule: str) -> dict[str, str]:
         "input_type": str(classifier.input_dtype).removeprefix("torch."),
         "preprocessing": json.dumps(
             {
-                "first": "x / 127.5 - 1" if classifier.eight_bit else "table" if table else "none",
+                "first": first,
                 "then_mean": list(normalisation.mean) if normalisation else None,
                 "then_std": list(normalisation.std) if normalisation else None,
             }

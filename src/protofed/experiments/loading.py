@@ -7,23 +7,27 @@ from functools import lru_cache
 
 from protofed import data
 from protofed.experiments.config import Experiment
+from protofed.experiments.encoding import encode
+from protofed.models.encoders import EncoderOptions
 from protofed.options import build_options, plain
 from protofed.samples import FederatedData
 
 
 def load_data(experiment: Experiment) -> FederatedData:
     """Return the clients' data; the last data loaded are cached, so that a comparison loads them once."""
-    key = (plain(experiment.data), experiment.partition, plain(experiment.partition_options), experiment.seed)
-    return _load_data(json.dumps(key, sort_keys=True))
+    parts = experiment.partition, plain(experiment.partition_options), experiment.seed
+    encoder = plain(experiment.encoder), experiment.execution.weights_dir
+    return _load_data(json.dumps((plain(experiment.data), *parts, *encoder), sort_keys=True))
 
 
 @lru_cache(maxsize=2)
 def _load_data(key: str) -> FederatedData:
-    options, partition, partition_options, seed = json.loads(key)
+    options, partition, partition_options, seed, encoder, weights_dir = json.loads(key)
     kind = data.partitions.get(partition)
-    return data.load(
+    federated = data.load(
         build_options(data.DataOptions, {k: v for k, v in options.items() if v is not None}, "data"),
         partition,
         build_options(kind.Options, partition_options, "partition"),
         seed,
     )
+    return encode(federated, build_options(EncoderOptions, encoder, "encoder"), weights_dir)

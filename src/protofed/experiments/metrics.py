@@ -20,6 +20,7 @@ from protofed.experiments.ending import ModelsDescription
 from protofed.experiments.loading import load_data
 from protofed.experiments.trained import open_client
 from protofed.files import read_json, write_json
+from protofed.models.encoders import EncoderOptions
 from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, RunData, SampleMetrics
 from protofed.samples import FederatedData
 
@@ -84,7 +85,7 @@ def store(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
 
 
 def data_of(run: RunData, trust_code: bool = False) -> FederatedData:
-    """Return the data of a run.
+    """Return the data of a run, before any encoder.
 
     Args:
         run: The run.
@@ -93,7 +94,7 @@ def data_of(run: RunData, trust_code: bool = False) -> FederatedData:
     Raises:
         DataError: If they are others now, or name code that is not trusted.
     """
-    experiment = resolve(run.config)
+    experiment = replace(resolve(run.config), encoder=EncoderOptions())
     if experiment.data.trust_code and not trust_code:
         raise DataError(
             f"{run.directory}: trusts the code that its data name: pass trust_code=True (--trust-code) if you "
@@ -112,7 +113,8 @@ def _own_client(run: RunData, experiment: Experiment) -> FederatedData:
     path = run.directory / "federation.json"
     stored, table = ModelsDescription.read(path), read_json(path).get("table")
     try:
-        agreed = Agreed(stored.input_shape, None if table is None else Table.from_dict(table))
+        shape = stored.encoding.input_shape if stored.encoding else stored.input_shape
+        agreed = Agreed(shape, None if table is None else Table.from_dict(table))
     except ValueError as error:
         raise CheckpointError(f"{path}: table: {error}") from None
     names = tuple(run.class_names)

@@ -33,6 +33,7 @@ from protofed.files import check_tensors, read_json, read_tensors
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
 from protofed.models.categories import CategoryEmbeddings
+from protofed.models.encoders import build_encoder
 from protofed.privacy import PrivacyOptions
 from protofed.runs import Border, RunData
 from protofed.samples import ClientData, FederatedData, Samples
@@ -109,6 +110,7 @@ class Ruled(Classifier):
             classifier.input_shape,
             eight_bit=classifier.eight_bit,
             table=classifier.table,
+            encoder=classifier.encoder,
         )
         self.method, self.rule = method, rule
         self.received, self.state = _Kept(received), _Kept(state)
@@ -220,7 +222,7 @@ class TrainedClient:
         chosen = Ruled(self.classifier, self.method, self.received, self.state, self.rule(rule))
         shape, dtype = self.classifier.input_shape, self.classifier.model.head.weight.dtype
         with torch.no_grad():
-            scored = chosen.scores(torch.zeros(2, *shape, dtype=dtype))
+            scored = chosen.scores(chosen.prepare(torch.zeros(2, *shape, dtype=dtype)))
         if chosen.rule not in scored:
             known = [each for each in self.rules if each in scored]
             raise ConfigError(
@@ -338,9 +340,17 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
     rest = read_client(run.directory, name, read_server(run.directory))
     table = _table_of(run, name)
     taken = TableInputs(table) if table is not None else None
-    classifier = Classifier(
-        model, run.class_names, stored.input_shape, eight_bit=stored.eight_bit, table=taken
-    ).eval()
+    encoding, encoder = stored.encoding, None
+    shape, eight_bit = stored.input_shape, stored.eight_bit
+    if encoding is not None:
+        shape, eight_bit = encoding.input_shape, encoding.eight_bit
+        execution = builder.experiment.execution
+        encoder = build_encoder(builder.experiment.encoder, shape, execution.weights_dir)
+        if encoder.key != encoding.key:
+            raise CheckpointError(
+                f"{run.directory}: the encoder is another one now (encoder.weights) than in the run"
+            )
+    classifier = Classifier(model, run.class_names, shape, eight_bit=eight_bit, table=taken, encoder=encoder).eval()
     data = builder.experiment.data
     resize = data.options.get("resize", 0) if isinstance(data.options, dict) else 0
     trained = TrainedClient(
@@ -356,7 +366,7 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
         data,
     )
     try:  # tensors that a file has under other names or in other shapes
-        blank = torch.zeros(2, *stored.input_shape, dtype=classifier.model.head.weight.dtype)
+        blank = torch.zeros(2, *shape, dtype=classifier.model.head.weight.dtype)
         classes = trained.classify(blank, trained.main_rule)[1].shape[1]
         if classes != len(run.class_names):
             raise ValueError(f"gives {classes} classes, not {len(run.class_names)}")

@@ -64,7 +64,7 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
         ConfigError: If the experiment itself does not suit the method, whatever the clients are.
     """
     admission = Admission(list(descriptions))
-    for check in (_settings, _counts, partial(_sites, chosen=chosen), _shapes):
+    for check in (_settings, _counts, partial(_sites, chosen=chosen), _shapes, _encoders):
         admission.drop(check(experiment, admission.clients))
     order, unfit = class_order(admission.clients, chosen, experiment.data.classes or limits.CLASSES)
     admission.classes = order
@@ -193,6 +193,17 @@ def _shapes(experiment: Experiment, descriptions: Sequence[Description]) -> dict
     }
 
 
+def _encoders(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:
+    """Refuse clients whose encoder, or its weights, differ from the majority's."""
+    usual = majority(d.encoder for d in descriptions) if descriptions else ""
+    name = experiment.encoder.name
+    return {
+        d.name: f"its encoder is another one, or has other weights, than most clients' (encoder.name={name})"
+        for d in descriptions
+        if d.encoder != usual
+    }
+
+
 def _sites(
     experiment: Experiment, descriptions: Sequence[Description], chosen: Sequence[str] = ()
 ) -> dict[str, str]:
@@ -238,7 +249,7 @@ def _models(
     assigned: Sequence[Architecture] = ()
     table = None
     if plain:
-        federated = described_federation(plain, classes, experiment.data)
+        federated = described_federation(plain, classes, experiment.data, experiment.encoder)
         assigned, table = FederationSummary.of(experiment, federated).architectures, federated.table
     unfit: dict[str, str] = {}
     if kind.same_feature_dim or same:

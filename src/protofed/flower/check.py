@@ -22,6 +22,7 @@ from protofed.experiments import Experiment, load_recipe, resolve
 from protofed.experiments.architectures import FederationSummary, turns
 from protofed.experiments.builder import Builder
 from protofed.experiments.config import apply_overrides, parse_overrides
+from protofed.experiments.encoding import encode
 from protofed.experiments.hardware import Hardware
 from protofed.flower import trust
 from protofed.flower.roster import read_signed
@@ -241,6 +242,7 @@ def _read_client(folder: Path, experiment: Experiment | None, classes: tuple[str
 
 def _build_models(experiment: Experiment, alone: FederatedData) -> list[str]:
     """Return descriptions of the models that this node may be assigned, after a forward pass of each."""
+    alone = encode(alone, experiment.encoder, experiment.execution.weights_dir)
     client = alone.clients[0]
     clients = _turns(experiment, client)
     # Properties that all clients must share are compared with those of a client without settings of its own.

@@ -248,7 +248,8 @@ def _ask_sizes(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Ask nodes to build the models of clients; return the sizes, and the reasons of those that could not."""
     summary = FederationSummary.of(
-        experiment, described_federation(admission.clients, admission.classes, experiment.data)
+        experiment,
+        described_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
     )
     texts = {d.name: text for d, text in zip(admission.clients, client_summaries(summary), strict=True)}
     dims = {d.name: d.settings.get("d", experiment.model.d) for d in admission.clients}

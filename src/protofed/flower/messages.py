@@ -16,6 +16,7 @@ from typing import Any
 from protofed import claims, limits
 from protofed.data.tables import SiteColumn, site_column
 from protofed.errors import PayloadError
+from protofed.experiments.ending import encoder_key
 from protofed.training import Evaluated, Trained
 
 Values = dict[str, Any]
@@ -45,6 +46,7 @@ class Description:
             theirs are.
         table: Columns of its samples, with sums over them if ``data.standardise`` asks for these; ``input_shape``
             is then that of a raw sample. None if its samples are neither a table nor standardised.
+        encoder: Hash of the encoder with its weights; ``input_shape`` is that of a sample before it. "" for none.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Description:
     place: int = 0
     counts: str = "exact"
     table: tuple[SiteColumn, ...] | None = None
+    encoder: str = ""
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,7 @@ def _description(name: str, fields: Mapping[str, Any]) -> Description:
         claims.whole(fields["place"], "place", 0, limits.CLIENTS),
         kind,
         _table(fields["table"], sum(train), shape),
+        encoder_key(fields["encoder"]),
     )
 
 

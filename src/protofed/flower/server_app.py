@@ -141,7 +141,7 @@ def _federation(
     federated = (
         _with_samples(local, hardware, party)
         if simulated
-        else described_federation(party.clients, party.classes, local.data)
+        else described_federation(party.clients, party.classes, local.data, local.encoder)
     )
     sizes = {} if simulated else party.sizes
     private = [number for number, d in enumerate(party.clients) if d.name in sizes]

@@ -21,8 +21,10 @@ from protofed.experiments.architectures import (
 )
 from protofed.experiments.config import Experiment
 from protofed.experiments.coverage import check_classes, check_steps
+from protofed.experiments.encoding import encode
 from protofed.experiments.loading import load_data
 from protofed.flower.messages import Description
+from protofed.models.encoders import build_encoder
 from protofed.samples import FederatedData
 from protofed.training.rare import LEAST_SAMPLES
 
@@ -123,6 +125,9 @@ class Folder:
             samples, K = len(federated.clients[0].train), federated.num_classes
             dealt = tuple(samples // K + (number < samples % K) for number in range(K))
             described = replace(described, train=dealt, counts=claims.EVEN)
+        if experiment.encoder.name:
+            shape, weights_dir = raw.federated.input_shape, experiment.execution.weights_dir
+            described = replace(described, encoder=build_encoder(experiment.encoder, shape, weights_dir).key)
         return [described]
 
     def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
@@ -139,8 +144,13 @@ class Folder:
         if name != self.name:
             raise ConfigError(f"{self.path}: is the folder of client {self.name!r}, not of {name!r}")
         raw = read_client(self.path, experiment.data, experiment.seed, summary.classes)
-        agreed = Agreed(summary.input_shape, summary.table)
-        return self._named(prepare_alone(raw.federated, raw.columns, experiment.data, agreed, self.path))
+        encoding = summary.encoding
+        agreed = Agreed(encoding.input_shape if encoding else summary.input_shape, summary.table)
+        federated = self._named(prepare_alone(raw.federated, raw.columns, experiment.data, agreed, self.path))
+        federated = encode(federated, experiment.encoder, experiment.execution.weights_dir)
+        if (federated.encoding.key if federated.encoding else "") != (encoding.key if encoding else ""):
+            raise ConfigError(f"{self.name}: its encoder differs from that of the federation (encoder.weights)")
+        return federated
 
     @property
     def company(self) -> Folder:

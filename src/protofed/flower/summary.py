@@ -20,10 +20,12 @@ from protofed.data.preparing import colour_note
 from protofed.data.tables import fit
 from protofed.errors import PayloadError
 from protofed.experiments.architectures import Architecture, FederationSummary
+from protofed.experiments.ending import read_encoding
 from protofed.flower.messages import Description, Scored
+from protofed.models.encoders import EncoderOptions, encoded_width
 from protofed.robust import RobustOptions
 from protofed.robust.believed import believed
-from protofed.samples import ClientData, FederatedData, Samples
+from protofed.samples import ClientData, Encoding, FederatedData, Samples
 
 MOST_OPTIONS = 64
 """Maximum number of options of an architecture."""
@@ -64,6 +66,7 @@ def read_summary(text: str) -> FederationSummary:
             bfloat16=_kinds(fields["bfloat16"]),
             input_shape=claims.shape(fields["input_shape"]),
             table=None if fields["table"] is None else Table.from_dict(fields["table"]),
+            encoding=read_encoding(fields["encoding"]),
         )
     except ValueError as error:
         raise PayloadError(f"summary: {claims.clean(error)}") from None
@@ -128,7 +131,10 @@ class DescribedSamples(Samples):
 
 
 def described_federation(
-    descriptions: Sequence[Description], classes: tuple[str, ...], data: DataOptions | None = None
+    descriptions: Sequence[Description],
+    classes: tuple[str, ...],
+    data: DataOptions | None = None,
+    encoder: EncoderOptions | None = None,
 ) -> FederatedData:
     """Return the federation as the server knows it.
 
@@ -136,6 +142,7 @@ def described_federation(
         descriptions: Descriptions of the clients, compatible with each other and with ``classes``.
         classes: Names of all classes, in order.
         data: Data options of the run; by default all defaults.
+        encoder: Options of the encoder that the descriptions name, if they name one.
     """
     place = {name: number for number, name in enumerate(classes)}
     clients = []
@@ -149,7 +156,13 @@ def described_federation(
     shape = common_shape([d.input_shape for d in descriptions])
     grey = [d.name for d in descriptions if len(shape) == 3 and shape[0] == 3 and d.input_shape[0] == 1]
     prepared = table.shape(shape) if table else shape
-    return FederatedData(tuple(clients), len(classes), classes, prepared, table, colour_note(grey))
+    encoding = None
+    if encoder is not None and descriptions and descriptions[0].encoder:
+        encoding = Encoding(descriptions[0].encoder, prepared)
+        prepared = (encoded_width(encoder, prepared),)
+    return FederatedData(
+        tuple(clients), len(classes), classes, prepared, table, colour_note(grey), encoding=encoding
+    )
 
 
 def common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def build(
         raise ConfigError(unknown_name("map", map, MAPS))
     with seeded(seed, "init"):
         if ":" in name:
-            module = _call(name, dict(options or {}), num_classes=num_classes, input_shape=shape)
+            module = call(name, dict(options or {}), num_classes=num_classes, input_shape=shape)
             return split(module, input_shape=shape, d=d, map=map, num_classes=num_classes)
         entry = architectures.get(name)
         made: Any = build_options(entry.Options, options or {}, name)
@@ -93,7 +93,7 @@ def build(
     return SplitModel(body, head, head_dropout=backbone.head_dropout)
 
 
-def _call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
+def call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
     """Call the callable at ``path`` with ``options`` and with those of ``offered`` that it has parameters for."""
     factory = _find(path)
     try:

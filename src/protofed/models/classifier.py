@@ -21,12 +21,14 @@ class Classifier(nn.Module):
         input_shape: Shape of one sample.
         eight_bit: Whether the model was trained on 8-bit images, which it sees as numbers in [-1, 1].
         table: Module that makes the inputs of tables as they are stored: standardised numbers, encoded categories.
+        encoder: Module that makes vectors of the samples.
 
     Attributes:
         class_names: Names of the ``K`` classes, in the order of the scores.
-        input_shape: Shape of one sample as the model is given it, ``(C, H, W)`` or ``(F,)``.
+        input_shape: Shape of one sample as :meth:`prepare` takes it, ``(C, H, W)`` or ``(F,)``.
         eight_bit: Whether the model was trained on 8-bit images.
         table: Module that makes inputs of stored samples; None if they are the same.
+        encoder: Module that makes vectors of these; None if there is none.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Classifier(nn.Module):
         *,
         eight_bit: bool,
         table: nn.Module | None = None,
+        encoder: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -44,6 +47,7 @@ class Classifier(nn.Module):
         self.input_shape = tuple(input_shape)
         self.eight_bit = eight_bit
         self.table = table
+        self.encoder = encoder
 
     @property
     def input_dtype(self) -> torch.dtype:
@@ -73,6 +77,9 @@ class Classifier(nn.Module):
         if tuple(x.shape[1:]) != self.input_shape:
             raise DataError(f"samples have the shape {show(tuple(x.shape[1:]))}, not {show(self.input_shape)}")
         dtype = self.model.head.weight.dtype
+        if self.encoder is not None:
+            vectors: Tensor = self.encoder(x)
+            return vectors.to(dtype)
         if not self.eight_bit:
             return x.to(dtype)
         return x.to(dtype) / 127.5 - 1 if x.dtype == torch.uint8 else 2 * x.to(dtype) - 1

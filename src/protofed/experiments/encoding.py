@@ -1,0 +1,177 @@
+"""The encoder as a step of data preparation: features are computed once and kept on disk.
+
+What is on disk is never trusted: a file's name is the hash of its content, and what is damaged is computed again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from protofed.data.options import memory_gb
+from protofed.errors import ConfigError, DataError, OutputError
+from protofed.files import write_bytes
+from protofed.formats import duration, size
+from protofed.models.encoders import Encoder, EncoderOptions, build_encoder, chosen_name
+from protofed.reading import read_bytes
+from protofed.samples import Encoding, FederatedData, Samples
+
+CACHE = "PROTOFED_CACHE"
+"""Environment variable with the folder of the cache; empty for none."""
+BLOCK = 4096
+"""Samples whose features are written together."""
+BLOCK_BYTES = 2**31
+"""Most bytes of a file of the cache."""
+LONG = 5.0
+"""Seconds after which a long computation is announced."""
+log = logging.getLogger("protofed")
+
+
+def encode(federated: FederatedData, options: EncoderOptions, weights_dir: str = "") -> FederatedData:
+    """Return the data of all clients as vectors, or as they are if there is no encoder.
+
+    Args:
+        federated: Samples as models would take them.
+        options: Options of the encoder.
+        weights_dir: Folder in which files of weights are found by name; "" for where the options say.
+
+    Raises:
+        ConfigError: If the encoder does not suit such samples, or the features need too much memory.
+        DataError: If samples have values that are not finite.
+        ModelError: If the weights of the encoder cannot be read.
+    """
+    if not options.name:
+        return federated
+    encoder = build_encoder(options, federated.input_shape, weights_dir)
+    parts = [
+        (f"{client.name}: {name} samples", part)
+        for client in federated.clients
+        for name in ("train", "test", "validation")
+        if (part := getattr(client, name)) is not None
+    ]
+    needed = 8 * encoder.width * sum(len(part) for _, part in parts)  # float32, once by sample and once by client
+    if needed > memory_gb() * 1e9 / 2:
+        raise ConfigError(
+            f"encoder.name={options.name}: {encoder.width} numbers per sample need {size(needed)}, more than half "
+            "of the memory: set encoder.dim, e.g. 512"
+        )
+    for where, part in parts:
+        _check_finite(part.x, where)
+    features = iter(_features(encoder, [part.x for _, part in parts], chosen_name(options, federated.input_shape)))
+    encoded = federated.map(lambda samples: Samples(next(features), samples.y))
+    eight_bit = any(part.x.dtype == torch.uint8 for _, part in parts)
+    name = chosen_name(options, federated.input_shape)
+    note = f"Samples are {encoder.width} fixed features, the same for all clients (encoder.name={name})."
+    return replace(
+        encoded,
+        input_shape=(encoder.width,),
+        encoding=Encoding(encoder.key, federated.input_shape, eight_bit),
+        notes=(*federated.notes, note),
+    )
+
+
+def _check_finite(x: Tensor, where: str) -> None:
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        row = int((~x.flatten(1).isfinite().all(1)).nonzero()[0])
+        raise DataError(f"{where}: sample {row} has values that are not finite: fill them in, or leave it out")
+
+
+def _features(encoder: Encoder, parts: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Return the features of the samples of each part; those of equal samples are computed once."""
+    digests = [[blake2b(row.tobytes(), digest_size=16).digest() for row in x.numpy()] for x in parts]
+    places: dict[bytes, int] = {}
+    sources: list[tuple[int, int]] = []
+    for number, rows in enumerate(digests):
+        for row, digest in enumerate(rows):
+            if digest not in places:
+                places[digest] = len(places)
+                sources.append((number, row))
+    features = torch.empty(len(places), encoder.width)
+    folder = cache_folder()
+    if folder is not None:
+        shape = "x".join(map(str, encoder.input_shape))
+        kind = str(parts[0].dtype).removeprefix("torch.") if parts else ""
+        folder = folder / f"{encoder.key}-{shape}-{kind}"
+    known = _read(folder, places, features)
+    missing = [place for place in range(len(places)) if not known[place]]
+    keys = list(places)
+    start = time.monotonic()
+    told = False
+    for first in range(0, len(missing), BLOCK):
+        block = missing[first : first + BLOCK]
+        x = torch.stack([parts[number][row] for number, row in (sources[place] for place in block)])
+        done = 0
+        for values in encoder.batches(x):
+            features[torch.tensor(block[done : done + len(values)])] = values
+            done += len(values)
+            passed = time.monotonic() - start
+            if passed > LONG and not told:
+                told = True
+                left = passed * (len(missing) / (first + done) - 1)
+                log.warning("encoder %s: %s more for %d samples", name, duration(left), len(missing) - first - done)
+        folder = _write(folder, [keys[place] for place in block], features[torch.tensor(block)])
+    if not bool(features.isfinite().all()):
+        raise DataError(f"encoder {name}: gives features that are not finite")
+    return [
+        features[torch.tensor([places[digest] for digest in rows], dtype=torch.int64)].reshape(-1, encoder.width)
+        for rows in digests
+    ]
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of the cache of features; None if there is to be none."""
+    if (given := os.environ.get(CACHE)) is not None:
+        return Path(given).expanduser() / "features" if given else None
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "protofed" / "features"
+
+
+def _read(folder: Path | None, places: dict[bytes, int], features: Tensor) -> list[bool]:
+    """Fill in the features that are in the cache, and return which are; a damaged file is removed."""
+    known = [False] * len(places)
+    for path in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+        try:
+            content = read_bytes(path, BLOCK_BYTES)
+            if _name(content) != path.name:
+                raise ValueError("damaged")
+            found = load(content)
+            rows, values = found["rows"], found["features"]
+            if values.dtype != features.dtype or values.shape != (len(rows), features.shape[1]):
+                raise ValueError("damaged")
+            for row, digest in enumerate(rows.numpy()):
+                place = places.get(digest.tobytes())
+                if place is not None:
+                    features[place] = values[row]
+                    known[place] = True
+        except (OSError, ValueError, LookupError, SafetensorError):
+            log.warning("%s: damaged: its features are computed again", path)
+            path.unlink(missing_ok=True)
+    return known
+
+
+def _write(folder: Path | None, keys: Sequence[bytes], features: Tensor) -> Path | None:
+    """Add features to the cache; without room for them, the run goes on without a cache."""
+    if folder is None:
+        return None
+    rows = torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).reshape(-1, 16)
+    content = save({"rows": rows, "features": features.contiguous()})
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_bytes(folder / _name(content), content)
+    except (OSError, OutputError) as error:
+        log.warning("features are not kept on disk: %s", error)
+        return None
+    return folder
+
+
+def _name(content: bytes) -> str:
+    return f"{blake2b(content, digest_size=16).hexdigest()}.safetensors"

@@ -1,0 +1,162 @@
+"""Construction of an encoder from its options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.models.catalogue import architectures
+from protofed.models.encoders.contract import EncoderOptions, encoders
+from protofed.models.encoders.frozen import frozen
+from protofed.options import build_options, plain
+from protofed.seeding import generator
+
+VERSION = 1
+"""Number of the features' definition: what was cached under another one is computed again."""
+
+
+class Encoder(nn.Module):
+    """A fixed map from samples, as they are stored, to vectors.
+
+    Args:
+        body: Module ``(n, *input_shape) -> (n, width)``.
+        input_shape: Shape of one sample.
+        options: The options.
+
+    Attributes:
+        width: Numbers per sample.
+        at_once: Samples that are best computed together.
+        key: Hash of everything that determines the features, 32 hexadecimal digits.
+    """
+
+    map: Tensor | None
+
+    def __init__(self, body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions) -> None:
+        super().__init__()
+        self.body, self.input_shape = body, input_shape
+        own: int = body.width  # type: ignore[assignment]
+        self.at_once: int = body.at_once  # type: ignore[assignment]
+        if options.dim > own:
+            raise ConfigError(f"encoder.dim={options.dim}, but {options.name} gives {own} numbers: at most {own}")
+        self.register_buffer("map", orthonormal(own, options.dim, options.seed) if options.dim else None, False)
+        self.width = options.dim or own
+        self.key = _key(body, input_shape, options)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(n, width)`` float32 features of samples ``(n, *input_shape)``; uint8 counts as in [0, 1]."""
+        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        features: Tensor = self.body(x)
+        return features if self.map is None else features @ self.map
+
+    def batches(self, x: Tensor) -> Iterator[Tensor]:
+        """Yield the features of samples, part by part; equal samples have equal features, whatever is beside them.
+
+        Every part has the same number of samples and is computed by one thread.
+
+        Args:
+            x: ``(n, *input_shape)`` samples.
+        """
+        threads = torch.get_num_threads()
+
+        def part(start: int) -> Tensor:
+            with torch.inference_mode():
+                own = x[start : start + self.at_once]
+                whole = torch.cat([own, own[:1].expand(self.at_once - len(own), *own.shape[1:])])
+                return self(whole)[: len(own)].clone()
+
+        starts = range(0, len(x), self.at_once)
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                for first in range(0, len(starts), 8 * threads):  # so that no more than these wait
+                    yield from pool.map(part, starts[first : first + 8 * threads])
+        finally:
+            torch.set_num_threads(threads)
+
+
+def orthonormal(width: int, dim: int, seed: int) -> Tensor:
+    """Return a random matrix ``(width, dim)`` with orthonormal columns.
+
+    Args:
+        width: Number of rows.
+        dim: Number of columns.
+        seed: Seed of the matrix.
+    """
+    drawn = torch.randn(width, dim, dtype=torch.float64, generator=generator(seed, "encoder map"))
+    columns, upper = torch.linalg.qr(drawn)
+    return (columns * upper.diagonal().sign()).float()
+
+
+def chosen_name(options: EncoderOptions, input_shape: tuple[int, ...]) -> str:
+    """Return the name of the encoder that ``auto`` stands for.
+
+    Args:
+        options: The options.
+        input_shape: Shape of one sample.
+    """
+    return options.name if options.name != "auto" else "both" if len(input_shape) == 3 else "random"
+
+
+def build_encoder(
+    options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str = "", pretrained: bool = True
+) -> Encoder:
+    """Return an encoder.
+
+    Args:
+        options: The options; ``name`` is not empty.
+        input_shape: Shape of one sample.
+        weights_dir: Folder in which files of weights are found by name; "" for where the options say.
+        pretrained: Whether to read weights; not necessary to know the width.
+
+    Raises:
+        ConfigError: If a name or option is unknown, or the encoder does not suit such samples.
+        ModelError: If weights are missing, damaged, or those of another network.
+    """
+    name = chosen_name(options, input_shape)
+    if name in encoders:
+        if options.weights:
+            raise ConfigError(
+                f"encoder.weights={options.weights}: {name} has no weights, only frozen networks have"
+            )
+        entry = encoders.get(name)
+        body = entry.make(
+            input_shape, build_options(entry.Options, options.options, "encoder.options"), options.seed
+        )
+    elif ":" in name or name in architectures:
+        body = frozen(name, options, input_shape, weights_dir, pretrained)
+    else:
+        raise ConfigError(unknown_name("encoder", name, ["auto", *encoders, *architectures]))
+    return Encoder(body, input_shape, options)
+
+
+def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...]) -> int:
+    """Return the numbers per sample of an encoder, without its weights.
+
+    Args:
+        options: The options.
+        input_shape: Shape of one sample.
+
+    Raises:
+        ConfigError, ModelError: As :func:`build_encoder`.
+    """
+    return options.dim or build_encoder(options, input_shape, pretrained=False).width
+
+
+def _key(body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions) -> str:
+    """Return the hash of an encoder; numbers drawn from the seed are left out, which machines round differently.
+
+    Equal options have equal hashes for samples of any shape, as a node knows its columns alone.
+    """
+    told = {**plain(options), "name": chosen_name(options, input_shape), "weights": ""}
+    digest = hashlib.sha256(json.dumps([VERSION, told], sort_keys=True, default=list).encode())
+    for name, tensor in body.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,159 @@
+"""What an encoder is: a fixed map from samples to vectors that all clients share and nobody trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from protofed import limits
+from protofed.errors import ConfigError
+from protofed.models.checking import show
+from protofed.options import NoOptions, Options, option
+from protofed.registry import Registry
+
+Kind = Literal["images", "series", "vectors"]
+"""Kinds of samples: ``(C, H, W)``, ``(C, T)`` and ``(F,)``."""
+KINDS: dict[int, Kind] = {1: "vectors", 2: "series", 3: "images"}
+"""Kind of samples by their number of dimensions."""
+
+
+@dataclass(frozen=True)
+class EncoderOptions(Options):
+    """Fixed features in place of the samples, the same at every client."""
+
+    name: str = option(
+        "",
+        "'' for the samples as they are; auto: both for images, else random; an encoder, or a frozen network: an "
+        "architecture or package.module:callable",
+    )
+    dim: int = option(
+        0,
+        "numbers per sample, by a random map with orthonormal columns (0 = all that the encoder has)",
+        least=0,
+        most=limits.INPUT_SIDE,
+    )
+    seed: int = option(
+        0, "seed of random features and of the map, public and independent of the run's", least=0, most=limits.SEED
+    )
+    weights: str = option(
+        "", "weights of a frozen network: a file, or package:NAME for the file in an installed package"
+    )
+    options: dict[str, Any] = option({}, "options of the encoder, or of the frozen network's architecture")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.name and (self.dim or self.weights or self.options):
+            raise ValueError("dim, weights and options are those of an encoder: set encoder.name, e.g. auto")
+
+
+@dataclass(frozen=True)
+class ScatteringOptions(Options):
+    """Options of ``scattering``."""
+
+    grid: int = option(
+        4, "rows and columns of averages; fewer where an image has fewer than 4 pixels each", least=1
+    )
+
+
+@dataclass(frozen=True)
+class RandomOptions(Options):
+    """Options of ``random``."""
+
+    filters: int = option(200, "random 6 × 6 filters of images", least=1, most=65536)
+    threshold: float = option(0.25, "what a filter's response must exceed to count, to either side", least=0)
+    waves: int = option(1000, "random Fourier features of vectors and tables", least=1, most=65536)
+    bandwidth: float = option(
+        1.0, "standard deviation of the Gaussian kernel of vectors, in units of √F for F numbers", above=0
+    )
+    kernels: int = option(1000, "random convolutions of series", least=1, most=65536)
+
+
+@dataclass(frozen=True)
+class BothOptions(ScatteringOptions, RandomOptions):
+    """Options of ``both``."""
+
+
+class Body(Protocol):
+    """A module ``(n, *input_shape) -> (n, width)`` with fixed numbers; pixels are in [0, 1].
+
+    Attributes:
+        width: Numbers per sample.
+        at_once: Samples that are best computed together.
+    """
+
+    width: int
+    at_once: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        ...
+
+
+Make = Callable[[tuple[int, ...], Any, int], Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named encoder.
+
+    Attributes:
+        name: Name in configurations.
+        summary: One-line description.
+        Options: Frozen dataclass of its options.
+        make: Function ``(input_shape, options, seed) -> Body``.
+    """
+
+    name: str
+    summary: str
+    Options: type
+    make: Make
+
+
+encoders: Registry[Entry] = Registry("encoder")
+
+
+def encoder(
+    name: str, summary: str, Options: type = NoOptions, *, kinds: tuple[Kind, ...] = ("images", "series", "vectors")
+) -> Callable[[Any], Any]:
+    """Return a decorator that registers a function or class as an encoder.
+
+    Args:
+        name: Name in configurations.
+        summary: One-line description.
+        Options: Frozen dataclass of its options.
+        kinds: Kinds of samples that it takes; others raise ConfigError.
+    """
+
+    def register(make: Any) -> Any:
+        def checked(input_shape: tuple[int, ...], options: Any, seed: int) -> nn.Module:
+            check_kind(name, input_shape, kinds)
+            module: nn.Module = make(input_shape, options, seed)
+            return module
+
+        encoders.register(name)(Entry(name, summary, Options, checked))
+        return make
+
+    return register
+
+
+def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...]) -> None:
+    """Check that an encoder suits samples of a shape.
+
+    Args:
+        name: The encoder.
+        input_shape: Shape of one sample.
+        kinds: Kinds of samples that it takes.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    if KINDS.get(len(input_shape)) not in kinds:
+        raise ConfigError(
+            f"encoder.name={name} is for {' and '.join(kinds)}, not for samples of shape {show(input_shape)}: use "
+            "random or identity"
+        )
+    if kinds == ("images",) and min(input_shape[1:]) < 8:
+        raise ConfigError(f"encoder.name={name} needs images of at least 8 × 8 pixels, not {show(input_shape[1:])}")

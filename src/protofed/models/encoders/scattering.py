@@ -1,0 +1,134 @@
+"""Wavelet scattering of images (Mallat 2012; Bruna and Mallat 2013): fixed features without weights."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofed.models.encoders.contract import ScatteringOptions, encoder
+
+J, L = 2, 8
+"""Number of scales and of angles."""
+PATHS = 1 + J * L + L * L
+"""Maps of orders 0, 1 and 2: in order 2, only the second scale follows the first."""
+
+
+@encoder(
+    "scattering", "wavelet scattering of orders 0 to 2, averaged to a grid", ScatteringOptions, kinds=("images",)
+)
+class Scattering(nn.Module):
+    """Moduli of wavelet coefficients of orders 0, 1 and 2, smoothed and averaged to a grid, channel by channel.
+
+    Args:
+        input_shape: Shape of an image, ``(C, H, W)``.
+        options: Side of the grid.
+        seed: Ignored.
+    """
+
+    fine: Tensor
+    coarse: Tensor
+    at_once = 2  # the maps of two images fit a core's cache
+
+    def __init__(self, input_shape: tuple[int, ...], options: ScatteringOptions, seed: int) -> None:
+        super().__init__()
+        C, *sides = input_shape
+        self.padded = [2**J * ((n + 2**J) // 2**J + 1) for n in sides]
+        margins = [(whole - n) // 2 for whole, n in zip(self.padded, sides, strict=True)]
+        # In the order of F.pad: left, right, above, below.
+        self.margins = [
+            m
+            for n, whole, first in [*zip(sides, self.padded, margins, strict=True)][::-1]
+            for m in (first, whole - n - first)
+        ]
+        angles = [number * math.pi / L for number in range(L)]
+        for name, scale in (("fine", 0), ("coarse", 1)):
+            bank = torch.stack([morlet(self.padded, scale, angle) for angle in angles])
+            self.register_buffer(name, bank.float(), persistent=False)
+        grids = [min(options.grid, whole // 2**J - 2) for whole in self.padded]
+        for resolution in range(J):
+            for axis, (whole, grid) in enumerate(zip(self.padded, grids, strict=True)):
+                matrix = smoothing(whole, resolution, grid).float()
+                self.register_buffer(f"smooth{resolution}{axis}", matrix, persistent=False)
+        self.width = C * PATHS * grids[0] * grids[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(n, width)`` features of images ``(n, C, H, W)`` with values in [0, 1]."""
+        n, C = x.shape[:2]
+        x = F.pad(x, self.margins, mode="reflect")
+        spectrum = torch.fft.fft2(x).unsqueeze(2)
+        first = torch.fft.ifft2(spectrum * self.fine).abs()
+        second = torch.fft.ifft2(_halved(spectrum * self.coarse)).abs()
+        both = torch.fft.ifft2(_halved(torch.fft.fft2(first).unsqueeze(3) * self.coarse)).abs()
+        parts = [self._smooth(x.unsqueeze(2), 0), self._smooth(first, 0), self._smooth(second, 1)]
+        return torch.cat([*parts, self._smooth(both.flatten(2, 3), 1)], dim=2).reshape(n, C * PATHS, -1).flatten(1)
+
+    def _smooth(self, maps: Tensor, resolution: int) -> Tensor:
+        """Return the averages ``(n, C, paths, grid, grid)`` of maps at a resolution of ``2**-resolution``."""
+        down, right = (self.get_buffer(f"smooth{resolution}{axis}") for axis in range(2))
+        return down @ (maps @ right.t())
+
+
+def _halved(spectrum: Tensor) -> Tensor:
+    """Return the spectrum of a map of which every second row and column is kept."""
+    h, w = (n // 2 for n in spectrum.shape[-2:])
+    top, bottom = spectrum[..., :h, :], spectrum[..., h:, :]
+    rows = top + bottom
+    return (rows[..., :w] + rows[..., w:]) / 4
+
+
+def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant: float) -> Tensor:
+    """Return a wave under a Gaussian envelope that is summed over the periods of a grid, complex128.
+
+    Args:
+        sides: Rows and columns of the grid.
+        sigma: Standard deviation of the envelope along the wave, in pixels.
+        angle: Direction of the wave.
+        frequency: Frequency of the wave, in radians per pixel.
+        slant: Standard deviation along the wave, divided by that across it.
+    """
+    shifts = torch.arange(-2, 3, dtype=torch.float64)
+    # The indices of rows are the first coordinate, of which the angle is measured.
+    down, right = (torch.arange(n, dtype=torch.float64) + n * shifts[:, None] for n in sides)
+    down, right = down[:, None, :, None], right[None, :, None, :]
+    along = down * math.cos(angle) + right * math.sin(angle)
+    across = right * math.cos(angle) - down * math.sin(angle)
+    size = -(along**2 + (slant * across) ** 2) / (2 * sigma**2)
+    waves = torch.polar(size.exp(), frequency * along)
+    return waves.sum((0, 1)) * slant / (2 * math.pi * sigma**2)
+
+
+def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
+    """Return the transform of a Morlet wavelet, which is real: a wave less what gives it a mean of 0.
+
+    Args:
+        sides: Rows and columns of the grid.
+        scale: The wavelet's scale ``j``.
+        angle: Its direction.
+    """
+    sigma, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
+    wave, envelope = (gabor(sides, sigma, angle, f, 4 / L) for f in (frequency, 0.0))
+    return torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real
+
+
+def smoothing(whole: int, resolution: int, grid: int) -> Tensor:
+    """Return the matrix that smooths one axis of a map, keeps every fourth pixel, and averages these to a grid.
+
+    A Gaussian is a product of one for each axis, and so is all that follows it.
+
+    Args:
+        whole: Pixels of the padded image.
+        resolution: The map has ``whole / 2**resolution`` pixels.
+        grid: Number of averages.
+    """
+    sigma, size = 0.8 * 2 ** (J - 1), whole // 2**resolution
+    places = torch.arange(whole, dtype=torch.float64) + whole * torch.arange(-2, 3, dtype=torch.float64)[:, None]
+    gaussian = (-(places**2) / (2 * sigma**2)).exp().sum(0) / (sigma * math.sqrt(2 * math.pi))
+    spectrum = torch.fft.fft(gaussian).real
+    if resolution:  # a coarser map has the lower frequencies alone
+        spectrum = torch.cat([spectrum[: size // 2], spectrum[-(size // 2) :]])
+    smooth = torch.fft.ifft(torch.fft.fft(torch.eye(size, dtype=torch.float64), dim=0) * spectrum[:, None], dim=0)
+    kept = smooth.real[:: 2 ** (J - resolution)][1:-1]  # without the margin
+    return F.adaptive_avg_pool1d(kept.t()[None], grid)[0].t().contiguous()
