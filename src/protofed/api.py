@@ -23,6 +23,8 @@ from protofed.runs import load_runs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from protofed.experiments.worth import Worth
+
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
 ENGINES = ("local", "flower")
@@ -213,6 +215,37 @@ def tune(
         deadline=None if budget is None else time.monotonic() + budget,
         progress=progress,
     )
+
+
+def worth(
+    source: str | Path,
+    seeds: Sequence[int] = (0,),
+    overrides: Overrides | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    jobs: int = 1,
+) -> Worth:
+    """Return what joining is worth to each site, by the closed form ``fedlda`` against ``local_lda``.
+
+    Args:
+        source: A folder of data, as ``data.path`` takes it, or a recipe.
+        seeds: Seeds of splits; of data that are split already one is enough.
+        overrides: Values by dotted name, as for :func:`run`; by default ``encoder.name=auto encoder.dim=512``.
+        out: Directory of the comparison and of ``worth.json``; by default ``runs/worth``, with a number appended
+            if that exists.
+        progress: Receives progress reports.
+        jobs: Number of parallel runs.
+
+    Raises:
+        ProtofedError: As :func:`compare`.
+    """
+    from protofed.experiments.worth import ALONE, TOGETHER, measure, overrides_of, recipe_of
+
+    tree = recipe_of(str(source))
+    chosen = _chosen(tree, (TOGETHER, ALONE), seeds, overrides_of(tree, overrides or {}))
+    comparison = _compare(chosen, out, False, _receivers(progress, ()), jobs)
+    return measure(comparison, load_runs([comparison.directory]))
 
 
 def _recipe(recipe: str | Path, out: str | Path | None, resume: bool, default: str = "") -> Tree:

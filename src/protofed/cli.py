@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -158,6 +159,41 @@ def compare(
             track=_names(track),
         )
     _show(result, table=log_format != "json")
+
+
+@app.command()
+def worth(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE [NAME=VALUE]...", help="A folder of data or a recipe, then options."),
+    ],
+    seeds: Seeds = "0",
+    jobs: Jobs = 1,
+    out: Out = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what joining is worth to each site: its own samples against those of all, in one round."""
+    with uncollected():
+        from protofed import api
+        from protofed.progress import progress_bar
+
+    source, items = _split_recipe(arguments)
+    with progress_bar(console, quiet=quiet or as_json, log_format="auto") as shown:
+        result = api.worth(
+            source,
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides(items, device, data_dir),
+            out=out,
+            progress=shown,
+            jobs=jobs,
+        )
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=2))
+    else:
+        _show_worth(result)
 
 
 @app.command()
@@ -568,6 +604,34 @@ def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
         console.print(f"Time is up: {missing} runs are not finished; repeat the command to go on.", highlight=False)
     if any(result.runs.values()):
         console.print(f"Report: {result.report}", soft_wrap=True)
+
+
+def _show_worth(result: Any) -> None:
+    """Print what joining is worth to each site."""
+    from rich.table import Table
+
+    from protofed.formats import size
+
+    table = Table("site", "samples", "classes", "alone", "together", "gain (95 %)", "all sites' samples", box=None)
+    for site in result.sites:
+        mean, low, high = (f"{100 * value:+.1f}" for value in site.gain)
+        apart, joined = (f"{100 * value:.1f}" for value in site.everywhere)
+        table.add_row(
+            site.name,
+            f"{site.samples:,}",
+            f"{site.classes} of {site.classes + len(site.lacks)}",
+            f"{100 * site.alone:.1f}",
+            f"{100 * site.together:.1f}",
+            f"{mean} ({low} … {high})",
+            f"{apart} → {joined}",
+        )
+    console.print(table)
+    mean, low, high = (f"{100 * value:+.1f}" for value in result.gain)
+    console.print(f"All sites: {mean} points ({low} … {high}) on their own test samples.", markup=False)
+    for site in result.sites:
+        console.print(f"{site.name}: {site.advice}", markup=False, soft_wrap=True)
+    console.print(f"One round, {size(round(result.sent))} per site. {result.revealed}", markup=False)
+    console.print(f"Report: {result.directory / 'report.html'}", soft_wrap=True, markup=False)
 
 
 def _split_recipe(arguments: list[str], default: str = "") -> tuple[str, list[str]]:

@@ -261,7 +261,7 @@ SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
 _OF_SAMPLES = ("name", "members", "options", "shared")
 """Keys of a model that suit its samples."""
-ENCODED_MODEL = "mlp"
+ENCODED_MODEL = "identity"
 """Architecture by default where an encoder makes vectors of the samples."""
 PARTITION = "dirichlet"
 """Name of the partition by default."""

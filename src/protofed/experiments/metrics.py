@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from protofed.experiments.trained import open_client
 from protofed.files import read_json, write_json
 from protofed.models.encoders import EncoderOptions
 from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, RunData, SampleMetrics
-from protofed.samples import FederatedData
+from protofed.samples import FederatedData, Samples
 
 _LEAST = -1e300
 """In place of the score of a class that a rule cannot give, which is -inf."""
@@ -44,28 +45,53 @@ def compute(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
         CheckpointError: If the run has not finished, or left no models.
         ConfigError: If the method has no such rule.
     """
-    names = [client.name for client in run.clients]
-    first = open_client(run, names[0], trust_code)  # refuses what can be refused before data are read
+    first = open_client(run, run.clients[0].name, trust_code)
     main = first.rule(rule or first.main_rule)
-    held = {c.name: c.test for c in data_of(run, trust_code).clients}
-    rules: list[str] = []
-    y: list[NDArray[np.int64]] = []
-    labels: list[NDArray[np.int64]] = []
-    scores: list[NDArray[np.float64]] = []
-    for name in names:
-        trained = first if name == names[0] else open_client(run, name, trust_code)
-        rules.append(trained.rule(rule))
-        found, own = trained.classify(held[name].x.cpu(), rules[-1])
-        y.append(held[name].y.cpu().numpy())
-        labels.append(found.numpy())
-        scores.append(own.log_softmax(-1).numpy())
-    parts = zip(y, labels, scores, strict=True)
+    given = answers(run, rule, trust_code)
     each = {
-        name: replace(of_samples(*part), rule=chosen if chosen != main else "")
-        for name, part, chosen in zip(names, parts, rules, strict=True)
+        name: replace(of_samples(*own[1:]), rule=own.rule if own.rule != main else "")
+        for name, own in given.items()
     }
-    overall = of_samples(np.concatenate(y), np.concatenate(labels), np.concatenate(scores))
+    overall = of_samples(*(np.concatenate(part) for part in list(zip(*given.values(), strict=True))[1:]))
     return Metrics(main, run.last_round, overall, each)
+
+
+class Answers(NamedTuple):
+    """What a trained client answers to its test samples.
+
+    Attributes:
+        rule: The inference rule.
+        y: ``(n,)`` true classes.
+        labels: ``(n,)`` classes given; -1 for none.
+        log_probabilities: ``(n, K)``.
+    """
+
+    rule: str
+    y: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    log_probabilities: NDArray[np.float64]
+
+
+def answers(run: RunData, rule: str = "", trust_code: bool = False) -> dict[str, Answers]:
+    """Return what the clients of a finished run answer to their own test samples, by name.
+
+    Args:
+        run: As in :func:`compute`.
+        rule: As there.
+        trust_code: As there.
+
+    Raises:
+        DataError, CheckpointError, ConfigError: As there.
+    """
+    given = {}
+    held: dict[str, Samples] = {}
+    for name in [client.name for client in run.clients]:
+        trained = open_client(run, name, trust_code)  # refuses what can be refused before data are read
+        held = held or {c.name: c.test for c in data_of(run, trust_code).clients}
+        chosen = trained.rule(rule)
+        labels, scores = trained.classify(held[name].x.cpu(), chosen)
+        given[name] = Answers(chosen, held[name].y.cpu().numpy(), labels.numpy(), scores.log_softmax(-1).numpy())
+    return given
 
 
 def store(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:

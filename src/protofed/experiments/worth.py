@@ -1,0 +1,248 @@
+"""What joining is worth to each site: a closed form of all samples against that of its own, after one round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofed.errors import ConfigError
+from protofed.experiments.comparing import Comparison
+from protofed.experiments.config import Tree, load_recipe
+from protofed.experiments.metrics import answers
+from protofed.files import write_json
+from protofed.runs import RunData
+
+TOGETHER, ALONE = "fedlda", "local_lda"
+FILE = "worth.json"
+RULE = "head"
+"""Inference rule by which sites are compared: over their own classes, with their own frequencies."""
+DIM = 512
+"""Features per sample, unless the recipe says otherwise."""
+FEW = 30
+"""Test samples below which a difference of a few points is chance."""
+DRAWS = 2000
+"""Bootstrap samples."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class SiteWorth:
+    """What joining is worth to one site.
+
+    Attributes:
+        name: The site.
+        samples: Its training samples.
+        tested: Its test samples, with the first seed.
+        classes: Number of classes of its training samples.
+        lacks: Classes that it has no training samples of, and others have.
+        alone: Accuracy on its own test samples with its own samples, mean over seeds.
+        together: The same with those of all sites.
+        gain: ``together - alone`` with the ends of its 95 % interval, by a bootstrap of seeds and test samples.
+        everywhere: Accuracy on the test samples of all sites, alone and together.
+        advice: A recommendation in one sentence.
+    """
+
+    name: str
+    samples: int
+    tested: int
+    classes: int
+    lacks: tuple[str, ...]
+    alone: float
+    together: float
+    gain: tuple[float, float, float]
+    everywhere: tuple[float, float]
+    advice: str
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What joining is worth to the sites of a federation.
+
+    Attributes:
+        sites: The sites.
+        gain: Mean gain over the test samples of all sites, each scored by its own classifier, with the ends of its
+            95 % interval, as :attr:`SiteWorth.gain`.
+        seeds: The seeds.
+        sent: Bytes that a site sends, mean over sites and seeds.
+        seconds: Seconds of the run of all sites in one process, without the features, mean over seeds.
+        revealed: What the others learn, in one sentence.
+        directory: Directory of the comparison that was run.
+    """
+
+    sites: tuple[SiteWorth, ...]
+    gain: tuple[float, float, float]
+    seeds: tuple[int, ...]
+    sent: float
+    seconds: float
+    revealed: str
+    directory: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; shares are between 0 and 1."""
+        return {**asdict(self), "directory": str(self.directory)}
+
+
+def recipe_of(source: str) -> Tree:
+    """Return the recipe to measure, and whether it is that of a folder of data.
+
+    Args:
+        source: A folder of data, or a recipe.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return {"recipe": "worth", "data": {"source": "path", "path": str(path.resolve())}}
+    tree = {name: value for name, value in load_recipe(source).items() if name not in ("compare", "methods")}
+    return {**tree, "recipe": "worth"}
+
+
+def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overrides that make a recipe one of the closed form, unless it says otherwise.
+
+    Args:
+        tree: The recipe.
+        given: The user's overrides.
+    """
+    named = tree.get("encoder", {}).get("name") or any(name.startswith(("encoder.", "model.")) for name in given)
+    features = {} if named else {"encoder.name": "auto", "encoder.dim": DIM}
+    return {**features, "evaluation.on": "union", "rounds": 1, "method.name": TOGETHER, **given}
+
+
+def measure(comparison: Comparison, runs: Sequence[RunData]) -> Worth:
+    """Return what joining is worth, and write it beside the runs.
+
+    Args:
+        comparison: A finished comparison of :data:`TOGETHER` and :data:`ALONE`.
+        runs: Its runs, as :func:`protofed.load_runs` reads them.
+
+    Raises:
+        ConfigError: If a method has no finished run.
+        OutputError: If the file cannot be written; and as :func:`~protofed.experiments.metrics.compute`.
+    """
+    of = {name: {r.seed: r for r in runs if r.method == name and r.finished} for name in (TOGETHER, ALONE)}
+    seeds = tuple(sorted(of[TOGETHER].keys() & of[ALONE].keys()))
+    if not seeds:
+        raise ConfigError(
+            f"{comparison.directory}: needs finished runs of {TOGETHER} and {ALONE} with the same seed"
+        )
+    hits = {name: [_hits(of[name][seed]) for seed in seeds] for name in of}
+    everywhere = {name: [_everywhere(of[name][seed]) for seed in seeds] for name in of}
+    first = of[TOGETHER][seeds[0]]
+    held = np.array([client.train for client in first.clients])
+    sites: list[SiteWorth] = []
+    every: list[list[NDArray[np.float64]]] = []
+    for place, client in enumerate(first.clients):
+        both = [(t[client.name], a[client.name]) for t, a in zip(hits[TOGETHER], hits[ALONE], strict=True)]
+        every.append([t - a for t, a in both])
+        gain = interval(every[-1])
+        own = held[place] > 0
+        lacks = tuple(first.class_names[k] for k in np.flatnonzero(~own & (held.sum(0) > 0)))
+        wide = (_mean([e[place] for e in everywhere[ALONE]]), _mean([e[place] for e in everywhere[TOGETHER]]))
+        tested = len(both[0][0])
+        sites.append(
+            SiteWorth(
+                client.name,
+                int(held[place].sum()),
+                tested,
+                int(own.sum()),
+                lacks,
+                _mean([float(a.mean()) for _, a in both if len(a)]),
+                _mean([float(t.mean()) for t, _ in both if len(t)]),
+                gain,
+                wide,
+                advice(gain, tested, lacks, wide),
+            )
+        )
+    together = [of[TOGETHER][seed] for seed in seeds]
+    worth = Worth(
+        tuple(sites),
+        interval([np.concatenate(parts) for parts in zip(*every, strict=True)]),
+        seeds,
+        _mean([sum(r.bytes["up"] for r in run.rounds) / len(run.clients) for run in together]),
+        _mean([sum(r.seconds["total"] for r in run.rounds) for run in together]),
+        revealed(held),
+        comparison.directory,
+    )
+    write_json(comparison.directory / FILE, worth.to_dict())
+    return worth
+
+
+def interval(differences: Sequence[NDArray[np.float64]]) -> tuple[float, float, float]:
+    """Return a mean difference and its 95 % interval by a bootstrap of seeds, and of test samples within each.
+
+    Args:
+        differences: ``(n,)`` differences of hits (-1, 0, 1) for the test samples of each seed; may be empty.
+    """
+    differences = [d for d in differences if len(d)]
+    if not differences:
+        return (float("nan"), float("nan"), float("nan"))
+    drawing = np.random.default_rng(0)
+    means = np.array([[d[drawing.integers(len(d), size=len(d))].mean() for _ in range(DRAWS)] for d in differences])
+    chosen = drawing.integers(len(means), size=(len(means), DRAWS))
+    drawn = np.take_along_axis(means, chosen, axis=0).mean(0)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(np.mean([d.mean() for d in differences])), float(low), float(high)
+
+
+def advice(
+    gain: tuple[float, float, float], tested: int, lacks: Sequence[str], everywhere: tuple[float, float]
+) -> str:
+    """Return a recommendation in one sentence.
+
+    Args:
+        gain: Mean gain on own test samples with the ends of its interval.
+        tested: Number of test samples.
+        lacks: Classes that the site lacks and others have.
+        everywhere: Accuracy on the test samples of all sites, alone and together.
+    """
+    mean, low, high = (100 * value for value in gain)
+    more = f"{100 * (everywhere[1] - everywhere[0]):+.0f} points on the samples of all sites"
+    few = ", ".join(lacks[:_SHOWN]) + ", …" * (len(lacks) > _SHOWN)
+    if not tested:
+        return "Set test samples aside: without any, nothing can be said."
+    if low > 0:
+        return f"Join: {mean:+.1f} points on your own test samples."
+    if high < 0:
+        return f"Stay alone, unless you expect other classes: joining costs {-mean:.1f} points on your own samples."
+    if lacks:
+        return f"Join if you expect {few}: {more}; for your own classes no gain is seen."
+    if tested < FEW:
+        return f"Not decided: {tested} test samples are too few to see a gain."
+    return f"No gain is seen for your own samples, and {more}."
+
+
+def revealed(held: NDArray[np.int64]) -> str:
+    """Return in one sentence what a site's sums tell.
+
+    Args:
+        held: ``(M, K)`` training samples of each site and class.
+    """
+    single = int(((held > 0) & (held <= 3)).sum())
+    told = "each site's class means, numbers of samples and second moment of its features, once"
+    return f"Revealed: {told}; {single} class means are of one to three samples, and nearly samples themselves."
+
+
+def _hits(run: RunData) -> dict[str, NDArray[np.float64]]:
+    """Return for each client which of its test samples are classified rightly, ``(n,)`` of 0 and 1."""
+    given = answers(run, RULE)
+    return {name: (own.labels == own.y).astype(np.float64) for name, own in given.items()}
+
+
+def _everywhere(run: RunData) -> list[float]:
+    """Return each client's accuracy on the test samples of all, by the rule on all classes if there is one."""
+    union = run.rounds[-1].union
+    if union is None:
+        raise ConfigError(f"{run.directory}: has no scores on all test samples: set evaluation.on=union")
+    rule = next(rule for rule in ("global_model", RULE) if rule in union.clients)
+    return [float("nan") if value is None else value for value in union.clients[rule]]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")

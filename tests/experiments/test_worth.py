@@ -1,0 +1,90 @@
+"""What joining is worth to each site."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from network import write_folders
+from protofed import load_run
+from protofed.experiments.worth import advice, interval
+from support import command, ordinary
+
+SMALL = ("data.clients=4", "encoder.name=identity", "--seeds", "0,1")
+
+
+def test_as_typed(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    status, told, errors = command(monkeypatch, capsys, "worth", "quickstart", *SMALL, "--out", out, "--json")
+    assert status == 0, errors
+    worth = json.loads(told)
+    assert worth == json.loads((out / "worth.json").read_text())
+    alone, together = ([load_run(out / f"{name}-seed{s}") for s in (0, 1)] for name in ("local_lda", "fedlda"))
+    for place, site in enumerate(worth["sites"]):
+        for name, runs in (("alone", alone), ("together", together)):
+            scores = [run.rounds[-1]["accuracy"]["head"]["clients"][place] for run in runs]
+            assert site[name] == pytest.approx(np.mean(scores))
+        assert site["gain"][0] == pytest.approx(site["together"] - site["alone"])
+        assert site["gain"][1] <= site["gain"][0] <= site["gain"][2]
+    assert worth["sent"] * 4 == np.mean([run.rounds[-1]["bytes"]["up"] for run in together])
+
+
+def test_a_folder(tmp_path, monkeypatch, capsys):
+    write_folders(tmp_path / "data", ordinary())
+    status, told, errors = command(
+        monkeypatch, capsys, "worth", tmp_path / "data", "encoder.name=identity", "--out", tmp_path / "out"
+    )
+    assert status == 0, errors
+    assert "All sites: " in told
+    assert "Report: " in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nothing-here"], "nothing-here"),
+        (["quickstart", "encoder.name=foo"], "foo"),
+        (["quickstart", "--seeds", "x"], "--seeds"),
+    ],
+)
+def test_wrong_input(arguments, reason, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    status, told, errors = command(monkeypatch, capsys, "worth", *arguments, "--out", out)
+    assert status != 0
+    assert reason in told + errors
+    assert "Traceback" not in errors
+    assert not out.exists()
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    drawing = np.random.default_rng(1)
+    held = 0
+    for _ in range(200):
+        samples = [drawing.choice([-1.0, 0.0, 1.0], p=[0.1, 0.6, 0.3], size=80) for _ in range(3)]
+        _, low, high = interval(samples)
+        held += low <= 0.2 <= high
+    assert 0.9 <= held / 200 <= 1
+
+
+def test_intervals_of_little():
+    assert interval([np.zeros(5)]) == (0, 0, 0)
+    assert np.isnan(interval([])).all()
+    assert np.isnan(interval([np.zeros(0)])).all()
+    assert interval([np.zeros(0), np.ones(3)]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("gain", "tested", "lacks", "begins"),
+    [
+        ((0.1, 0.05, 0.15), 100, ["b"], "Join: +10.0 points"),
+        ((-0.1, -0.15, -0.05), 100, [], "Stay alone"),
+        ((0.0, -0.1, 0.1), 100, ["b", "c"], "Join if you expect b, c: +20 points"),
+        ((0.0, -0.1, 0.1), 10, [], "Not decided: 10 test samples"),
+        ((0.0, -0.1, 0.1), 100, [], "No gain is seen"),
+        ((float("nan"),) * 3, 0, [], "Set test samples aside"),
+    ],
+)
+def test_advice(gain, tested, lacks, begins):
+    assert advice(gain, tested, lacks, (0.5, 0.7)).startswith(begins)
