@@ -397,7 +397,8 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
     """Return a copy of ``tree`` with options set by dotted name.
 
     Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
-    model also ``model.members`` and ``model.shared``. Naming an encoder drops the model, which is one for other samples.
+    model also ``model.members`` and ``model.shared``.
+    Naming an encoder drops the model, which is one for other samples.
 
     Args:
         tree: A recipe.

@@ -94,7 +94,17 @@ def build(
 
 
 def call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
-    """Call the callable at ``path`` with ``options`` and with those of ``offered`` that it has parameters for."""
+    """Return the module that a callable makes.
+
+    Args:
+        path: ``package.module:callable`` or ``file.py:callable``.
+        options: Keyword arguments.
+        offered: Further ones, of which it is given those that it has parameters for.
+
+    Raises:
+        ConfigError: If there is no such callable, or it does not accept the options.
+        ModelError: If it fails or returns no module.
+    """
     factory = _find(path)
     try:
         signature = inspect.signature(factory)

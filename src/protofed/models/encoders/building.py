@@ -69,7 +69,8 @@ class Encoder(nn.Module):
             with torch.inference_mode():
                 own = x[start : start + self.at_once]
                 whole = torch.cat([own, own[:1].expand(self.at_once - len(own), *own.shape[1:])])
-                return self(whole)[: len(own)].clone()
+                features: Tensor = self(whole)
+                return features[: len(own)].clone()
 
         starts = range(0, len(x), self.at_once)
         torch.set_num_threads(1)
@@ -91,7 +92,8 @@ def orthonormal(width: int, dim: int, seed: int) -> Tensor:
     """
     drawn = torch.randn(width, dim, dtype=torch.float64, generator=generator(seed, "encoder map"))
     columns, upper = torch.linalg.qr(drawn)
-    return (columns * upper.diagonal().sign()).float()
+    signed: Tensor = columns * upper.diagonal().sign()
+    return signed.float()
 
 
 def chosen_name(options: EncoderOptions, input_shape: tuple[int, ...]) -> str:

@@ -46,7 +46,8 @@ class Filters(nn.Module):
         drawn /= drawn.flatten(1).norm(dim=1)[:, None, None, None]
         self.register_buffer("filters", drawn.float(), persistent=False)
         self.threshold = options.threshold
-        self.grid = [min(3 if C == 1 else 4, n - SIDE + 1) for n in input_shape[1:]]
+        rows, columns = (min(3 if C == 1 else 4, n - SIDE + 1) for n in input_shape[1:])
+        self.grid = (rows, columns)
         self.width = 2 * options.filters * self.grid[0] * self.grid[1]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,7 +132,13 @@ class Kernels(nn.Module):
 
 @encoder("random", "random filters of images, Fourier features of vectors, convolutions of series", RandomOptions)
 def random_features(input_shape: tuple[int, ...], options: RandomOptions, seed: int) -> nn.Module:
-    """Return the random features of a kind of samples."""
+    """Return the random features of a kind of samples.
+
+    Args:
+        input_shape: Shape of one sample.
+        options: Numbers of features.
+        seed: Seed of the features.
+    """
     kind = KINDS[len(input_shape)]
     if kind == "images":
         check_kind("random", input_shape, ("images",))

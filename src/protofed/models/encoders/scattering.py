@@ -68,7 +68,8 @@ class Scattering(nn.Module):
     def _smooth(self, maps: Tensor, resolution: int) -> Tensor:
         """Return the averages ``(n, C, paths, grid, grid)`` of maps at a resolution of ``2**-resolution``."""
         down, right = (self.get_buffer(f"smooth{resolution}{axis}") for axis in range(2))
-        return down @ (maps @ right.t())
+        averages: Tensor = down @ (maps @ right.t())
+        return averages
 
 
 def _halved(spectrum: Tensor) -> Tensor:
