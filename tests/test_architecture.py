@@ -46,6 +46,7 @@ MODULES = {
         "experiments",
         "files",
         "flower",
+        "formats",
         "imports",
         "progress",
         "reproduction",

@@ -110,7 +110,7 @@ def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
         tree: The recipe.
         given: The user's overrides.
     """
-    named = tree.get("encoder", {}).get("name") or any(name.startswith(("encoder.", "model.")) for name in given)
+    named = tree.get("encoder", {}).get("name") or given.keys() & {"encoder.name", "model.name", "model.members"}
     features = {} if named else {"encoder.name": "auto", "encoder.dim": DIM}
     return {**features, "evaluation.on": "union", "rounds": 1, "method.name": TOGETHER, **given}
 
