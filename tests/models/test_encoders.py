@@ -154,7 +154,8 @@ def test_the_map_has_orthonormal_columns_and_follows_the_seed():
     [
         ({"name": "scattering"}, (12,), "is for images, not for samples of shape 12"),
         ({"name": "both"}, (2, 50), "is for images, not"),
-        ({"name": "random"}, (1, 7, 7), "needs images of at least 8 × 8 pixels"),
+        ({"name": "random"}, (1, 7, 7), "takes images of 8 to 1024 pixels a side, not 7×7"),
+        ({"name": "both"}, (3, 65536, 32), "takes images of 8 to 1024 pixels"),
         ({"name": "random"}, (1, 5), "needs series of at least 7 steps, not 5"),
         ({"name": "scattering", "dim": 2000}, (1, 28, 28), "but scattering gives 1296 numbers: at most 1296"),
         ({"name": "scatering"}, (1, 28, 28), "did you mean 'scattering'"),
@@ -268,7 +269,7 @@ def test_keys_tell_encoders_apart():
     keys = [made(name, shape).key for name in ("scattering", "random", "both", "identity")]
     keys += [made("random", shape, dim=9).key, made("random", shape, seed=1).key]
     assert len(set(keys)) == len(keys)
-    assert made("auto", shape).key == made("both", shape).key
+    assert made("auto", shape).key == made("scattering", shape).key
     assert made("random", (4,)).key == made("random", (9,)).key  # a node knows its own columns alone
     assert set(encoders) == {"scattering", "random", "both", "identity"}
     assert math.isclose(made("identity", (4,))(torch.ones(1, 4)).sum(), 4)

@@ -103,7 +103,7 @@ def chosen_name(options: EncoderOptions, input_shape: tuple[int, ...]) -> str:
         options: The options.
         input_shape: Shape of one sample.
     """
-    return options.name if options.name != "auto" else "both" if len(input_shape) == 3 else "random"
+    return options.name if options.name != "auto" else "scattering" if len(input_shape) == 3 else "random"
 
 
 def build_encoder(

@@ -19,6 +19,9 @@ Kind = Literal["images", "series", "vectors"]
 KINDS: dict[int, Kind] = {1: "vectors", 2: "series", 3: "images"}
 """Kind of samples by their number of dimensions."""
 
+LEAST, MOST = 8, 1024
+"""Least and most rows and columns of an image."""
+
 
 @dataclass(frozen=True)
 class EncoderOptions(Options):
@@ -26,7 +29,7 @@ class EncoderOptions(Options):
 
     name: str = option(
         "",
-        "'' for the samples as they are; auto: both for images, else random; an encoder, or a frozen network: an "
+        "'' for the samples as they are; auto: scattering for images, else random; an encoder, or a frozen network: an "
         "architecture or package.module:callable",
     )
     dim: int = option(
@@ -155,5 +158,6 @@ def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...])
             f"encoder.name={name} is for {' and '.join(kinds)}, not for samples of shape {show(input_shape)}: use "
             "random or identity"
         )
-    if kinds == ("images",) and min(input_shape[1:]) < 8:
-        raise ConfigError(f"encoder.name={name} needs images of at least 8 × 8 pixels, not {show(input_shape[1:])}")
+    sides = input_shape[1:]
+    if kinds == ("images",) and not LEAST <= min(sides) <= max(sides) <= MOST:
+        raise ConfigError(f"encoder.name={name} takes images of {LEAST} to {MOST} pixels a side, not {show(sides)}")

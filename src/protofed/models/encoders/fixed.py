@@ -20,6 +20,8 @@ SIDE = 6
 """Rows and columns of a filter."""
 FLAT = 10 / 255**2
 """Added to the variance of a patch, so that noise in one without contrast is not raised (Coates and Ng, 2011)."""
+EVEN = 16.0
+"""Factor with which features of scattering vary about as much as those of random filters, on photographs and digits."""
 LENGTHS = (7, 9, 11)
 """Lengths of the kernels of series (Dempster, Petitjean and Webb, 2020)."""
 
@@ -148,7 +150,7 @@ def random_features(input_shape: tuple[int, ...], options: RandomOptions, seed: 
 
 @encoder("both", "scattering and random filters beside each other", BothOptions, kinds=("images",))
 class Both(nn.Module):
-    """Two encoders of images beside each other.
+    """Two encoders of images beside each other, the first times :data:`EVEN`.
 
     Args:
         input_shape: Shape of an image, ``(C, H, W)``.
@@ -166,7 +168,7 @@ class Both(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(n, width)`` features of images ``(n, C, H, W)`` with values in [0, 1]."""
-        return torch.cat([self.scattering(x), self.filters(x)], dim=1)
+        return torch.cat([EVEN * self.scattering(x), self.filters(x)], dim=1)
 
 
 @encoder("identity", "the samples themselves, flattened", NoOptions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -90,15 +91,15 @@ def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant:
         frequency: Frequency of the wave, in radians per pixel.
         slant: Standard deviation along the wave, divided by that across it.
     """
-    shifts = torch.arange(-2, 3, dtype=torch.float64)
-    # The indices of rows are the first coordinate, of which the angle is measured.
-    down, right = (torch.arange(n, dtype=torch.float64) + n * shifts[:, None] for n in sides)
-    down, right = down[:, None, :, None], right[None, :, None, :]
-    along = down * math.cos(angle) + right * math.sin(angle)
-    across = right * math.cos(angle) - down * math.sin(angle)
-    size = -(along**2 + (slant * across) ** 2) / (2 * sigma**2)
-    waves = torch.polar(size.exp(), frequency * along)
-    return waves.sum((0, 1)) * slant / (2 * math.pi * sigma**2)
+    rows, columns = (torch.arange(n, dtype=torch.float64) for n in sides)
+    total = torch.zeros(*sides, dtype=torch.complex128)
+    for below, beside in product(range(-2, 3), repeat=2):
+        down, right = (rows + below * sides[0])[:, None], columns + beside * sides[1]
+        along = down * math.cos(angle) + right * math.sin(angle)
+        across = right * math.cos(angle) - down * math.sin(angle)
+        envelope = (-(along**2 + (slant * across) ** 2) / (2 * sigma**2)).exp()
+        total += torch.polar(envelope, frequency * along)
+    return total * slant / (2 * math.pi * sigma**2)
 
 
 def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
