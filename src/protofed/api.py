@@ -231,7 +231,8 @@ def worth(
     Args:
         source: A folder of data, as ``data.path`` takes it, or a recipe.
         seeds: Seeds of splits; of data that are split already one is enough.
-        overrides: Values by dotted name, as for :func:`run`; by default ``encoder.name=auto encoder.dim=512``.
+        overrides: Values by dotted name, as for :func:`run`; by default ``encoder.name=auto``
+            with at most 512 features.
         out: Directory of the comparison and of ``worth.json``; by default ``runs/worth``, with a number appended
             if that exists.
         progress: Receives progress reports.

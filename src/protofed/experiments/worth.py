@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from protofed.errors import ConfigError
 from protofed.experiments.comparing import Comparison
-from protofed.experiments.config import Tree, load_recipe
+from protofed.experiments.config import Tree, apply_overrides, load_recipe, resolve
+from protofed.experiments.loading import load_data
 from protofed.experiments.metrics import answers
 from protofed.files import write_json
+from protofed.models.encoders import EncoderOptions, encoded_width
 from protofed.runs import RunData
 
 TOGETHER, ALONE = "fedlda", "local_lda"
@@ -22,7 +24,7 @@ FILE = "worth.json"
 RULE = "head"
 """Inference rule by which sites are compared: over their own classes, with their own frequencies."""
 DIM = 512
-"""Features per sample, unless the recipe says otherwise."""
+"""Most features per sample, unless the recipe says otherwise."""
 FEW = 30
 """Test samples below which a difference of a few points is chance."""
 DRAWS = 2000
@@ -104,15 +106,29 @@ def recipe_of(source: str) -> Tree:
 
 
 def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides that make a recipe one of the closed form, unless it says otherwise.
+    """Return the overrides that make a recipe one of the closed form, unless it or the user says otherwise.
 
     Args:
         tree: The recipe.
         given: The user's overrides.
+
+    Raises:
+        ProtofedError: If the data cannot be read, or the encoder does not suit them.
     """
-    named = tree.get("encoder", {}).get("name") or given.keys() & {"encoder.name", "model.name", "model.members"}
-    features = {} if named else {"encoder.name": "auto", "encoder.dim": DIM}
-    return {**features, "evaluation.on": "union", "rounds": 1, "method.name": TOGETHER, **given}
+    chosen = {"evaluation.on": "union", "rounds": 1, "method.name": TOGETHER, **given}
+    if not tree.get("encoder", {}).get("name") and not given.keys() & {
+        "encoder.name",
+        "model.name",
+        "model.members",
+    }:
+        chosen["encoder.name"] = "auto"
+    experiment = resolve(apply_overrides(tree, chosen))
+    encoder = experiment.encoder
+    if encoder.name and not encoder.dim:
+        shape = load_data(replace(experiment, encoder=EncoderOptions())).input_shape
+        if encoded_width(encoder, shape) > DIM:
+            chosen["encoder.dim"] = DIM
+    return chosen
 
 
 def measure(comparison: Comparison, runs: Sequence[RunData]) -> Worth:
