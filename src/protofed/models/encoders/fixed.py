@@ -21,7 +21,7 @@ SIDE = 6
 FLAT = 10 / 255**2
 """Added to the variance of a patch, so that noise in one without contrast is not raised (Coates and Ng, 2011)."""
 EVEN = 16.0
-"""Factor with which features of scattering vary about as much as those of random filters, on photographs and digits."""
+"""Factor with which scattering varies about as much as random filters, on photographs and on digits."""
 LENGTHS = (7, 9, 11)
 """Lengths of the kernels of series (Dempster, Petitjean and Webb, 2020)."""
 

@@ -99,7 +99,8 @@ def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant:
         across = right * math.cos(angle) - down * math.sin(angle)
         envelope = (-(along**2 + (slant * across) ** 2) / (2 * sigma**2)).exp()
         total += torch.polar(envelope, frequency * along)
-    return total * slant / (2 * math.pi * sigma**2)
+    scaled: Tensor = total * (slant / (2 * math.pi * sigma**2))
+    return scaled
 
 
 def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
