@@ -131,7 +131,15 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
     )
     assert status == 0, errors
     status, _, errors = command(
-        monkeypatch, capsys, "export", directory, held.clients[0].name, "--out", tmp_path / "model.pt2"
+        monkeypatch,
+        capsys,
+        "export",
+        directory,
+        held.clients[0].name,
+        "--format",
+        "torch_export",
+        "--out",
+        tmp_path / "m.pt2",
     )
     assert status == 0, errors
 
