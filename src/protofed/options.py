@@ -245,7 +245,7 @@ def _words(kind: Any) -> str:
         float: "a number",
         str: "text",
         bool: "true or false",
-        dict: "a table",
+        dict: "a table such as {name = value}",
         type(None): "none",
     }
     return names.get(origin or kind, str(kind))

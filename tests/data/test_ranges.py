@@ -83,6 +83,12 @@ def test_a_column_that_is_missing_is_named(tmp_path):
         loaded(folder(tmp_path, *ROWS), ranges={"weight": [0, 1]})
 
 
+def test_a_channel_that_is_missing_is_named(monkeypatch, capsys):
+    given = 'data.ranges={"0" = [-3, 3], "7" = [0, 1]}'
+    status, _, error = command(monkeypatch, capsys, "inspect", "sensors", given)
+    assert (status, error.strip()) == (2, "error: data.ranges.7: motion has no such column among its features")
+
+
 @pytest.mark.parametrize("value", [[1, 0], [1, 1], [0], [0, 1, 2], "wide", [0, float("inf")], [None, 1], 3])
 def test_what_is_no_range_is_refused_in_one_line(value):
     with pytest.raises(ValueError, match=r"ranges\.age must be \[least, largest\]") as error:

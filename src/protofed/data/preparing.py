@@ -59,10 +59,7 @@ def raw_parts(
     named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
     if any(item.columns is not None for item in listings):
         agreed = merged([Site(item.where, columns=item.columns) for item in listings], data)
-        for option in ("categories", "ranges"):
-            for name in sorted(getattr(data, option).keys() - {"*", *(column.name for column in agreed)}):
-                where = listings[0].where
-                raise ConfigError(f"data.{option}.{name}: {where} has no such column among its features")
+        _check_named(data, agreed, listings[0].where)
         recoded = [
             (where, recode(value, item.columns or (), agreed))
             for item, (where, value) in zip(listings, named, strict=True)
@@ -81,7 +78,16 @@ def raw_parts(
     if not shaped[0].is_floating_point():
         option = "data.ranges" if data.ranges else f"data.standardise={data.standardise}"
         raise ConfigError(f"{option} is for tables, vectors and series: images have transforms.mean")
-    return shaped, tuple(RawColumn(str(number)) for number in range(shaped[0].shape[1])), notes
+    columns = tuple(RawColumn(str(number)) for number in range(shaped[0].shape[1]))
+    _check_named(data, columns, listings[0].where)
+    return shaped, columns, notes
+
+
+def _check_named(data: DataOptions, columns: Columns, where: str) -> None:
+    """Refuse options of columns that do not exist."""
+    for option in ("categories", "ranges"):
+        for name in sorted(getattr(data, option).keys() - {"*", *(column.name for column in columns)}):
+            raise ConfigError(f"data.{option}.{name}: {where} has no such column among its features")
 
 
 def colour_note(grey: Sequence[str]) -> tuple[str, ...]:

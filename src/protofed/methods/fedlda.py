@@ -125,7 +125,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     name = "fedlda"
     summary = "linear discriminant analysis on fixed features of all clients: one round, no training"
-    reference = "as FedCGS and GH-OFL; see docs/methods.md"
+    reference = "Related to FedCGS (Guan et al., AAAI 2025) and GH-OFL (Turazza et al., ICLR 2026)"
     up = "K_i·d + d·(d+1)/2"
     down = "K·(2·d + 1)"
     Options = FedLDAOptions

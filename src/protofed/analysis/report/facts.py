@@ -22,6 +22,7 @@ RULE_TEXTS = {
     "local": "the class whose prototype, made from the client's own data, is nearest",
     "global": "the class whose global prototype is nearest, among all classes",
     "global_own": "the nearest global prototype among the classes the client trains on, an easier question",
+    "nearest": "the class whose mean, over the samples of all clients, is nearest",
     "etf": "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
     "beacon": "the shared tiny network, weighed with the frequencies of the client's classes",
     "expert": "the client's own model, among the classes it trains on, weighed with their frequencies",
