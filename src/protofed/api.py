@@ -233,8 +233,8 @@ def worth(
         seeds: Seeds of splits; of data that are split already one is enough.
         overrides: Values by dotted name, as for :func:`run`; by default ``encoder.name=auto``
             with at most 512 features.
-        out: Directory of the comparison and of ``worth.json``; by default ``runs/worth``, with a number appended
-            if that exists.
+        out: Directory of the comparison and of ``worth.json``; by default ``runs/RECIPE`` or
+            ``runs/worth``, with a number appended if that exists.
         progress: Receives progress reports.
         jobs: Number of parallel runs.
 

@@ -101,8 +101,7 @@ def recipe_of(source: str) -> Tree:
     path = Path(source).expanduser()
     if path.is_dir():
         return {"recipe": "worth", "data": {"source": "path", "path": str(path.resolve())}}
-    tree = {name: value for name, value in load_recipe(source).items() if name not in ("compare", "methods")}
-    return {**tree, "recipe": "worth"}
+    return {name: value for name, value in load_recipe(source).items() if name not in ("compare", "methods")}
 
 
 def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
