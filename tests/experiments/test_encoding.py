@@ -132,7 +132,7 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
     assert status == 0, errors
     for format in ("torch_export", "safetensors"):
         typed = ("export", directory, held.clients[0].name, "--format", format, "--out", tmp_path / format)
-        status, told, errors = command(monkeypatch, capsys, *typed)
+        status, _, errors = command(monkeypatch, capsys, *typed)
         assert status == 0, errors
 
 

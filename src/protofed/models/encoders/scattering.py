@@ -57,7 +57,6 @@ class Scattering(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(n, width)`` features of images ``(n, C, H, W)`` with values in [0, 1]."""
-        n, C = x.shape[:2]
         x = F.pad(x, self.margins, mode="reflect")
         exporting = torch.compiler.is_compiling()
         transform, modulus = (dft, dft_modulus) if exporting else (torch.fft.fft2, _modulus)
@@ -66,7 +65,7 @@ class Scattering(nn.Module):
         second = modulus(_halved(spectrum * self.coarse))
         both = modulus(_halved(transform(first).unsqueeze(-3) * self.coarse))
         parts = [self._smooth(x.unsqueeze(2), 0), self._smooth(first, 0), self._smooth(second, 1)]
-        return torch.cat([*parts, self._smooth(both.flatten(2, 3), 1)], dim=2).reshape(n, C * PATHS, -1).flatten(1)
+        return torch.cat([*parts, self._smooth(both.flatten(2, 3), 1)], dim=2).flatten(1)
 
     def _smooth(self, maps: Tensor, resolution: int) -> Tensor:
         """Return the averages ``(n, C, paths, grid, grid)`` of maps at a resolution of ``2**-resolution``."""
@@ -86,7 +85,8 @@ def _halved(spectrum: Tensor) -> Tensor:
 
 def _modulus(spectrum: Tensor) -> Tensor:
     """Return the modulus of the maps with a complex spectrum."""
-    return torch.fft.ifft2(spectrum).abs()
+    modulus: Tensor = torch.fft.ifft2(spectrum).abs()
+    return modulus
 
 
 def dft(maps: Tensor) -> Tensor:
@@ -138,8 +138,7 @@ def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant:
         across = right * math.cos(angle) - down * math.sin(angle)
         envelope = (-(along**2 + (slant * across) ** 2) / (2 * sigma**2)).exp()
         total += torch.polar(envelope, frequency * along)
-    scaled: Tensor = total * (slant / (2 * math.pi * sigma**2))
-    return scaled
+    return total * (slant / (2 * math.pi * sigma**2))
 
 
 def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
