@@ -130,18 +130,27 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
         monkeypatch, capsys, "predict", directory, held.clients[0].name, tmp_path / "raw.npy"
     )
     assert status == 0, errors
-    status, _, errors = command(
-        monkeypatch,
-        capsys,
-        "export",
-        directory,
-        held.clients[0].name,
-        "--format",
-        "torch_export",
-        "--out",
-        tmp_path / "m.pt2",
+    for format in ("torch_export", "safetensors"):
+        typed = ("export", directory, held.clients[0].name, "--format", format, "--out", tmp_path / format)
+        status, _, errors = command(monkeypatch, capsys, *typed)
+        assert status == 0, errors
+
+
+@pytest.mark.parametrize("name", ["both", "identity"])
+def test_export_takes_raw_images(name, tmp_path, monkeypatch, capsys):
+    """The exported file is compared with the client's predictions before it is written."""
+    runtime = pytest.importorskip("onnxruntime")
+    out = tmp_path / "out"
+    typed = ("run", "quickstart", f"encoder.name={name}", "encoder.dim=32", *ARGUMENTS, "--out", out)
+    assert command(monkeypatch, capsys, *typed)[0] == 0
+    directory = next(out.rglob("federation.json")).parent
+    status, told, errors = command(
+        monkeypatch, capsys, "export", directory, "client-00", "--out", tmp_path / "m.onnx"
     )
     assert status == 0, errors
+    assert "equal to predict" in " ".join(told.split())
+    session = runtime.InferenceSession(tmp_path / "m.onnx")
+    assert session.get_inputs()[0].shape[1:] == [1, 8, 8]
 
 
 def test_features_are_computed_once_for_all_methods_and_seeds(cache, monkeypatch, tmp_path, capsys):

@@ -43,6 +43,15 @@ def test_scattering_is_that_of_kymatio(side):
     torch.testing.assert_close(maps, expected, rtol=0, atol=1e-4)
 
 
+def test_scattering_for_other_programs_is_the_same():
+    from protofed.models.encoders.scattering import dft, dft_modulus
+
+    x = torch.randn(3, 20, 36, generator=torch.Generator().manual_seed(6))
+    spectrum = torch.fft.fft2(x)
+    torch.testing.assert_close(dft(x), torch.stack([spectrum.real, spectrum.imag]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dft_modulus(dft(x)), x.abs(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("shape", "width"), [((1, 28, 28), 1296), ((3, 32, 32), 3888), ((1, 8, 8), 324)])
 def test_the_width_of_scattering(shape, width):
     assert made("scattering", shape).width == width

@@ -29,7 +29,7 @@ class EncoderOptions(Options):
 
     name: str = option(
         "",
-        "'' for the samples as they are; auto: scattering for images, else random; an encoder, or a frozen "
+        "'' for the samples as they are; auto: scattering for images, else random; an encoder; or a frozen "
         "network: an architecture or package.module:callable",
     )
     dim: int = option(

@@ -57,14 +57,15 @@ class Scattering(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(n, width)`` features of images ``(n, C, H, W)`` with values in [0, 1]."""
-        n, C = x.shape[:2]
         x = F.pad(x, self.margins, mode="reflect")
-        spectrum = torch.fft.fft2(x).unsqueeze(2)
-        first = torch.fft.ifft2(spectrum * self.fine).abs()
-        second = torch.fft.ifft2(_halved(spectrum * self.coarse)).abs()
-        both = torch.fft.ifft2(_halved(torch.fft.fft2(first).unsqueeze(3) * self.coarse)).abs()
+        exporting = torch.compiler.is_compiling()
+        transform, modulus = (dft, dft_modulus) if exporting else (torch.fft.fft2, _modulus)
+        spectrum = transform(x).unsqueeze(-3)
+        first = modulus(spectrum * self.fine)
+        second = modulus(_halved(spectrum * self.coarse))
+        both = modulus(_halved(transform(first).unsqueeze(-3) * self.coarse))
         parts = [self._smooth(x.unsqueeze(2), 0), self._smooth(first, 0), self._smooth(second, 1)]
-        return torch.cat([*parts, self._smooth(both.flatten(2, 3), 1)], dim=2).reshape(n, C * PATHS, -1).flatten(1)
+        return torch.cat([*parts, self._smooth(both.flatten(2, 3), 1)], dim=2).flatten(1)
 
     def _smooth(self, maps: Tensor, resolution: int) -> Tensor:
         """Return the averages ``(n, C, paths, grid, grid)`` of maps at a resolution of ``2**-resolution``."""
@@ -78,7 +79,45 @@ def _halved(spectrum: Tensor) -> Tensor:
     h, w = (n // 2 for n in spectrum.shape[-2:])
     top, bottom = spectrum[..., :h, :], spectrum[..., h:, :]
     rows = top + bottom
-    return (rows[..., :w] + rows[..., w:]) / 4
+    halved: Tensor = (rows[..., :w] + rows[..., w:]) / 4
+    return halved
+
+
+def _modulus(spectrum: Tensor) -> Tensor:
+    """Return the modulus of the maps with a complex spectrum."""
+    modulus: Tensor = torch.fft.ifft2(spectrum).abs()
+    return modulus
+
+
+def dft(maps: Tensor) -> Tensor:
+    """Return the spectra of real maps by matrix products, which other programs know: real parts, imaginary parts.
+
+    Args:
+        maps: ``(…, H, W)``.
+    """
+    return torch.stack(_turned(maps, torch.zeros_like(maps), -1.0))
+
+
+def dft_modulus(spectrum: Tensor) -> Tensor:
+    """Return the modulus of the maps whose spectra :func:`dft` returns.
+
+    Args:
+        spectrum: ``(2, …, H, W)``.
+    """
+    real, imaginary = _turned(spectrum[0], spectrum[1], 1.0)
+    return (real**2 + imaginary**2).sqrt() / (spectrum.shape[-2] * spectrum.shape[-1])
+
+
+def _turned(real: Tensor, imaginary: Tensor, sign: float) -> tuple[Tensor, Tensor]:
+    for axis in (-1, -2):
+        steps = torch.arange(real.shape[axis], dtype=torch.float64)
+        angles = torch.outer(steps, steps) % len(steps) * (sign * 2 * math.pi / len(steps))
+        cosine, sine = angles.cos().float(), angles.sin().float()
+        if axis == -1:
+            real, imaginary = real @ cosine - imaginary @ sine, real @ sine + imaginary @ cosine
+        else:
+            real, imaginary = cosine @ real - sine @ imaginary, sine @ real + cosine @ imaginary
+    return real, imaginary
 
 
 def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant: float) -> Tensor:
@@ -99,8 +138,7 @@ def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant:
         across = right * math.cos(angle) - down * math.sin(angle)
         envelope = (-(along**2 + (slant * across) ** 2) / (2 * sigma**2)).exp()
         total += torch.polar(envelope, frequency * along)
-    scaled: Tensor = total * (slant / (2 * math.pi * sigma**2))
-    return scaled
+    return total * (slant / (2 * math.pi * sigma**2))
 
 
 def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
