@@ -151,8 +151,8 @@ def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
     """
     sigma, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
     wave, envelope = (gabor(sides, sigma, angle, f, 4 / L) for f in (frequency, 0.0))
-    transform: Tensor = torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real
-    return transform
+    spectrum: Tensor = torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope)
+    return spectrum.real
 
 
 def smoothing(whole: int, resolution: int, grid: int) -> Tensor:
