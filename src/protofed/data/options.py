@@ -53,7 +53,7 @@ class DataOptions(Options):
     ranges: dict[str, Any] = option(
         {},
         "columns of numbers with the least and the largest value that they can have, known without the samples; "
-        'values are clamped and mapped to [-1, 1] (* = all other columns of numbers): {age = [0, 110]}',
+        "values are clamped and mapped to [-1, 1] (* = all other columns of numbers): {age = [0, 110]}",
     )
     standardise: Literal["auto", "none", "site", "federated"] = option(
         "auto",

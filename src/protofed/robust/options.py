@@ -55,7 +55,7 @@ class RobustOptions(Options):
         least=0,
     )
     admitted: dict[str, Any] = option(
-        {}, 'most samples that clients of these names are believed to have, in place of weight: {north = 50000}'
+        {}, "most samples that clients of these names are believed to have, in place of weight: {north = 50000}"
     )
 
     def __post_init__(self) -> None:
