@@ -88,7 +88,7 @@ def test_what_cannot_be_shown_is_told(run_at):
         ("accuracy_rounds", fresh, "no round has been evaluated yet"),
         ("accuracy_rules", fresh, "no round has been evaluated yet"),
         ("client_accuracy", fresh, "no round has been evaluated yet"),
-        ("losses", empty, "no client has trained yet"),
+        ("losses", empty, "no client has trained"),
     ]:
         with pytest.raises(DataError, match=message):
             figures.get(name)(runs)
@@ -125,6 +125,12 @@ def test_silent_methods_are_a_dashed_line_at_their_final_accuracy(comparison_at)
     assert line.get_linestyle() == "--"
     assert set(line.get_ydata()) == {100 * runs[0].accuracy("head")[4]}
     assert ax.get_xscale() == "log"
+
+
+def test_a_method_of_one_round_is_a_marked_point_against_bytes(comparison_at):
+    ax = figures.get("accuracy_bytes")(load_runs([comparison_at(["fedproto"], (0,), rounds=1)])).axes[0]
+    assert len(ax.lines[0].get_xdata()) == 1
+    assert ax.lines[0].get_markevery() is None
 
 
 def test_losses_that_are_not_finite_leave_a_gap(run_at):

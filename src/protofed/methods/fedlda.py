@@ -368,4 +368,4 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         state, diagnostics = super().aggregate(server, uploads, round)
         kappa, shrinkage = self.choices[int(state.get("choice", 0))]
         chosen = {} if shrinkage == "oas" else {"shrinkage": shrinkage}
-        return Aggregate(state, {**diagnostics, "kappa": kappa, **chosen})
+        return Aggregate(state, {"kappa": kappa, **chosen, **diagnostics})

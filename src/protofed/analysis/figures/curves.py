@@ -87,7 +87,8 @@ def accuracy_bytes(runs: list[RunData], rule: str | None = None) -> Figure:
         line = s.style.line()
         if sent[-1]:
             some = sent > 0
-            ax.plot(sent[some], accuracy[some], label=s.label, markevery=0.1, **line)
+            every = 0.1 if some.sum() > 1 else None  # spaced markers leave out a single point
+            ax.plot(sent[some], accuracy[some], label=s.label, markevery=every, **line)
             reached += sent[some].tolist()
             shown += accuracy[some].tolist()
         else:
@@ -107,7 +108,7 @@ def losses(runs: list[RunData]) -> Figure:
     groups = {label: settled(group) for label, group in by_label(runs).items()}
     groups = {label: group for label, group in groups.items() if any(r.losses for r in group[0].rounds)}
     if not groups:
-        raise DataError("no losses to show: no client has trained yet")
+        raise DataError("no losses to show: no client has trained")
     terms = list(dict.fromkeys(t for g in groups.values() for r in g[0].rounds for t in r.losses))
     parts = [t for t in terms if t != "total"]
     styles: dict[str, dict[str, Any]] = {
