@@ -12,7 +12,7 @@ import support
 from protofed.audit.attacks import INFORMED, SERVER
 from protofed.audit.auditing import attack
 from protofed.audit.imprint import read_verbatim
-from protofed.audit.membership import _view, likelihood_ratio
+from protofed.audit.membership import Observed, _findings, _view, likelihood_ratio
 from protofed.audit.seen import Rows, observe, shadow
 from protofed.experiments.assemble import assemble
 from protofed.samples import ClientData, Samples
@@ -130,3 +130,22 @@ def test_says_where_no_such_weights_travel(readings, method):
     found = readings(method)
     assert found.value is None
     assert "load no weights" in found.note
+
+
+def noise(members: int, others: int, seed: int) -> Observed:
+    """Return what an attacker observes of samples about which nothing can be told."""
+    n, generator = members + others, torch.Generator().manual_seed(seed)
+    member = torch.arange(n) < members
+    draw = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return Observed(draw[:, :3], draw[:, 3], member, torch.full((n,), 2), torch.arange(n) % 4)
+
+
+def test_noise_is_no_finding_among_few_others():
+    """Above the largest score of one other are half of the members by chance."""
+    known, found = noise(40, 40, 99), 0
+    for seed in range(60):
+        judged = {f.key: f for f in _findings(SERVER, known, noise(5, 1, seed))}
+        (caught,) = [f for key, f in judged.items() if key == "membership_tpr"]
+        assert caught.baseline == 0.5
+        found += bool(caught.learned)
+    assert found <= 6

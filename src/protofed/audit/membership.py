@@ -322,7 +322,10 @@ def _findings(
             continue
         value, rate = auc(members, others), caught(members, others)
         guess = (alone or {}).get(f"{key}{suffix}")
-        spread = math.sqrt(max(rate * (1 - rate), 1e-4) / len(members) + 0.0099 / len(others))
+        # Of fewer than 100 others the threshold is the largest score, which 1 in m + 1 exceeds by chance.
+        chance = 1 / (len(others) + 1)
+        off = max(0.0099 / len(others), chance**2)
+        spread = math.sqrt(max(rate * (1 - rate), 1e-4) / len(members) + off)
         error = auc_error(value, len(members), len(others))
         base = 0.5 if guess is None else guess
         result += [
@@ -332,7 +335,7 @@ def _findings(
                 observer,
                 f"caught at 1 % false alarms{where}",
                 rate,
-                0.01,
+                max(0.01, chance),
                 spread,
                 note,
                 f"{key}_tpr{suffix}",

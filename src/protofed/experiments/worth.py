@@ -199,11 +199,18 @@ def interval(differences: Sequence[NDArray[np.float64]]) -> tuple[float, float, 
     if not differences:
         return (float("nan"), float("nan"), float("nan"))
     drawing = np.random.default_rng(0)
-    means = np.array([[d[drawing.integers(len(d), size=len(d))].mean() for _ in range(DRAWS)] for d in differences])
+    means = np.array([_means(d, drawing) for d in differences])
     chosen = drawing.integers(len(means), size=(len(means), DRAWS))
     drawn = np.take_along_axis(means, chosen, axis=0).mean(0)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return float(np.mean([d.mean() for d in differences])), float(low), float(high)
+
+
+def _means(d: NDArray[np.float64], drawing: np.random.Generator) -> NDArray[np.float64]:
+    """Return the means of :data:`DRAWS` bootstrap samples of a few different values."""
+    values, counts = np.unique(d, return_counts=True)
+    drawn: NDArray[np.float64] = drawing.multinomial(len(d), counts / len(d), size=DRAWS) @ values / len(d)
+    return drawn
 
 
 def advice(
