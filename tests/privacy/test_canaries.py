@@ -30,6 +30,7 @@ from protofed.federation import Federation
 from protofed.seeding import generator
 from protofed.training.rare import without_rare
 from support import build, client, command, experiment, federated, uploads
+from support import ordinary as ordinary_clients
 
 Rows = Sequence[Sequence[object]]
 EPSILON, DELTA = 1.0, 1e-5
@@ -341,3 +342,23 @@ def test_noisy_numbers_decide_which_classes_are_rare(monkeypatch):
     present = torch.rand(60, generator=generator(4, "coins")) < 0.5
     assert lower_bound(reports(present.tolist(), False, monkeypatch), present, DELTA, 60) < EPSILON
     assert lower_bound(reports(present.tolist(), True, monkeypatch), present, DELTA, 60) > EPSILON
+
+
+def test_nothing_that_leaves_depends_on_validation_or_test_samples():
+    """Validation samples fit the fusion and test samples are scored, and both stay at the client."""
+    chosen = {"method__fusion": "validation", "rounds": 2, "privacy__mode": "sample", "privacy__noise": 1.0}
+    chosen["privacy__accountant"] = "rdp"  # the quicker one
+
+    def server(part: str) -> dict[str, torch.Tensor]:
+        """Return what the server knows in the end if a sample of one part is another."""
+        first, *others = (replace(c, validation=c.test) for c in ordinary_clients().clients)
+        other = getattr(first, part)
+        far = replace(other, x=other.x.index_fill(0, torch.tensor([0]), 1e3))
+        made, _ = assemble(experiment("beacon", **chosen), federated(replace(first, **{part: far}), *others))
+        list(made.run())
+        return made.server
+
+    expected = server("validation")
+    found = server("test")
+    assert all(torch.equal(expected[name], tensor) for name, tensor in found.items())
+    assert not all(torch.equal(expected[name], tensor) for name, tensor in server("train").items())
