@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from contextlib import closing
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 
 import protofed
 import support
+from audit.attacking import audited
 from protofed import cli
 from protofed.audit import Finding, audit_run, measures, pictures
 from protofed.audit.attacks import INFORMED, MEMBER, OUTSIDER, SERVER
@@ -102,14 +102,7 @@ def crowd() -> protofed.samples.FederatedData:
 def findings_of(method: str, **options) -> dict[tuple[str, str], Finding]:
     """Return the findings on a small federation by key and observer."""
     experiment, data = support.experiment(method, **options), crowd()
-    federation, _ = assemble(experiment, data)
-    with closing(federation.executor):
-        list(federation.run())
-        seen = observe(federation, data)
-    other, dealt = shadow(experiment, data)
-    with closing(other.executor):
-        found, _ = attack(seen, observe(other, dealt), ("a", "b", "c", "d"), 0)
-    return {(f.key, f.observer): f for f in found}
+    return audited(experiment, data)
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import torch
 
 import protofed
 import support
+from audit.attacking import audited
 from protofed.audit.attacks import INFORMED, SERVER
-from protofed.audit.auditing import attack
 from protofed.audit.imprint import read_verbatim
 from protofed.audit.membership import Observed, _findings, _view, likelihood_ratio
-from protofed.audit.seen import Rows, observe, shadow
+from protofed.audit.seen import Rows
 from protofed.experiments.assemble import assemble
 from protofed.samples import ClientData, Samples
 
@@ -33,14 +33,7 @@ def membership_of(**options):
     """Return the findings on membership by key and observer."""
     data = scarce(torch.Generator().manual_seed(0))
     experiment = support.experiment("fedproto", rounds=2, model__d=8, **options)
-    federation, _ = assemble(experiment, data)
-    with closing(federation.executor):
-        list(federation.run())
-        seen = observe(federation, data)
-    other, dealt = shadow(experiment, data)
-    with closing(other.executor):
-        found, _ = attack(seen, observe(other, dealt), ("a", "b", "c", "d"), 0)
-    return {(f.key, f.observer): f for f in found}
+    return audited(experiment, data)
 
 
 def test_a_prototype_of_few_samples_is_nearly_a_sample():

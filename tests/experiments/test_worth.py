@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from network import write_folders
 from protofed import load_run
 from protofed.experiments.worth import advice, interval
+from protofed.samples import Samples
 from support import command, ordinary
 
 SMALL = ("data.clients=4", "encoder.name=identity", "--seeds", "0,1")
@@ -45,6 +47,7 @@ def test_a_folder(tmp_path, monkeypatch, capsys):
     ("arguments", "reason"),
     [
         (["nothing-here"], "nothing-here"),
+        (["./nothing-here"], "no such folder"),
         (["quickstart", "encoder.name=foo"], "foo"),
         (["quickstart", "--seeds", "x"], "--seeds"),
     ],
@@ -88,3 +91,16 @@ def test_intervals_of_little():
 )
 def test_advice(gain, tested, lacks, begins):
     assert advice(gain, tested, lacks, (0.5, 0.7)).startswith(begins)
+
+
+def test_a_site_without_test_samples_is_told_so(tmp_path, monkeypatch, capsys):
+    held = ordinary()
+    first, *others = held.clients
+    bare = replace(first, test=Samples(first.test.x[:0], first.test.y[:0]))
+    write_folders(tmp_path / "data", replace(held, clients=(bare, *others)))
+    typed = ("worth", tmp_path / "data", "encoder.name=identity", "--json", "--out", tmp_path / "out")
+    status, told, errors = command(monkeypatch, capsys, *typed)
+    assert status == 0, errors
+    site = json.loads(told, parse_constant=pytest.fail)["sites"][0]
+    assert (site["alone"], site["gain"], site["tested"]) == (None, [None, None, None], 0)
+    assert site["advice"].startswith("Set test samples aside")

@@ -85,12 +85,13 @@ class Worth:
     directory: Path
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; shares are between 0 and 1."""
-        return {**asdict(self), "directory": str(self.directory)}
+        """Return plain values for JSON; shares are between 0 and 1, and None without test samples."""
+        fields = asdict(self, dict_factory=lambda items: {name: _known(value) for name, value in items})
+        return {**fields, "directory": str(self.directory)}
 
 
 def recipe_of(source: str) -> Tree:
-    """Return the recipe to measure, and whether it is that of a folder of data.
+    """Return the recipe to measure.
 
     Args:
         source: A folder of data, or a recipe.
@@ -101,6 +102,8 @@ def recipe_of(source: str) -> Tree:
     path = Path(source).expanduser()
     if path.is_dir():
         return {"recipe": "worth", "data": {"source": "path", "path": str(path.resolve())}}
+    if path.name != source and path.suffix != ".toml":
+        raise ConfigError(f"{source}: no such folder: name a folder of data, or a recipe (protofed list recipes)")
     return {name: value for name, value in load_recipe(source).items() if name not in ("compare", "methods")}
 
 
@@ -264,6 +267,13 @@ def _everywhere(run: RunData) -> list[float]:
         raise ConfigError(f"{run.directory}: has no scores on all test samples: set evaluation.on=union")
     rule = next(rule for rule in ("global_model", RULE) if rule in union.clients)
     return [float("nan") if value is None else value for value in union.clients[rule]]
+
+
+def _known(value: Any) -> Any:
+    """Return a value with None in place of NaN, which JSON does not have."""
+    if isinstance(value, tuple):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _mean(values: Sequence[float]) -> float:
