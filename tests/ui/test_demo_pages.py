@@ -292,7 +292,7 @@ def test_widths_and_themes(served, visit, scheme):
     page = opened(visit, served, viewport={"width": 390, "height": 844}, color_scheme=scheme).page
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 844})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.wait_for_function(f"document.documentElement.scrollWidth <= {width}", timeout=WAIT_MS)
     ground = "getComputedStyle(document.body).backgroundColor"
     first = page.evaluate(ground)
     assert (first == "rgb(17, 20, 24)") is (scheme == "dark")

@@ -300,7 +300,7 @@ def test_pages_fit_a_telephone(visit, shown, scheme, paths):
         if path != "/run/broken":
             drawn(page, "Test accuracy against rounds")
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        wait(page, "document.documentElement.scrollWidth === 390")
 
 
 @pytest.mark.parametrize("path", ["/", "/run/methods/fedproto-seed0"])
