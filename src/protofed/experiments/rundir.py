@@ -18,7 +18,7 @@ from torch import Tensor
 from protofed import methods
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree, defaults, identity
-from protofed.experiments.ending import END, restore_end, write_end
+from protofed.experiments.ending import END, restore_end, wipe, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import (
     check_room,
@@ -102,6 +102,7 @@ class RunDirectory:
                 )
             if changed:
                 self._write("config.toml", tomli_w.dumps(experiment.to_tree()))
+            wipe(self.path)
             return
         if occupied(self.path):
             raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
@@ -143,7 +144,7 @@ class RunDirectory:
         if new:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self.alone():
             try:
                 self.open(experiment, resume=resume)
             except BaseException:
@@ -154,7 +155,7 @@ class RunDirectory:
             yield
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """Lock the directory itself, so that nothing remains if the process is killed."""
         if self._held or os.name == "nt" or not self.path.is_dir():  # Windows does not open folders
             yield
@@ -259,7 +260,7 @@ class RunDirectory:
             or load_checkpoint(self.checkpoints, federation.state, clients)
             or restore_end(self.path, federation)
         ):
-            if not clients.rests_here and not federation.state.generations:
+            if not clients.rests_here and federation.round and not federation.state.generations:
                 raise CheckpointError(
                     f"{self.path}: its clients are in this directory, not at the nodes of a network: continue it "
                     "with protofed run --resume"

@@ -346,6 +346,11 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         moment = triangle(total.moment) / total.counts.sum().clamp(min=1)
         return {**state, "counts": total.counts.long(), "moment": moment.to(self.task.dtype), "choice": choice}
 
+    def without(self, server: Tensors, client: str) -> Tensors:
+        """Void all votes as well: they were cast on classifiers of sums with the client's."""
+        void = {name: torch.zeros_like(t) if name.startswith("hits.") else t for name, t in server.items()}
+        return super().without(void, client)
+
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""
         message = super().broadcast(server, round, client)
