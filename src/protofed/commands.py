@@ -146,7 +146,9 @@ def forget(
 
     run = api.forget(directory, client, trust_code=trust_code)
     if run is not None:
-        typer.echo(f"Forgotten: {client}. The classifier is that of {', '.join(run.clients)}. Report: {run.report}")
+        typer.echo(
+            f"Forgotten: {client}. The classifier is that of the other {len(run.clients)}. Report: {run.report}"
+        )
         return
     typer.echo(f"Forgotten: {client}. The others learn of it when the server runs the rounds again:")
     typer.echo(again(load_run(directory), resume=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def _take_out(run: RunData, files: RunDirectory, experiment: Experiment, client:
     state = ServerState(tensors=_rest(run, kind, experiment, client), forgotten=gone)
     if not run.federation.network:  # what cannot be run must not be begun
         assemble(experiment, load_data(experiment).without(gone))[0].executor.close()
+    shutil.rmtree(files.checkpoints, ignore_errors=True)  # a remnant: end.json is newer
     Checkpoint(files.checkpoints, state, names).write()
     with writing(where):
         (where / "summary.json").unlink()  # from here on, the checkpoint is the run
