@@ -248,7 +248,7 @@ REFUSED = {
         "bob",
         "finish it with --resume",
     ),
-    "data gone": ("fedncm", {}, lambda run: shutil.rmtree(run.directory.parent / "data"), "bob", "no such folder"),
+    "data gone": ("fedncm", {}, gone, "bob", "no such file or folder"),
 }
 
 

@@ -19,7 +19,7 @@ from protofed.federation import Federation
 from protofed.methods.contract import Upload
 from protofed.methods.fedlda import oracle
 from protofed.samples import ClientData, FederatedData, Samples
-from support import command, experiment
+from support import BASE, command, experiment
 
 K, D = 3, 5
 EXACT = {
@@ -271,6 +271,10 @@ def test_one_round_unless_asked_otherwise():
     assert resolve(tree, method="fedlda").rounds == 1
     assert resolve(tree, method="fedproto").rounds == tree["rounds"]
     assert resolve(apply_overrides(tree, {"rounds": 3}), method="fedlda").rounds == 3
+    asked = resolve(apply_overrides(tree, {"rounds": tree["rounds"]}), method="fedlda")
+    assert asked.rounds == resolve(asked.to_tree()).rounds == tree["rounds"] > 1
+    assert resolve({**BASE, "rounds": 1, "data": {"validation_fraction": 0.2}}, method="fedlda").rounds == 1
+    assert resolve({"method": {"name": "fedlda"}}).rounds == 1
     held = apply_overrides(tree, {"data.validation_fraction": 0.2})
     assert resolve(held, method="fedlda").rounds == 2
     assert resolve(apply_overrides(held, {"method.kappa": 1.0}), method="fedlda").rounds == 1
