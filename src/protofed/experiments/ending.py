@@ -300,8 +300,8 @@ def wipe(folder: Path) -> None:
         return
     gone = forgotten(folder)
     with writing(folder):
-        if (folder / "clients").exists():
-            shutil.rmtree(folder / "clients")
+        for each in filter(Path.exists, (folder / "clients", folder / "tensorboard")):
+            shutil.rmtree(each)
         for name in _FOLLOWS:
             (folder / name).unlink(missing_ok=True)
     write_text(folder / "rounds.jsonl", "")

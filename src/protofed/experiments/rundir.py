@@ -15,16 +15,17 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from protofed import methods
+from protofed import claims, methods
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree, defaults, identity
-from protofed.experiments.ending import END, restore_end, wipe, write_end
+from protofed.experiments.ending import END, read_encoding, restore_end, wipe, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import (
     check_room,
     json_text,
     lock,
     occupied,
+    read_json,
     remove_partial,
     write_json,
     write_tensors,
@@ -240,6 +241,28 @@ class RunDirectory:
             f"checkpoints and models of {len(clients)} clients",
             "choose another --out, checkpoint.every=0, fewer clients or a smaller model",
         )
+
+    def check_encoder(self, description: Tree) -> None:
+        """Check that samples become the features with which the run began, if it has begun.
+
+        Args:
+            description: Description of the federation that is to go on.
+
+        Raises:
+            CheckpointError: If the encoder is another one, or the description in the directory is damaged.
+        """
+        path = self.path / "federation.json"
+        if not path.is_file():
+            return
+        try:
+            before, now = (read_encoding(tree.get("encoder")) for tree in (read_json(path), description))
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {claims.clean(error)}") from None
+        if (before and before.key) != (now and now.key):
+            raise CheckpointError(
+                f"{self.path}: its encoder has other weights now than when the run began: restore them, or choose "
+                "another --out"
+            )
 
     # Rounds and checkpoints.
 

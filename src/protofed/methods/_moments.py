@@ -208,14 +208,14 @@ class ClosedForm(Method[O]):
         alone: Whether nothing is sent, and a client's classifier is of its own samples: a control.
     """
 
-    same_feature_dim = True
     second: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """A control exchanges nothing."""
+        """A control exchanges nothing; in sums, the features of all clients must mean the same."""
         super().__init_subclass__()
-        cls.exchanges, cls.same_feature_dim = ("nothing", False) if cls.alone else ("prototypes", True)
+        cls.exchanges = "nothing" if cls.alone else "prototypes"
+        cls.same_feature_dim = cls.same_architecture = not cls.alone
 
     @abstractmethod
     def classifier(self, total: Sums) -> Linear:
@@ -234,6 +234,16 @@ class ClosedForm(Method[O]):
     def rounds_needed(cls, options: O, *, validated: bool) -> int | None:
         """All is said in one round."""
         return 1
+
+    def notes(self) -> tuple[str, ...]:
+        """Tell of features that come from a network that is not frozen."""
+        model = None if self.alone or self.task.template is None else self.task.template()
+        if model is None or not any(p.requires_grad for p in model.extractor.parameters()):
+            return ()
+        return (
+            "Features are those of a network with its initial weights, which nobody trains: random ones, unless "
+            "the model reads weights from a file. Those of an encoder are better (encoder.name=auto).",
+        )
 
     def unclippable(self) -> str:
         """Sums of all samples are divided by their number."""
