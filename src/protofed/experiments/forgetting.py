@@ -17,9 +17,7 @@ from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, Run, run_experiment
 from protofed.federation import Checkpoint, ServerState
 from protofed.files import read_json
-from protofed.methods import Task
-from protofed.methods._moments import ClosedForm
-from protofed.methods.contract import Tensors
+from protofed.methods import Method, Task, Tensors
 from protofed.runs import RunData, load_run
 
 
@@ -73,8 +71,8 @@ def _take_out(run: RunData, files: RunDirectory, experiment: Experiment, client:
     """Replace the end of a run by a state from which the others begin again."""
     where = run.directory
     kind = methods.get(experiment.method)
-    if not issubclass(kind, ClosedForm) or kind.alone:
-        able = [n for n, m in methods.methods().items() if issubclass(m, ClosedForm) and not m.alone]
+    if not _keeps_sums(kind):
+        able = [n for n, m in methods.methods().items() if _keeps_sums(m)]
         raise ConfigError(
             f"{where}: {kind.name} keeps no sums from which a client's could be taken out, as these do: "
             + ", ".join(able)
@@ -97,6 +95,11 @@ def _take_out(run: RunData, files: RunDirectory, experiment: Experiment, client:
         (where / "summary.json").unlink()  # from here on, the checkpoint is the run
 
 
+def _keeps_sums(kind: type[Method]) -> bool:
+    """Return whether a method's server keeps what each client sent: then it has a state ``without`` one."""
+    return hasattr(kind, "without") and kind.exchanges != "nothing"
+
+
 def _hidden(run: RunData, experiment: Experiment, client: str) -> str:
     """Return why what a client sent is not all that a run has of it, or is not known; "" otherwise."""
     if experiment.secure.aggregation:
@@ -109,7 +112,7 @@ def _hidden(run: RunData, experiment: Experiment, client: str) -> str:
     return ""
 
 
-def _rest(run: RunData, kind: type[ClosedForm[Any]], experiment: Experiment, client: str) -> Tensors:
+def _rest(run: RunData, kind: type[Method], experiment: Experiment, client: str) -> Tensors:
     """Return the state of the server without what a client sent."""
     path = run.directory / "server.safetensors"
     server = read_server(run.directory)
@@ -118,8 +121,10 @@ def _rest(run: RunData, kind: type[ClosedForm[Any]], experiment: Experiment, cli
         task = Task(
             len(run.class_names), weights.shape[1], experiment.rounds, experiment.seed, 0.0, dtype=weights.dtype
         )
-        return kind(experiment.method_options, task).without(server, client)
+        method: Any = kind(experiment.method_options, task)
+        rest: Tensors = method.without(server, client)
     except ConfigError as error:
         raise ConfigError(f"{run.directory}: {error}") from None
     except (PayloadError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged ({claims.clean(error)})") from None
+    return rest

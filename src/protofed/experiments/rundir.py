@@ -157,7 +157,11 @@ class RunDirectory:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the directory itself, so that nothing remains if the process is killed."""
+        """Lock the directory itself, so that nothing remains if the process is killed.
+
+        Raises:
+            OutputError: If another process has locked it.
+        """
         if self._held or os.name == "nt" or not self.path.is_dir():  # Windows does not open folders
             yield
             return
