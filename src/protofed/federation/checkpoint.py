@@ -201,7 +201,7 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     if clients.rests_here and generations:
         raise CheckpointError(f"{newest}: its clients are at the nodes of a network: continue it with flwr run")
     tensors = read_tensors(newest / "server.safetensors")
-    if clients.rests_here and round:
+    if clients.rests_here and (round or "records" in record):
         _restore(newest / CLIENTS, record.get("records"), clients)
     state.round, state.tensors, state.standing = round, tensors, standing
     state.generations, state.saved, state.forgotten = generations, dict(generations), forgotten
