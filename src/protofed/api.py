@@ -217,6 +217,35 @@ def tune(
     )
 
 
+def forget(
+    run: Run | str | Path,
+    client: str,
+    *,
+    trust_code: bool = False,
+    progress: Progress | None = None,
+) -> Run | None:
+    """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part.
+
+    See :func:`protofed.experiments.forgetting.forget`.
+
+    Args:
+        run: The run, or its directory.
+        client: Name of the client.
+        trust_code: Whether to import the code that the run's configuration names, if it names any.
+        progress: Receives progress reports.
+
+    Returns:
+        The run without the client; None if its other clients are at the nodes of a network and have yet to be told.
+
+    Raises:
+        ProtofedError: If nothing can be taken out; the run is then as before.
+    """
+    from protofed.experiments.forgetting import forget as take_out
+
+    directory = Path(run.directory if isinstance(run, Run) else run)
+    return take_out(directory, client, trust_code, progress=_receivers(progress, ()), report=write_report)
+
+
 def worth(
     source: str | Path,
     seeds: Sequence[int] = (0,),

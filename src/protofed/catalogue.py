@@ -37,6 +37,13 @@ def _models() -> list[Entry]:
     return single + [Entry(n, f"group: {g.summary}", []) for n, g in sorted(groups.items())]
 
 
+def _encoders() -> list[Entry]:
+    from protofed.models.encoders import encoders
+
+    own = [Entry(n, e.summary, option_rows(e.Options)) for n, e in sorted(encoders.items())]
+    return [Entry("auto", "scattering for images, random for anything else", []), *own]
+
+
 def _datasets() -> list[Entry]:
     from protofed.data import datasets
 
@@ -88,6 +95,7 @@ KINDS = {
     "options": _options,
     "methods": _methods,
     "models": _models,
+    "encoders": _encoders,
     "datasets": _datasets,
     "partitions": _partitions,
     "recipes": _recipes,

@@ -366,8 +366,8 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            help="methods, models, datasets, partitions, recipes, variants, figures or options; without it, what "
-            "there is."
+            help="methods, models, encoders, datasets, partitions, recipes, variants, figures or options; without "
+            "it, what there is."
         ),
     ] = "",
     names: Annotated[

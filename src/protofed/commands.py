@@ -133,6 +133,29 @@ def export(
 
 
 @app.command()
+def forget(
+    directory: Directory,
+    client: Client,
+    trust_code: TrustCode = False,
+) -> None:
+    """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part."""
+    with uncollected():
+        from protofed.analysis.report import write_report
+        from protofed.analysis.report.facts import again
+        from protofed.experiments import forgetting
+        from protofed.runs import load_run
+
+    run = forgetting.forget(directory, client, trust_code, report=write_report)
+    if run is not None:
+        typer.echo(
+            f"Forgotten: {client}. The classifier is that of the other {len(run.clients)}. Report: {run.report}"
+        )
+        return
+    typer.echo(f"Forgotten: {client}. The others learn of it when the server runs the rounds again:")
+    typer.echo(again(load_run(directory), resume=True))
+
+
+@app.command()
 def audit(
     directory: Directory,
     out: Annotated[Path | None, typer.Option(help="The page (default: audit.html in RUN).")] = None,

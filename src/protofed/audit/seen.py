@@ -16,7 +16,8 @@ from torch import Tensor
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, resolve
-from protofed.experiments.ending import ModelsDescription, named_code, restore_end
+from protofed.experiments.ending import ModelsDescription, forgotten, named_code, restore_end
+from protofed.experiments.loading import load_data
 from protofed.federation import Federation
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.methods.fedkd import FedKD
@@ -129,7 +130,8 @@ def reopened(run: RunData, trust_code: bool = False) -> tuple[Experiment, Federa
     experiment = resolve(run.config)
     execution = replace(experiment.execution, device="cpu", executor="sequential")
     experiment = replace(experiment, execution=execution)
-    federation, federated = assemble(experiment, pretrained=False)
+    data = load_data(experiment).without(forgotten(run.directory))
+    federation, federated = assemble(experiment, data, pretrained=False)
     try:
         if not restore_end(run.directory, federation):
             raise CheckpointError(f"{run.directory}: has no end.json: an older version ran it, run it again")

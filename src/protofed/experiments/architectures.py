@@ -166,6 +166,18 @@ def _group(model: ModelOptions, shared: bool) -> list[Architecture]:
     return result
 
 
+def common_features(experiment: Experiment) -> bool:
+    """Return whether features of all clients must mean the same although the method shares no weights."""
+    return one_architecture(experiment) and methods.get(experiment.method).exchanges == "prototypes"
+
+
+def why_one(experiment: Experiment) -> str:
+    """Return why a method needs one architecture and what to do about it, as the end of a sentence."""
+    if common_features(experiment):
+        return "adds up features and needs one architecture: set encoder.name, e.g. auto, or model.shared"
+    return "shares weights and needs one architecture: set model.shared"
+
+
 def one_architecture(experiment: Experiment) -> bool:
     """Return whether the method needs all clients to have one architecture."""
     return methods.get(experiment.method).needs_same_architecture(experiment.method_options)
@@ -273,11 +285,18 @@ def _check_same(experiment: Experiment, federated: FederatedData, architectures:
     kind, same = methods.get(experiment.method), one_architecture(experiment)
     names = [c.name for c in federated.clients]
     first = architectures[0]
+    own = "model.start" if experiment.model.start else "model.init=own" if experiment.model.init == "own" else ""
+    if own and first.name != "identity" and common_features(experiment):
+        raise ConfigError(
+            f"{kind.name} adds up features, which mean nothing to others if each client has weights of its own "
+            f"({own}): leave that out, or set encoder.name, e.g. auto"
+        )
     for index, architecture in enumerate(architectures):
         if same and architecture != first:
+            why, _, remedy = why_one(experiment).partition(": ")
             raise ConfigError(
-                f"{kind.name} shares weights and needs one architecture, but {names[0]} has {first} (d="
-                f"{first.d}) and {names[index]} has {architecture} (d={architecture.d}): set model.shared"
+                f"{kind.name} {why}, but {names[0]} has {first} (d={first.d}) and {names[index]} has "
+                f"{architecture} (d={architecture.d}): {remedy}"
             )
         if kind.same_feature_dim and architecture.d != first.d:
             raise ConfigError(

@@ -259,6 +259,8 @@ SECTIONS: dict[str, type] = {
 }
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
 COMPONENTS = ("method", "partition")
+USUAL = "usual_rounds"
+"""Key of a built-in recipe whose number of rounds nobody has asked for: methods that need fewer run fewer."""
 _OF_SAMPLES = ("name", "members", "options", "shared")
 """Keys of a model that suit its samples."""
 ENCODED_MODEL = "identity"
@@ -360,7 +362,8 @@ def load_recipe(recipe: str | Path) -> Tree:
         ConfigError: If there is no such recipe, or the file is not TOML.
     """
     path = Path(recipe)
-    if path.suffix != ".toml":
+    usual = path.suffix != ".toml"
+    if usual:
         builtin = recipes()
         if str(recipe) not in builtin:
             raise ConfigError(unknown_name("recipe", str(recipe), builtin) + ", or a path ending in .toml")
@@ -372,7 +375,7 @@ def load_recipe(recipe: str | Path) -> Tree:
     except ValueError as error:
         raise ConfigError(f"recipe {path}: {error}") from None
     tree.setdefault("recipe", path.stem)
-    return tree
+    return {**tree, USUAL: True} if usual else tree
 
 
 def parse_overrides(items: Iterable[str]) -> Tree:
@@ -408,6 +411,8 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
         ConfigError: If a name leads through something that is not a table.
     """
     result = _copy(tree)
+    if "rounds" in overrides:
+        result.pop(USUAL, None)
     for name, (default, dropped) in OPTIONS_OF.items():
         section, key = name.split(".")
         table = result.get(section)
@@ -458,7 +463,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     method_name, method_options = _method(tree, method)
     validated = sections["data"].validation_fraction > 0
     needed = methods.get(method_name).rounds_needed(method_options, validated=validated)
-    if needed is not None and not _asks(tree):
+    if needed is not None and ("rounds" not in tree or tree.get(USUAL)):
         scalars["rounds"] = needed
     partition = _table(tree, "partition")
     partition_name = _name(partition, "partition", PARTITION)
@@ -471,13 +476,6 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         partition=partition_name,
         partition_options=build_options(kind.Options, partition, "partition"),
     )
-
-
-def _asks(tree: Mapping[str, Any]) -> bool:
-    """Return whether a number of rounds is asked for: one that is not its built-in recipe's."""
-    recipe = tree.get("recipe", "")
-    usual = load_recipe(recipe).get("rounds") if recipe in recipes() else None
-    return bool(tree.get("rounds", usual) != usual)
 
 
 _RANGES = {"seed": (0, limits.SEED), "rounds": (1, limits.ROUNDS)}
@@ -552,7 +550,7 @@ def check_names(tree: Mapping[str, Any]) -> None:
     """
     valid = [*SCALARS, *SECTIONS, *COMPONENTS, "methods", "variants", "summary"]
     for name in tree:
-        if name not in valid:
+        if name not in (*valid, USUAL):
             raise ConfigError(unknown_name("option", name, valid))
     for name, options in _table(tree, "methods").items():
         build_options(methods.get(name).Options, _as_table(options, f"methods.{name}"), f"methods.{name}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from protofed import claims, data, limits
-from protofed.errors import CheckpointError
+from protofed.errors import CheckpointError, writing
 from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.experiments.config import Experiment, Tree
-from protofed.federation import Federation
+from protofed.federation import Federation, newest_checkpoint, read_forgotten
 from protofed.federation.standing import Standing
 from protofed.federation.state import read_generations
-from protofed.files import check_format, check_tensors, read_json, read_tensors, write_json, write_tensors
+from protofed.files import (
+    check_format,
+    check_tensors,
+    read_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from protofed.reading import reason
 from protofed.runs import Border
 from protofed.samples import Encoding, FederatedData
@@ -178,7 +187,8 @@ def write_end(folder: Path, federation: Federation) -> None:
         write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
     state = federation.state
     record = {"version": VERSION, "round": state.round, "clients": list(clients)}
-    there = {} if clients.rests_here else {"generations": state.generations}
+    there: Tree = {} if clients.rests_here else {"generations": state.generations}
+    there |= {"forgotten": state.forgotten} if state.forgotten else {}
     write_json(folder / END, {**record, "refusals": state.standing.to_dict(), **there})
 
 
@@ -212,6 +222,7 @@ def restore_end(folder: Path, federation: Federation) -> bool:
         round = claims.whole(record.get("round"), "round", 1, limits.ROUNDS)
         standing = Standing.of(record.get("refusals"), clients)
         generations = read_generations(record.get("generations", {}), clients)
+        gone = read_forgotten(record.get("forgotten", {}))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     server = read_server(folder)
@@ -225,7 +236,7 @@ def restore_end(folder: Path, federation: Federation) -> bool:
             raise CheckpointError(f"{where}: does not fit the model of {name} ({why})") from None
     state = federation.state
     state.round, state.tensors, state.standing = round, server, standing
-    state.generations, state.saved = generations, dict(generations)
+    state.generations, state.saved, state.forgotten = generations, dict(generations), gone
     return True
 
 
@@ -244,6 +255,86 @@ def ended_generations(folder: Path) -> dict[str, str]:
         return read_generations(record.get("generations", {}), clients)
     except ValueError as error:
         raise CheckpointError(f"{folder / END}: {error}") from None
+
+
+def forgotten(folder: Path) -> dict[str, str]:
+    """Return the date on which each client was taken out of a run, by name.
+
+    Args:
+        folder: The run directory.
+
+    Raises:
+        CheckpointError: If the record is damaged.
+    """
+    newest = None if (folder / "summary.json").is_file() else newest_checkpoint(folder / "checkpoint")
+    path = newest / "state.json" if newest else folder / END
+    try:
+        return read_forgotten(read_json(path).get("forgotten", {})) if path.is_file() else {}
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {claims.clean(error)}") from None
+
+
+def left_out(gone: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return what ``federation.json`` says of clients that were taken out.
+
+    Args:
+        gone: The date for each, by name.
+    """
+    return [{"client": name, "reason": f"forgotten on {date}"} for name, date in gone.items()]
+
+
+def wipe(folder: Path) -> None:
+    """Remove all that tells of forgotten clients from a run that begins again without them, save who they were.
+
+    Nothing happens to any other run; what an interruption leaves is removed the next time.
+
+    Args:
+        folder: The run directory.
+
+    Raises:
+        CheckpointError: If a file is damaged.
+        OutputError: If one cannot be written or removed.
+    """
+    newest = newest_checkpoint(folder / "checkpoint")
+    if newest is None or not newest.name.endswith("-000000") or (folder / "summary.json").is_file():
+        return
+    gone = forgotten(folder)
+    with writing(folder):
+        for each in filter(Path.exists, (folder / "clients", folder / "tensorboard")):
+            shutil.rmtree(each)
+        for name in _FOLLOWS:
+            (folder / name).unlink(missing_ok=True)
+    write_text(folder / "rounds.jsonl", "")
+    for path in (folder / "federation.json", folder / "nodes.json"):
+        if path.is_file():
+            write_json(path, _wiped(read_json(path), gone))
+
+
+_FOLLOWS = (
+    *("server.safetensors", "prototypes.safetensors", END),
+    *("metrics.json", "report.html", "audit.html", "audit.json"),
+)
+"""Files that follow from the rounds of a run, beside those of its clients."""
+
+
+def _wiped(tree: Tree, gone: Mapping[str, str]) -> Tree:
+    """Return a description of clients without some of them."""
+
+    def rest(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {name: value for name, value in part.items() if name not in gone}
+        entries = part if isinstance(part, list) else []
+        return [e for e in entries if not isinstance(e, dict) or str(e.get("name", e.get("client"))) not in gone]
+
+    kept = {
+        name: rest(part) if name in ("clients", "sizes", "keys", "anew") else part for name, part in tree.items()
+    }
+    if isinstance(models := tree.get("models"), dict):
+        kept["models"] = {**models, "clients": rest(models.get("clients"))}
+    told = left_out(gone)
+    if isinstance(before := rest(tree.get("left_out", [])), dict):
+        return {**kept, "left_out": before | {each["client"]: each["reason"] for each in told}}
+    return {**kept, "left_out": before + told, "notes": []}  # notes may name clients; they are made anew
 
 
 def client_model(folder: Path, client: str) -> Path:

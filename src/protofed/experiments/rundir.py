@@ -15,16 +15,17 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from protofed import methods
+from protofed import claims, methods
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.config import Experiment, Tree, defaults, identity
-from protofed.experiments.ending import END, restore_end, write_end
+from protofed.experiments.ending import END, read_encoding, restore_end, wipe, write_end
 from protofed.federation import Federation, Saving, load_checkpoint
 from protofed.files import (
     check_room,
     json_text,
     lock,
     occupied,
+    read_json,
     remove_partial,
     write_json,
     write_tensors,
@@ -102,6 +103,7 @@ class RunDirectory:
                 )
             if changed:
                 self._write("config.toml", tomli_w.dumps(experiment.to_tree()))
+            wipe(self.path)
             return
         if occupied(self.path):
             raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
@@ -143,7 +145,7 @@ class RunDirectory:
         if new:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self.alone():
             try:
                 self.open(experiment, resume=resume)
             except BaseException:
@@ -154,8 +156,12 @@ class RunDirectory:
             yield
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lock the directory itself, so that nothing remains if the process is killed."""
+    def alone(self) -> Iterator[None]:
+        """Lock the directory itself, so that nothing remains if the process is killed.
+
+        Raises:
+            OutputError: If another process has locked it.
+        """
         if self._held or os.name == "nt" or not self.path.is_dir():  # Windows does not open folders
             yield
             return
@@ -240,6 +246,28 @@ class RunDirectory:
             "choose another --out, checkpoint.every=0, fewer clients or a smaller model",
         )
 
+    def check_encoder(self, description: Tree) -> None:
+        """Check that samples become the features with which the run began, if it has begun.
+
+        Args:
+            description: Description of the federation that is to go on.
+
+        Raises:
+            CheckpointError: If the encoder is another one, or the description in the directory is damaged.
+        """
+        path = self.path / "federation.json"
+        if not path.is_file():
+            return
+        try:
+            before, now = (read_encoding(tree.get("encoder")) for tree in (read_json(path), description))
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {claims.clean(error)}") from None
+        if (before and before.key) != (now and now.key):
+            raise CheckpointError(
+                f"{self.path}: its encoder has other weights now than when the run began: restore them, or choose "
+                "another --out"
+            )
+
     # Rounds and checkpoints.
 
     def restore(self, federation: Federation) -> list[RoundRecord]:
@@ -259,7 +287,7 @@ class RunDirectory:
             or load_checkpoint(self.checkpoints, federation.state, clients)
             or restore_end(self.path, federation)
         ):
-            if not clients.rests_here and not federation.state.generations:
+            if not clients.rests_here and federation.round and not federation.state.generations:
                 raise CheckpointError(
                     f"{self.path}: its clients are in this directory, not at the nodes of a network: continue it "
                     "with protofed run --resume"

@@ -19,8 +19,9 @@ from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models
+from protofed.experiments.ending import describe_models, forgotten, left_out
 from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.federation import Federation
@@ -248,7 +249,7 @@ def load_run(directory: str | Path, trust_code: bool = False) -> Run:
 
 def run_experiment(
     experiment: Experiment,
-    directory: Path,
+    directory: Path | RunDirectory,
     *,
     resume: bool = False,
     progress: Progress | None = None,
@@ -271,13 +272,14 @@ def run_experiment(
     Raises:
         ProtofedError: As :func:`run_federation`.
     """
-    files = RunDirectory(directory)
+    files = directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
 
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:
-        federation, federated = assemble(experiment, bfloat16=files.bfloat16(), hardware=hardware)
-        return federation, describe_clients(federation, federated) | {
-            "models": describe_models(experiment, federated)
-        }
+        gone = forgotten(files.path)
+        data = load_data(experiment).without(gone)
+        federation, federated = assemble(experiment, data, files.bfloat16(), hardware)
+        told = describe_clients(federation, federated) | {"models": describe_models(experiment, federated)}
+        return federation, told | ({"left_out": left_out(gone)} if gone else {})
 
     return run_federation(experiment, files, begin, resume=resume, progress=progress, label=label, report=report)
 
@@ -320,6 +322,7 @@ def run_federation(
         with closing(federation.executor):
             files.check_room(federation, experiment.checkpoint.every)
             with files.claimed(experiment, resume=resume), files.saving:
+                files.check_encoder(description)
                 rounds = files.restore(federation)
                 files.write_federation(description)
                 progress.started(label, experiment.rounds, federation.round, files.path)

@@ -1,13 +1,21 @@
 """The round loop and its checkpoints."""
 
-from protofed.federation.checkpoint import Saving, load_checkpoint, read_rest, save_checkpoint
+from protofed.federation.checkpoint import (
+    Checkpoint,
+    Saving,
+    load_checkpoint,
+    newest_checkpoint,
+    read_rest,
+    save_checkpoint,
+)
 from protofed.federation.loop import Federation
 from protofed.federation.options import EvaluationOptions, ParticipationOptions
-from protofed.federation.state import ServerState
+from protofed.federation.state import ServerState, read_forgotten
 from protofed.runs import Accuracy, RoundRecord
 
 __all__ = [
     "Accuracy",
+    "Checkpoint",
     "EvaluationOptions",
     "Federation",
     "ParticipationOptions",
@@ -15,6 +23,8 @@ __all__ = [
     "Saving",
     "ServerState",
     "load_checkpoint",
+    "newest_checkpoint",
+    "read_forgotten",
     "read_rest",
     "save_checkpoint",
 ]

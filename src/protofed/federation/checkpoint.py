@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,12 +14,13 @@ from torch import Tensor
 from protofed import claims
 from protofed.errors import CheckpointError, writing
 from protofed.federation.standing import Standing
-from protofed.federation.state import ServerState, read_generations
+from protofed.federation.state import ServerState, read_forgotten, read_generations
 from protofed.files import PARTIAL, check_format, read_json, read_tensors, write_json, write_tensors
 from protofed.reading import open_ordinary, reason
 from protofed.records import Records, read_at
 from protofed.snapshots import Snapshot, unflatten
 from protofed.training import Roster
+from protofed.training.roster import Frozen
 
 VERSION = 3
 """Number of the format."""
@@ -35,10 +37,13 @@ class Checkpoint:
     Args:
         folder: Folder of all checkpoints.
         state: State of the server.
-        clients: All clients; their snapshots are stored too if they rest in this process.
+        clients: Names of all clients.
+        frozen: Their snapshots; None if they rest elsewhere, or are as they were before the first round.
     """
 
-    def __init__(self, folder: Path, state: ServerState, clients: Roster) -> None:
+    def __init__(
+        self, folder: Path, state: ServerState, clients: Iterable[str], frozen: Frozen | None = None
+    ) -> None:
         self.folder = folder
         self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
         self.generations = dict(state.generations)
@@ -48,8 +53,9 @@ class Checkpoint:
             "clients": list(clients),
             "refusals": state.standing.to_dict(),
             "generations": self.generations,
+            **({"forgotten": state.forgotten} if state.forgotten else {}),
         }
-        self.frozen = clients.store.freeze() if clients.rests_here else None
+        self.frozen = frozen
 
     @property
     def size(self) -> int:
@@ -92,7 +98,7 @@ def save_checkpoint(folder: Path, state: ServerState, clients: Roster) -> None:
     Raises:
         OutputError: If the checkpoint cannot be written; the previous one stays valid.
     """
-    checkpoint = Checkpoint(folder, state, clients)
+    checkpoint = Checkpoint(folder, state, clients, _frozen(clients))
     checkpoint.write()
     state.saved = checkpoint.generations
 
@@ -120,7 +126,7 @@ class Saving:
             OutputError: If this or the previous checkpoint cannot be written.
         """
         self.wait()
-        checkpoint = Checkpoint(self.folder, state, clients)
+        checkpoint = Checkpoint(self.folder, state, clients, _frozen(clients))
         if checkpoint.size < LARGE:
             checkpoint.write()
             state.saved = checkpoint.generations
@@ -158,6 +164,10 @@ class Saving:
                 raise
 
 
+def _frozen(clients: Roster) -> Frozen | None:
+    return clients.store.freeze() if clients.rests_here else None
+
+
 def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     """Restore the newest checkpoint.
 
@@ -172,10 +182,9 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     Raises:
         CheckpointError: If the checkpoint is damaged, in another format, or belongs to other clients.
     """
-    found = _checkpoints(folder)
-    if not found:
+    newest = newest_checkpoint(folder)
+    if newest is None:
         return False
-    newest = found[-1]
     record = read_json(newest / "state.json")
     check_format(newest, record.get("version", 1), VERSION)
     if record.get("clients") != list(clients):
@@ -186,15 +195,16 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     try:
         standing = Standing.of(record.get("refusals"), clients)
         generations = read_generations(record.get("generations"), clients)
+        forgotten = read_forgotten(record.get("forgotten", {}))
     except ValueError as error:
         raise CheckpointError(f"{newest / 'state.json'}: damaged ({claims.clean(error)})") from None
     if clients.rests_here and generations:
         raise CheckpointError(f"{newest}: its clients are at the nodes of a network: continue it with flwr run")
     tensors = read_tensors(newest / "server.safetensors")
-    if clients.rests_here:
+    if clients.rests_here and (round or "records" in record):
         _restore(newest / CLIENTS, record.get("records"), clients)
     state.round, state.tensors, state.standing = round, tensors, standing
-    state.generations, state.saved = generations, dict(generations)
+    state.generations, state.saved, state.forgotten = generations, dict(generations), forgotten
     return True
 
 
@@ -267,6 +277,15 @@ def _record(file: BinaryIO, size: int, place: object, records: Records) -> dict[
     offset, length = claims.items(place, "place", 2)
     first = claims.whole(offset, "position", 0, size)
     return records.unpack(read_at(file, first, claims.whole(length, "length", 8, size - first)))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint, or None.
+
+    Args:
+        folder: Folder of all checkpoints.
+    """
+    return next(reversed(_checkpoints(folder)), None)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

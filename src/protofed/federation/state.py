@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from protofed import claims
 from protofed.federation.standing import Standing
 from protofed.methods.contract import Tensors
 
@@ -19,6 +21,7 @@ class ServerState:
         standing: Record of refused uploads.
         generations: Name of the state that each node confirmed last, for clients that rest on nodes.
         saved: Copy of ``generations`` at the last checkpoint, to which the server may have to return.
+        forgotten: Date on which each client was taken out of the run, by name (``protofed forget``).
     """
 
     round: int = 0
@@ -26,6 +29,7 @@ class ServerState:
     standing: Standing = field(default_factory=Standing)
     generations: dict[str, str] = field(default_factory=dict)
     saved: dict[str, str] = field(default_factory=dict)
+    forgotten: dict[str, str] = field(default_factory=dict)
 
 
 def read_generations(value: object, clients: Collection[str]) -> dict[str, str]:
@@ -41,3 +45,18 @@ def read_generations(value: object, clients: Collection[str]) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(n in clients and isinstance(g, str) for n, g in value.items()):
         raise ValueError("does not say which states its clients had")
     return dict(value)
+
+
+def read_forgotten(value: object) -> dict[str, str]:
+    """Return the date on which each client was taken out of a run, from plain values.
+
+    Args:
+        value: The plain values.
+
+    Raises:
+        ValueError: If they are no such dates.
+    """
+    found = claims.mapping(value, "forgotten", value if isinstance(value, Mapping) else ())
+    if not all(isinstance(date, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", date) for date in found.values()):
+        raise ValueError("forgotten: expected dates by name")
+    return {claims.client_name(name): date for name, date in found.items()}

@@ -22,6 +22,7 @@ from protofed.experiments.architectures import (
     is_code,
     one_architecture,
     recipe_names,
+    why_one,
     with_embeddings,
 )
 from protofed.experiments.config import Experiment
@@ -253,13 +254,13 @@ def _models(
         assigned, table = FederationSummary.of(experiment, federated).architectures, federated.table
     unfit: dict[str, str] = {}
     if kind.same_feature_dim or same:
-        why = "shares weights" if same else "exchanges features"
+        why = why_one(experiment).partition(" and ")[0] if same else "exchanges features"
         unfit |= _differing(
             descriptions, lambda d: d.settings.get("d", experiment.model.d), experiment.model.d, why
         )
     if same and not experiment.model.shared:
         private = [d.name for d in descriptions if d.settings.get("model") == claims.PRIVATE]
-        why = "shares weights and needs one architecture: set model.shared"
+        why = why_one(experiment)
         unfit |= dict.fromkeys(private, f"has its own model, but the method {why}")
         rest = [d for d in descriptions if d.name not in unfit]
         usual = str(assigned[0]) if assigned else None

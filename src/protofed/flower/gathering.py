@@ -220,7 +220,7 @@ def recall(
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): start a new run") from None
     nodes.bindings.keys = {**party.keys, **nodes.bindings.keys}
-    nodes.descriptions = {d.name: d for d in party.clients}
+    nodes.descriptions, nodes.left_out = {d.name: d for d in party.clients}, dict(party.left_out)
     nodes.members = nodes.descriptions.keys()
     least = min(experiment.participation.min_clients, len(party.clients))
     nodes.wait(least, gathering.wait_s, least)

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from protofed.errors import ConfigError, unknown_name
 from protofed.methods._prior import over, own_classes
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Upload
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
+from protofed.wire.validate import check_structure, check_values
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -206,14 +208,14 @@ class ClosedForm(Method[O]):
         alone: Whether nothing is sent, and a client's classifier is of its own samples: a control.
     """
 
-    same_feature_dim = True
     second: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """A control exchanges nothing."""
+        """A control exchanges nothing; in sums, the features of all clients must mean the same."""
         super().__init_subclass__()
-        cls.exchanges, cls.same_feature_dim = ("nothing", False) if cls.alone else ("prototypes", True)
+        cls.exchanges = "nothing" if cls.alone else "prototypes"
+        cls.same_feature_dim = cls.same_architecture = not cls.alone
 
     @abstractmethod
     def classifier(self, total: Sums) -> Linear:
@@ -232,6 +234,16 @@ class ClosedForm(Method[O]):
     def rounds_needed(cls, options: O, *, validated: bool) -> int | None:
         """All is said in one round."""
         return 1
+
+    def notes(self) -> tuple[str, ...]:
+        """Tell of features that come from a network that is not frozen."""
+        model = None if self.alone or self.task.template is None else self.task.template()
+        if model is None or not any(p.requires_grad for p in model.extractor.parameters()):
+            return ()
+        return (
+            "Features are those of a network with its initial weights, which nobody trains: random ones, unless "
+            "the model reads weights from a file. Those of an encoder are better (encoder.name=auto).",
+        )
 
     def unclippable(self) -> str:
         """Sums of all samples are divided by their number."""
@@ -433,9 +445,40 @@ class ClosedForm(Method[O]):
         for client, payloads in new.items():
             for number, payload in enumerate(payloads):
                 held |= {f"{name}.{client}/{number}": tensor for name, tensor in payload.items()}
-        total, classifier = self.combined(self.sums_of(payload) for payload in _payloads(held))
-        state = self.concluded(held, total, classifier)
+        state = self.made_of(held)
         return Aggregate(state, summary(*Prototypes.of(state)))
+
+    def made_of(self, held: Tensors) -> Tensors:
+        """Return the server's state that follows from what clients have sent.
+
+        Args:
+            held: What each of them sent last, by ``FIELD.CLIENT/NUMBER``.
+        """
+        total, classifier = self.combined(self.sums_of(payload) for payload in _payloads(held))
+        return self.concluded(held, total, classifier)
+
+    def without(self, server: Tensors, client: str) -> Tensors:
+        """Return the server's state as it would be had a client never sent anything.
+
+        Args:
+            server: The state, perhaps from a file of another party.
+            client: Name of the client.
+
+        Raises:
+            ConfigError: If nothing of it is there, or nothing of any other client.
+            PayloadError: If the state holds uploads that no client could have sent.
+        """
+        held = {name: tensor for name, tensor in server.items() if "." in name}
+        if client not in (senders := {_sender(name) for name in held}):
+            raise ConfigError(unknown_name("client among those that have sent anything", client, senders))
+        if senders == {client}:
+            raise ConfigError(f"{client} is the only one that has sent anything: without it there is no classifier")
+        rest = {name: tensor for name, tensor in held.items() if _sender(name) != client}
+        assert self.upload_schema is not None
+        for payload in _payloads(rest):
+            check_structure(payload, self.upload_schema)
+            check_values(payload, self.upload_schema)
+        return self.made_of(rest)
 
     def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Return the sums over all clients, and their classifier.

@@ -84,6 +84,29 @@ def oracle(covariance: Tensor, n: float) -> float:
     return min(1.0, (mean_square + square) / apart) if apart > 0 else 1.0
 
 
+SHARES = {0.3: "a third of", 0.1: "a tenth of", 0.03: "a thirtieth of", 0.01: "a hundredth of"}
+"""Words for some values of ``κ``."""
+
+
+def told(kappa: float, shrinkage: Shrinkage, voted: bool) -> str:
+    """Return in whole sentences which κ and s apply, and what they mean.
+
+    Args:
+        kappa: ``κ``.
+        shrinkage: ``s``, or ``oas``.
+        voted: Whether validation samples chose them.
+    """
+    share = "others' data do not count"
+    if kappa:
+        share = f"others' data count {SHARES.get(kappa, f'{kappa:g} times')} a client's own"
+    share = "everybody's data count fully" if kappa == 1 else f"your sites differ, {share}" if voted else share
+    how = "what Chen et al. compute from the covariance and the number of samples (oas)"
+    if shrinkage != "oas":
+        how = f"{shrinkage:g}: so much of the covariance gives way to an equal variance of all features"
+    who = "Validation samples chose" if voted else "Not chosen by validation samples:"
+    return f"{who} κ = {kappa:g}: {share}. The shrinkage is {how}."
+
+
 @dataclass(frozen=True)
 class FedLDAOptions(Options):
     """Hyperparameters."""
@@ -346,6 +369,11 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         moment = triangle(total.moment) / total.counts.sum().clamp(min=1)
         return {**state, "counts": total.counts.long(), "moment": moment.to(self.task.dtype), "choice": choice}
 
+    def without(self, server: Tensors, client: str) -> Tensors:
+        """Void all votes as well: they were cast on classifiers of sums with the client's."""
+        void = {name: torch.zeros_like(t) if name.startswith("hits.") else t for name, t in server.items()}
+        return super().without(void, client)
+
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""
         message = super().broadcast(server, round, client)
@@ -364,8 +392,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         }
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Say which κ and s were chosen."""
+        """Say which κ and s were chosen, in figures and in words."""
         state, diagnostics = super().aggregate(server, uploads, round)
         kappa, shrinkage = self.choices[int(state.get("choice", 0))]
         chosen = {} if shrinkage == "oas" else {"shrinkage": shrinkage}
-        return Aggregate(state, {"kappa": kappa, **chosen, **diagnostics})
+        voted = any(bool(tensor.any()) for name, tensor in state.items() if name.startswith("hits."))
+        return Aggregate(state, {"kappa": kappa, **chosen, **diagnostics, "chosen": told(kappa, shrinkage, voted)})

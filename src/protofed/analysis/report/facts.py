@@ -255,13 +255,20 @@ def elsewhere(run: RunData) -> str:
     )
 
 
-def again(run: RunData) -> str:
-    """Return the command that repeats a run of a network; ``""`` at a node."""
+def again(run: RunData, *, resume: bool = False) -> str:
+    """Return the command that repeats a run of a network, or goes on with it; ``""`` at a node.
+
+    Args:
+        run: The run.
+        resume: Whether to go on in its directory.
+    """
     if _of_node(run):
         return ""
     config = {"recipe": str(run.directory / "config.toml"), "overrides": "", "clients": len(run.clients)}
     if all(re.fullmatch(r"[\w.+-]+", name) for name in run.class_names):  # no commas
         config["classes"] = ",".join(run.class_names)
+    if resume:
+        config["resume"] = str(run.directory)
     chosen = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in config.items())
     return f"flwr run APP --stream -c {shlex.quote(chosen)}"
 
