@@ -251,7 +251,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         local.state["sent"] = torch.ones_like(local.state["sent"])
         payload = super().upload(local, statistics)
         if len(self.choices) > 1:
-            payload["hits"] = local.received["hits"]
+            none = torch.zeros(1, len(self.choices), dtype=torch.int64)
+            payload["hits"] = local.received.get("hits", none)
         return payload
 
     def classifier(self, total: Sums) -> Linear:
