@@ -64,9 +64,9 @@ def features(experiment: Experiment) -> None:
 
 def clients(experiment: Experiment, number: int, samples: int) -> None:
     """Run a federation of many clients with a few samples each."""
-    drawn = alike(experiment, number, samples)
+    federated = alike(experiment, number, samples)
     with measured("features"):
-        federated = encode(drawn, experiment.encoder)
+        federated = encode(federated, experiment.encoder)
 
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:
         federation, _ = assemble(experiment, federated, hardware=hardware)
