@@ -161,11 +161,11 @@ def _ours(experiment: Experiment, federated: FederatedData, target: float) -> Co
 
 def _broadcast(federation: Federation) -> int:
     """Return the bytes of the broadcasts with which all clients were scored after the last round."""
-    method, schema = federation.method, federation.method.broadcast_schema
-    whole = 0
-    for name in federation.names if schema is not None else ():
-        payload = method.broadcast(federation.server, federation.round + 1, name)
-        whole += 0 if payload is None else len(federation.codec.encode(payload, schema))
+    method, schema, whole = federation.method, federation.method.broadcast_schema, 0
+    if schema is not None:
+        for name in federation.names:
+            payload = method.broadcast(federation.server, federation.round + 1, name)
+            whole += 0 if payload is None else len(federation.codec.encode(payload, schema))
     return whole
 
 
