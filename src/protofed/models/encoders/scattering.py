@@ -86,10 +86,11 @@ def _halved(spectrum: Tensor, bank: Tensor) -> Tensor:
     """Return the spectra of filtered maps of which every second row and column is kept."""
     h, w = (n // 2 for n in spectrum.shape[-3:-1])
     first, *others = zip(_quarters(spectrum), bank, strict=True)
-    total: Tensor = first[0] * first[1]
+    total = first[0] * first[1]
     for quarter, filters in others:
         total.addcmul_(quarter, filters)
-    return total.unflatten(-1, (h, w, 2))
+    halved: Tensor = total.unflatten(-1, (h, w, 2))
+    return halved
 
 
 def _spectrum(maps: Tensor) -> Tensor:
