@@ -281,6 +281,23 @@ def test_until(htfllib, tmp_path, monkeypatch, capsys):
     assert error.endswith("htfllib: 0 accuracies in 5 rounds: another version of HtFLlib?\n")
 
 
+def test_a_closed_form_until(htfllib, tmp_path, monkeypatch, capsys):
+    """One round, no steps; its time includes the features, which no cache has, and its bytes the classifier."""
+    monkeypatch.setenv("PROTOFED_CACHE", str(tmp_path / "cache"))
+    clients_of_images(tmp_path / "clients")
+    arguments = ["bench", "until", "--cases", "fedlda-random", "data.path=.", "--target", "0.01", "--seeds", "3"]
+    more = ["--peer", "htfllib", "--json", "found.json"]
+    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments, *more)
+    assert (status, error) == (0, "")
+    ((library, (run,)),) = json.loads(Path("found.json").read_text())["until"][0]["runs"].items()
+    assert (library, run["rounds_until"], run["steps_until"]) == ("protofed", 1, 0)
+    sent = 4 * (
+        2 * (4 * 64 + 64 * 65 // 2) + 2 * 4 * (2 * 64 + 1)
+    )  # float32, two clients with four classes, both ways
+    assert sent < run["bytes_until"] < 1.5 * sent
+    assert not (tmp_path / "cache").exists()
+
+
 def test_the_page_shows_the_committed_courses():
     tool = script(REPOSITORY / "tools/until.py")
     assert len(tool.FILES) == 5

@@ -21,7 +21,7 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides, load_recipe
 from protofed.federation import Federation
 from protofed.methods.contract import Upload
-from protofed.methods.fedlda import oracle, told
+from protofed.methods.fedlda import oracle, pivoted, told
 from protofed.samples import ClientData, FederatedData, Samples
 from support import BASE, command, experiment
 
@@ -138,6 +138,16 @@ def test_afl_is_fed3r_without_a_ridge():
     data = divided(x, y, owners.tolist(), ["ann", "bob", "cid"])
     found = run("fed3r", data, method__lambda=0.0, method__normalise=False).server["weights"]
     assert found.T.numpy() == pytest.approx(W.numpy(), rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(("samples", "scale"), [(1, 1.0), (5, 1e-8), (9, 1e6), (12, 1.0)])
+def test_the_factor_has_the_moment_as_its_square(samples, scale):
+    x = scale * torch.randn(samples, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(samples))
+    x[:, 3] = 0
+    x[samples // 2 :] = x[0]  # so that the rank is lower
+    factor = pivoted(x.T @ x, samples)
+    assert factor.shape == x.shape
+    torch.testing.assert_close(factor.T @ factor / scale**2, x.T @ x / scale**2, rtol=0, atol=1e-12)
 
 
 def test_oas_is_that_of_scikit_learn():

@@ -33,7 +33,13 @@ class Case:
     overrides: Mapping[str, Any]
 
 
+SCATTERING = {"encoder.name": "scattering", "encoder.dim": 64}
+RANDOM = {"encoder.name": "random", "encoder.options.filters": 50, "encoder.dim": 64}
 CASES = {
+    "fedlda-scattering": Case("fed-mnist7k", {"method.name": "fedlda", **SCATTERING}),
+    "fedlda-random": Case("fed-mnist7k", {"method.name": "fedlda", **RANDOM}),
+    "fed3r-random": Case("fed-mnist7k", {"method.name": "fed3r", **RANDOM}),
+    "fedncm-random": Case("fed-mnist7k", {"method.name": "fedncm", **RANDOM}),
     "fedproto-small4": Case("quickstart", {"method.name": "fedproto"}),
     "fedproto-light4": Case("cifar10-dirichlet", {"method.name": "fedproto", "data.samples": 6000}),
     "fedproto-cnn2": Case("fed-mnist7k", {"method.name": "fedproto"}),

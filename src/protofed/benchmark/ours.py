@@ -10,6 +10,7 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.federation import RoundRecord
+from protofed.samples import FederatedData
 
 SEQUENTIAL = "sequential"
 WORKERS = "workers"
@@ -23,15 +24,22 @@ class Rounds:
         experiment: Experiment to run.
         hardware: Hardware to run on.
         like: Another federation, from which to copy the choice of models computed in bfloat16.
+        federated: The clients' data; loaded according to the experiment by default.
 
     Attributes:
         federation: The engine.
         federated: The clients' data, on the device.
     """
 
-    def __init__(self, experiment: Experiment, hardware: Hardware, like: Rounds | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        hardware: Hardware,
+        like: Rounds | None = None,
+        federated: FederatedData | None = None,
+    ) -> None:
         known = like.bfloat16 if like else None
-        self.federation, self.federated = assemble(experiment, bfloat16=known, hardware=hardware)
+        self.federation, self.federated = assemble(experiment, federated, bfloat16=known, hardware=hardware)
         self._records = self.federation.run()
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from protofed import methods
 from protofed.analysis.figures.base import legend_below, log_axis, panels, percent_axis, themed
 from protofed.analysis.style import method_styles
 from protofed.benchmark.cases import case_experiment
@@ -25,16 +26,28 @@ from protofed.benchmark.request import Note, Request, Result
 from protofed.benchmark.timing import cores
 from protofed.errors import ConfigError
 from protofed.experiments.config import Experiment
+from protofed.experiments.encoding import encode
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
+from protofed.federation import Federation
 from protofed.formats import size
+from protofed.models.encoders import EncoderOptions
 from protofed.runs import main_rule
 from protofed.samples import FederatedData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CASES = ("fedproto-cnn2", "fedtgp-cnn2", "lg_fedavg-cnn2", "fml-cnn2")
+CASES = (
+    "fedlda-scattering",
+    "fedlda-random",
+    "fed3r-random",
+    "fedncm-random",
+    "fedproto-cnn2",
+    "fedtgp-cnn2",
+    "lg_fedavg-cnn2",
+    "fml-cnn2",
+)
 OURS = "protofed"
 SMOOTHED = 3
 """Rounds over whose mean the accuracy is taken, so that one lucky round does not end a run."""
@@ -46,8 +59,8 @@ class Course:
 
     Attributes:
         accuracy: Fraction of all test samples after each round.
-        seconds: Since the start of the first round, at the end of each.
-        bytes: Sent so far by all parties; empty if unknown.
+        seconds: Since the start, at the end of each round: of ours, with features, models and clients.
+        bytes: Sent so far by all parties, with the broadcast that clients were scored with; empty if unknown.
         steps: Gradient steps in a round.
     """
 
@@ -83,7 +96,7 @@ def check_until(request: Request) -> None:
     """Raise ProtofedError unless there are such cases, and the peer, if one is given, supports them."""
     experiments = [_experiment(name, request, request.seeds[0]) for name in request.cases or CASES]
     if request.peer is not None:
-        check_supported(request, experiments)
+        check_supported(request, [each for each in experiments if not each.encoder.name])
 
 
 def until(request: Request, note: Note) -> Result:
@@ -101,10 +114,10 @@ def until(request: Request, note: Note) -> Result:
         found: dict[str, list[dict[str, Any]]] = {}
         for seed in request.seeds:
             experiment = _experiment(name, request, seed)
-            federated = load_data(experiment)
+            federated = load_data(replace(experiment, encoder=EncoderOptions()))
             note(f"{name}, seed {seed}, {OURS}")
             courses = {OURS: _ours(experiment, federated, request.target)}
-            if request.peer is not None:
+            if request.peer is not None and not experiment.encoder.name:  # it has none
                 note(f"{name}, seed {seed}, {PEER}")
                 courses[PEER] = _peers(experiment, federated, request)
             for library, course in courses.items():
@@ -117,6 +130,9 @@ def _experiment(name: str, request: Request, seed: int) -> Experiment:
     plain = case_experiment(name, request.overrides, rounds=request.limit)
     also = AS_PEER.get(plain.method)
     chosen = replace(case_experiment(name, request.overrides, rounds=request.limit, also=also), seed=seed)
+    validated = chosen.data.validation_fraction > 0
+    needed = methods.get(chosen.method).rounds_needed(chosen.method_options, validated=validated)
+    chosen = replace(chosen, rounds=min(needed or request.limit, request.limit))
     return replace(chosen, execution=replace(chosen.execution, executor="auto"))
 
 
@@ -124,19 +140,33 @@ def _ours(experiment: Experiment, federated: FederatedData, target: float) -> Co
     accuracy: list[float] = []
     seconds: list[float] = []
     sent: list[int] = []
-    steps = steps_per_round(experiment, federated)[OURS]
-    with closing(Rounds(experiment, Hardware.of(experiment.execution))) as rounds:
-        start = time.perf_counter()
+    start = time.perf_counter()
+    features = encode(federated, experiment.encoder, experiment.execution.weights_dir, kept=False)
+    with closing(Rounds(experiment, Hardware.of(experiment.execution), federated=features)) as rounds:
+        before = 0
+        trains = rounds.federation.method.phases(1)
+        steps = steps_per_round(experiment, federated)[OURS] if trains else 0
         for _ in range(experiment.rounds):
             record = rounds.run()
             assert record.accuracy is not None
             accuracy.append(record.accuracy.weighted[main_rule(record.accuracy.weighted)])
             seconds.append(time.perf_counter() - start)
-            sent.append(record.sent + (sent[-1] if sent else 0))
+            before += record.sent
+            sent.append(before + _broadcast(rounds.federation))
             course = Course(accuracy, seconds, sent, steps)
             if course.reached(target):
                 break
     return course
+
+
+def _broadcast(federation: Federation) -> int:
+    """Return the bytes of the broadcasts with which all clients were scored after the last round."""
+    method, schema, whole = federation.method, federation.method.broadcast_schema, 0
+    if schema is not None:
+        for name in federation.names:
+            payload = method.broadcast(federation.server, federation.round + 1, name)
+            whole += 0 if payload is None else len(federation.codec.encode(payload, schema))
+    return whole
 
 
 def _peers(experiment: Experiment, federated: FederatedData, request: Request) -> Course:

@@ -37,13 +37,16 @@ LONG = 5.0
 log = logging.getLogger("protofed")
 
 
-def encode(federated: FederatedData, options: EncoderOptions, weights_dir: str = "") -> FederatedData:
+def encode(
+    federated: FederatedData, options: EncoderOptions, weights_dir: str = "", *, kept: bool = True
+) -> FederatedData:
     """Return the data of all clients as vectors, or as they are if there is no encoder.
 
     Args:
         federated: Samples as models would take them.
         options: Options of the encoder.
         weights_dir: Folder in which files of weights are found by name; "" for where the options say.
+        kept: Whether features are read from the cache, and kept in it.
 
     Raises:
         ConfigError: If the encoder does not suit such samples, or the features need too much memory.
@@ -67,10 +70,10 @@ def encode(federated: FederatedData, options: EncoderOptions, weights_dir: str =
         )
     for where, part in parts:
         _check_finite(part.x, where)
-    features = iter(_features(encoder, [part.x for _, part in parts], chosen_name(options, federated.input_shape)))
+    name, folder = chosen_name(options, federated.input_shape), cache_folder() if kept else None
+    features = iter(_features(encoder, [part.x for _, part in parts], name, folder))
     encoded = federated.map(lambda samples: Samples(next(features), samples.y))
     eight_bit = any(part.x.dtype == torch.uint8 for _, part in parts)
-    name = chosen_name(options, federated.input_shape)
     note = f"Samples are {encoder.width} fixed features, the same for all clients (encoder.name={name})."
     return replace(
         encoded,
@@ -86,7 +89,7 @@ def _check_finite(x: Tensor, where: str) -> None:
         raise DataError(f"{where}: sample {row} has values that are not finite: fill them in, or leave it out")
 
 
-def _features(encoder: Encoder, parts: Sequence[Tensor], name: str) -> list[Tensor]:
+def _features(encoder: Encoder, parts: Sequence[Tensor], name: str, folder: Path | None) -> list[Tensor]:
     """Return the features of the samples of each part; those of equal samples are computed once."""
     digests = [[blake2b(row.tobytes(), digest_size=16).digest() for row in x.numpy()] for x in parts]
     places: dict[bytes, int] = {}
@@ -97,7 +100,6 @@ def _features(encoder: Encoder, parts: Sequence[Tensor], name: str) -> list[Tens
                 places[digest] = len(places)
                 sources.append((number, row))
     features = torch.empty(len(places), encoder.width)
-    folder = cache_folder()
     if folder is not None:
         shape = "x".join(map(str, encoder.input_shape))
         kind = str(parts[0].dtype).removeprefix("torch.") if parts else ""

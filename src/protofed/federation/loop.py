@@ -486,7 +486,7 @@ class Federation:
             if isinstance(result, Missing):
                 record.miss(result, "training")
                 continue
-            trained.append(result)
+            trained.append(replace(result, message=None))  # of many clients, they are gigabytes
             if result.failure:
                 record.refuse(result.client, DivergedError(result.failure))
             yield result

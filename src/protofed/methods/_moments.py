@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -142,7 +142,9 @@ def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridg
         ridge: Least ``r``.
     """
     floor = max(ridge, max(RIDGE, 8 * torch.finfo(dtype).eps) * square) or 1.0  # all features are 0, and so is S
-    lower, failed = torch.linalg.cholesky_ex(matrix + floor * torch.eye(len(matrix), dtype=matrix.dtype))
+    raised = matrix.clone()
+    raised.diagonal().add_(floor)
+    lower, failed = torch.linalg.cholesky_ex(raised)
     if not failed:
         return torch.cholesky_solve(right, lower)
     values, vectors = torch.linalg.eigh(matrix)
@@ -487,7 +489,10 @@ class ClosedForm(Method[O]):
             parts: The sums of each client, in an order that does not depend on when it sent them.
         """
         K, d = self.task.num_classes, self.task.feature_dim
-        total = reduce(Sums.plus, parts, Sums.none(K, d, second=self.second))
+        total = Sums.none(K, d, second=self.second)
+        for part in parts:
+            for all_of_them, own in zip(total, part, strict=True):
+                all_of_them += own
         return total, self.classifier(total)
 
     def sums_of(self, payload: Payload) -> Sums:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._moments import LARGEST, ClosedForm, Linear, Sums, solve, symmetric, triangle, within
+from protofed.methods._moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
 from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Upload
 from protofed.options import Options, option
 from protofed.prototypes.inference import closeness, most_likely
@@ -65,10 +65,29 @@ def shrunk(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
         n: Number of samples.
         shrinkage: ``s``, or ``oas``: the oracle approximating shrinkage, which needs nothing but Σ and n.
     """
-    d = len(covariance)
     variance = covariance.diagonal().mean().clamp(min=0)
     s = oracle(covariance, n) if shrinkage == "oas" else float(shrinkage)
-    return (1 - s) * covariance + s * variance * torch.eye(d, dtype=covariance.dtype)
+    mixed = (1 - s) * covariance
+    mixed.diagonal().add_(s * variance)
+    return mixed
+
+
+def pivoted(moment: Tensor, rank: int) -> Tensor:
+    """Return ``R``, ``(rank, d)``, with ``RᵀR`` a matrix of that rank: that of φ = QR with pivoted columns.
+
+    Args:
+        moment: The matrix, ``(d, d)``, symmetric and without negative eigenvalues.
+        rank: Number of rows; those that rounding leaves nothing for are 0.
+    """
+    rows, left = moment.new_zeros(rank, len(moment)), moment.diagonal().clone()
+    least = len(left) * torch.finfo(moment.dtype).eps * float(left.max())
+    for i in range(rank):
+        pivot = int(left.argmax())
+        if left[pivot] <= least:
+            break
+        rows[i] = (moment[pivot] - rows[:i, pivot] @ rows[:i]) / left[pivot].sqrt()
+        left -= rows[i].square()
+    return rows
 
 
 def oracle(covariance: Tensor, n: float) -> float:
@@ -222,22 +241,23 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     def packed(self, sums: Sums) -> Payload:
         """Return ``(1/n_i) Σ φφᵀ``, or ``R/√n_i``, of which it is the square, where that takes fewer numbers."""
-        payload = super().packed(sums)
+        d, n = self.task.feature_dim, int(sums.counts.sum())
         if self.options.message == "moment":
-            return payload
-        d, n = self.task.feature_dim, int(payload["samples"])
+            return super().packed(sums)
         if n > d // 2:
+            payload = super().packed(sums)
             return {**payload, "moment": payload["moment"].unsqueeze(0), "factor": sums.sums.new_zeros(0, d)}
-        values, vectors = torch.linalg.eigh(symmetric(payload["moment"], d))
-        largest = values[d - n :].clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT[d - n :]
-        return {**payload, "moment": payload["moment"].new_zeros(0, len(payload["moment"])), "factor": largest}
+        factor = pivoted(sums.moment / max(1, n), n)
+        return {"samples": torch.tensor(n), "moment": factor.new_zeros(0, d * (d + 1) // 2), "factor": factor}
 
     def unpacked(self, sent: Tensors) -> Tensor:
         """Return the mean second moment of an upload in either form."""
         if self.options.message == "moment":
             return super().unpacked(sent)
+        if len(sent["moment"]):
+            return super().unpacked({"moment": sent["moment"][0]})
         factor = sent["factor"].double()
-        return symmetric(sent["moment"].double().sum(0), self.task.feature_dim) + factor.mT @ factor
+        return factor.mT @ factor
 
     # The client.
 
@@ -254,7 +274,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         local.state["sent"] = torch.ones_like(local.state["sent"])
         payload = super().upload(local, statistics)
         if len(self.choices) > 1:
-            payload["hits"] = local.received["hits"]
+            none = torch.zeros(1, len(self.choices), dtype=torch.int64)
+            payload["hits"] = local.received.get("hits", none)
         return payload
 
     def classifier(self, total: Sums) -> Linear:

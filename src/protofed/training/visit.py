@@ -474,8 +474,10 @@ class LocalTrainer:
             before = versions(local.model)
             _to_eval(local.model)
             message = messages[name] if messages else None
-            with seeded(self.seed, "receive", round, name):
-                self.receive(local, message, deliver=messages is not None)
+            # Where nothing is trained, what follows from no broadcast is made when the client is scored, if at all.
+            if message is not None or not training or self.method.phases(round):
+                with seeded(self.seed, "receive", round, name):
+                    self.receive(local, message, deliver=messages is not None)
             stream, train = Stream(self.seed, "training", round, name), clients[name].train
             if training:
                 if self.augment is not None and len(train):

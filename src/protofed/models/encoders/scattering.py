@@ -45,9 +45,11 @@ class Scattering(nn.Module):
             for m in (first, whole - n - first)
         ]
         angles = [number * math.pi / L for number in range(L)]
-        for name, scale in (("fine", 0), ("coarse", 1)):
-            bank = torch.stack([morlet(self.padded, scale, angle) for angle in angles])
-            self.register_buffer(name, bank.float(), persistent=False)
+        fine, coarse = (torch.stack([morlet(self.padded, scale, angle) for angle in angles]) for scale in range(J))
+        # Real and imaginary parts are multiplied alike.
+        self.register_buffer("fine", torch.stack([fine, fine], -1).float(), persistent=False)
+        quarters = torch.stack(_quarters(torch.stack([coarse, coarse], -1) / 4))
+        self.register_buffer("coarse", quarters.float(), persistent=False)
         grids = [min(options.grid, whole // 2**J - 2) for whole in self.padded]
         for resolution in range(J):
             for axis, (whole, grid) in enumerate(zip(self.padded, grids, strict=True)):
@@ -59,11 +61,11 @@ class Scattering(nn.Module):
         """Return ``(n, width)`` features of images ``(n, C, H, W)`` with values in [0, 1]."""
         x = F.pad(x, self.margins, mode="reflect")
         exporting = torch.compiler.is_compiling()
-        transform, modulus = (dft, dft_modulus) if exporting else (torch.fft.fft2, _modulus)
-        spectrum = transform(x).unsqueeze(-3)
+        transform, modulus = (dft, dft_modulus) if exporting else (_spectrum, _modulus)
+        spectrum = transform(x).unsqueeze(-4)
         first = modulus(spectrum * self.fine)
-        second = modulus(_halved(spectrum * self.coarse))
-        both = modulus(_halved(transform(first).unsqueeze(-3) * self.coarse))
+        second = modulus(_halved(spectrum, self.coarse))
+        both = modulus(_halved(transform(first).unsqueeze(-4), self.coarse))
         parts = [self._smooth(x.unsqueeze(2), 0), self._smooth(first, 0), self._smooth(second, 1)]
         return torch.cat([*parts, self._smooth(both.flatten(2, 3), 1)], dim=2).flatten(1)
 
@@ -74,38 +76,51 @@ class Scattering(nn.Module):
         return averages
 
 
-def _halved(spectrum: Tensor) -> Tensor:
-    """Return the spectrum of a map of which every second row and column is kept."""
-    h, w = (n // 2 for n in spectrum.shape[-2:])
-    top, bottom = spectrum[..., :h, :], spectrum[..., h:, :]
-    rows = top + bottom
-    halved: Tensor = (rows[..., :w] + rows[..., w:]) / 4
+def _quarters(spectrum: Tensor) -> list[Tensor]:
+    """Return the quarters of spectra ``(…, H, W, 2)``, which coincide when every second row and column is kept."""
+    h, w = (n // 2 for n in spectrum.shape[-3:-1])
+    return [spectrum[..., down : down + h, right : right + w, :].flatten(-3) for down in (0, h) for right in (0, w)]
+
+
+def _halved(spectrum: Tensor, bank: Tensor) -> Tensor:
+    """Return the spectra of filtered maps of which every second row and column is kept."""
+    h, w = (n // 2 for n in spectrum.shape[-3:-1])
+    first, *others = zip(_quarters(spectrum), bank, strict=True)
+    total = first[0] * first[1]
+    for quarter, filters in others:
+        total.addcmul_(quarter, filters)
+    halved: Tensor = total.unflatten(-1, (h, w, 2))
     return halved
 
 
+def _spectrum(maps: Tensor) -> Tensor:
+    """Return the spectra of real maps, with real and imaginary parts side by side."""
+    return torch.view_as_real(torch.fft.fft2(maps))
+
+
 def _modulus(spectrum: Tensor) -> Tensor:
-    """Return the modulus of the maps with a complex spectrum."""
-    modulus: Tensor = torch.fft.ifft2(spectrum).abs()
-    return modulus
+    """Return the modulus of the maps with such spectra."""
+    maps = torch.fft.ifft2(torch.view_as_complex(spectrum))
+    return torch.addcmul(maps.real.square(), maps.imag, maps.imag).sqrt()  # half the time of maps.abs()
 
 
 def dft(maps: Tensor) -> Tensor:
-    """Return the spectra of real maps by matrix products, which other programs know: real parts, imaginary parts.
+    """Return the spectra ``(…, H, W, 2)`` of real maps by matrix products, which other programs know.
 
     Args:
         maps: ``(…, H, W)``.
     """
-    return torch.stack(_turned(maps, torch.zeros_like(maps), -1.0))
+    return torch.stack(_turned(maps, torch.zeros_like(maps), -1.0), -1)
 
 
 def dft_modulus(spectrum: Tensor) -> Tensor:
     """Return the modulus of the maps whose spectra :func:`dft` returns.
 
     Args:
-        spectrum: ``(2, …, H, W)``.
+        spectrum: ``(…, H, W, 2)``.
     """
-    real, imaginary = _turned(spectrum[0], spectrum[1], 1.0)
-    return (real**2 + imaginary**2).sqrt() / (spectrum.shape[-2] * spectrum.shape[-1])
+    real, imaginary = _turned(spectrum[..., 0], spectrum[..., 1], 1.0)
+    return (real**2 + imaginary**2).sqrt() / (spectrum.shape[-3] * spectrum.shape[-2])
 
 
 def _turned(real: Tensor, imaginary: Tensor, sign: float) -> tuple[Tensor, Tensor]:
