@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from protofed.audit.attacks import SERVER
 from protofed.audit.findings import Finding
@@ -30,7 +33,7 @@ def sums(seen: Seen) -> list[Finding]:
     return [alone(seen, method), *([span(seen, method)] if method.second else [])]
 
 
-def alone(seen: Seen, method: ClosedForm) -> Finding:
+def alone(seen: Seen, method: ClosedForm[Any]) -> Finding:
     """Count the class means that are the features of one training sample: classes of one sample have no others.
 
     Args:
@@ -54,7 +57,7 @@ def alone(seen: Seen, method: ClosedForm) -> Finding:
     )
 
 
-def span(seen: Seen, method: ClosedForm) -> Finding:
+def span(seen: Seen, method: ClosedForm[Any]) -> Finding:
     """Tell training samples from others by their distance to what a second moment spans.
 
     ``Σ φφᵀ`` of fewer than d samples has no other directions than theirs.
@@ -64,7 +67,9 @@ def span(seen: Seen, method: ClosedForm) -> Finding:
         method: Its method.
     """
     attack, measure, key = "Was a sample used, by the second moment?", "AUC", "sums_span"
-    members, others, clients = [], [], 0
+    members: list[Tensor] = []
+    others: list[Tensor] = []
+    clients = 0
     for sender in seen.senders:
         n, d = len(sender.train), method.task.feature_dim
         if not 0 < n < d or not len(sender.others):
@@ -73,7 +78,9 @@ def span(seen: Seen, method: ClosedForm) -> Finding:
         basis = vectors[:, d - n :][:, values[d - n :] > LOST * values[-1]]
         train, rest = (F.normalize(outputs(sender.model, s)[0], dim=1) for s in (sender.train, sender.others))
         near = [-(x - x @ basis @ basis.mT).norm(dim=1) for x in (train, rest)]
-        members, others, clients = [*members, near[0]], [*others, near[1]], clients + 1
+        members.append(near[0])
+        others.append(near[1])
+        clients += 1
     if not clients:
         note = "every client has at least as many samples as features, or no other samples to compare with"
         return Finding(attack, SERVER, measure, None, 0.5, note=note, key=key)

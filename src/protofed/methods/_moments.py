@@ -529,7 +529,11 @@ class ClosedForm(Method[O]):
         Args:
             held: What each of them sent last, by ``FIELD.CLIENT/NUMBER``.
         """
-        total, classifier = self.combined(self.sums_of(payload) for payload in _payloads(held))
+        parts = (self.sums_of(payload) for payload in _payloads(held))
+        summed = any(name.endswith("/1") for name in held)  # shares of a sum, which are no client's
+        if self.second and self.task.noise is None and not summed:
+            parts = (part.possible(ROUNDED) for part in parts)
+        total, classifier = self.combined(parts)
         return self.concluded(held, total, classifier)
 
     def without(self, server: Tensors, client: str) -> Tensors:
@@ -564,8 +568,7 @@ class ClosedForm(Method[O]):
         K, d = self.task.num_classes, self.task.feature_dim
         total, number = Sums.none(K, d, second=self.second), 0
         for number, part in enumerate(parts, start=1):  # noqa: B007
-            known = part.possible(ROUNDED) if self.second and self.task.noise is None else part
-            for all_of_them, own in zip(total, known, strict=True):
+            for all_of_them, own in zip(total, part, strict=True):
                 all_of_them += own
         if self.task.noise:
             total = total.denoised(self.task.noise * math.hypot(*self.release.values()) * number**0.5)
