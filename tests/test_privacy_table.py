@@ -37,3 +37,10 @@ def test_runs_are_saved_and_read_back(tool, tmp_path):
         "| `fedproto`, nearest own prototype",
         "| `fedproto`, nearest global prototype",
     ]
+
+
+@pytest.mark.parametrize(("name", "page"), [("privacy", "privacy.md"), ("robust", "security.md")])
+def test_the_pages_show_the_figures_of_closed_forms(name, page):
+    made = script(REPOSITORY / f"tools/closed_{name}.py")
+    expected = made.table(made.read(REPOSITORY / f"docs/study/closed/{name}.csv"))
+    assert expected in (REPOSITORY / "docs" / page).read_text()

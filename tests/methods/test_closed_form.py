@@ -308,7 +308,7 @@ def test_one_round_unless_asked_otherwise():
         ),
         ({"method__kappa": 2.0}, 1, r"method.kappa must lie in \[0, 1\], not 2"),
         ({"method__message": "factor", "secure__aggregation": True}, 1, "fedlda needs single uploads"),
-        ({"privacy__mode": "sample", "privacy__noise": 1.0}, 1, "its server needs n_ik"),
+        ({"privacy__mode": "client", "privacy__noise": 1.0}, 1, "its server needs n_ik"),
     ],
 )
 def test_what_does_not_fit_is_one_line(options, rounds, message):

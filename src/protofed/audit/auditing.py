@@ -6,12 +6,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from protofed import methods
 from protofed.audit import attacks
 from protofed.audit.findings import Audit, Finding, Reconstruction
 from protofed.audit.imprint import read_verbatim
 from protofed.audit.membership import membership
 from protofed.audit.pictures import reconstruct
 from protofed.audit.seen import Seen, observe, reopened, shadow
+from protofed.audit.sums import sums
 from protofed.experiments.config import Experiment
 from protofed.runs import RunData, load_run
 
@@ -87,6 +89,7 @@ def attack(
         *membership(seen, shadow),
         *made,
         *attacks.participation(seen, shadow, seed),
+        *sums(seen),
     ]
     if seen.outside is not None and shadow.outside is not None:
         found = [attacks.classes(seen.outside, shadow.outside), *attacks.counts(seen.outside, shadow.outside)]
@@ -127,5 +130,6 @@ def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
             else "The server adds the noise, and sees single uploads before (privacy.mode)."
         )
     if experiment.privacy.mode == "sample" and noisy:
-        sentences.append("Clients train with noise, which the server cannot take away (privacy.mode).")
+        what = "add noise to their sums" if methods.get(experiment.method).release else "train with noise"
+        sentences.append(f"Clients {what}, which the server cannot take away (privacy.mode).")
     return tuple(sentences)

@@ -61,6 +61,7 @@ class Sender:
         train: Its training samples.
         others: Samples of the same client that it was not trained on.
         upload: The upload. With secure aggregation the server sees nothing of it but the following, from the sum.
+        payload: What is seen of it.
         weights: Weights in the upload, by name in the network they belong to.
         rows: Vectors in the upload, by class.
         counts: Numbers of samples in the upload: ``(K,)`` per class, and of all classes; None if they are not sent.
@@ -73,6 +74,7 @@ class Sender:
     train: Samples
     others: Samples
     upload: Upload
+    payload: Payload
     weights: Tensors
     rows: tuple[Rows, ...]
     counts: tuple[Tensor | None, int | None]
@@ -183,6 +185,8 @@ def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: in
     if secure is not None:
         secure = copy.copy(secure)
         secure.seed = seed
+        if draw is None:
+            secure.noise = NO_NOISE
         if secure.noisy is not None and draw is None:
             secure.noisy = copy.copy(secure.noisy)
             secure.noisy.noise = NO_NOISE
@@ -230,6 +234,7 @@ def _sender(federation: Federation, data: ClientData, upload: Upload, seen: Payl
         data.train,
         data.test,
         upload,
+        payload,
         weights,
         tuple(rows),
         _counts(payload, schema.num_classes),

@@ -5,6 +5,7 @@ Worker processes build the same parts from the same configuration; only the main
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Task
 from protofed.privacy import protected
 from protofed.privacy.clients import NoisySums
+from protofed.privacy.noise import NO_NOISE, OwnNoise
+from protofed.privacy.samples import multiplier
 from protofed.privacy.secure import SecureSum
 from protofed.samples import FederatedData
 from protofed.seeding import derive, generator, seeded
@@ -97,7 +100,8 @@ class Builder:
                 if client.name not in absent and architecture.kind not in self.models:
                     self.models[architecture.kind] = self._client_model(architecture, "shared", hardware.device)
                 if experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
-                    plan = protected(experiment.privacy, self.method, plan, len(client.train))
+                    secure = experiment.secure.aggregation
+                    plan = protected(experiment.privacy, self.method, plan, len(client.train), secure=secure)
             except (ModelError, ConfigError) as error:
                 raise type(error)(f"{client.name}: {error}") from None
             self.members.append(Member(client, plan, str(architecture), architecture.kind))
@@ -131,15 +135,19 @@ class Builder:
         """Return a client's first state; numbers of samples on which messages may depend are noisy if protected."""
         counts, private = member.train.counts(self.federated.num_classes).cpu(), member.plan.private
         told = counts
-        if private is not None:
+        if private is not None and not self.method.release:
             private = replace(private, secret=self.trainer.secret)
             told = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
         state = {**self.method.client_state(told), **self.method.kept_state(counts)}
-        return state if private is None else {**state, COUNTS: told}
+        return state if told is counts else {**state, COUNTS: told}
 
     def _task(self) -> Task:
         summary, federated = self.summary, self.federated
         template = summary.template or summary.architectures[0]
+        noise, e = None, self.experiment
+        if e.privacy.mode == "sample" and self.method_class.release:
+            honest = e.secure.least(summary.clients) - e.privacy.colluders if e.secure.aggregation else 1
+            noise = multiplier(e.privacy) / math.sqrt(max(1, honest))
         return Task(
             num_classes=federated.num_classes,
             feature_dim=summary.feature_dim,
@@ -152,6 +160,7 @@ class Builder:
             auxiliary=self._auxiliary,
             dtype=self.hardware.dtype,
             input_shape=federated.input_shape,
+            noise=noise,
         )
 
     def _sizes(self) -> list[int]:
@@ -255,4 +264,8 @@ def secure_stage(experiment: Experiment, trainer: LocalTrainer, ask: Ask | None 
         rates = [float(sends) for sends in experiment.participation.sending(method, experiment.rounds)]
         noisy = NoisySums(experiment.privacy, method, rates, experiment.secure.fraction_bits)
     seed = None if trainer.secret else trainer.seed
-    return SecureSum(experiment.secure, method, trainer.codec, ask, noisy, seed)
+    noise = NO_NOISE
+    if method.task.noise:
+        unit = math.hypot(*method.release.values()) * 2.0**experiment.secure.fraction_bits
+        noise = OwnNoise(multiplier(experiment.privacy) * unit, experiment.privacy.colluders)
+    return SecureSum(experiment.secure, method, trainer.codec, ask, noisy, seed, noise)

@@ -55,16 +55,26 @@ def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
 
 
 def check_method(experiment: Experiment, method: Method) -> None:
-    """Refuse early stopping by scores that no noise hides.
+    """Refuse early stopping by scores that no noise hides, and what one release does not cover.
 
     Args:
         experiment: The experiment.
         method: Its method.
 
     Raises:
-        ConfigError: If scores decide and are not covered.
+        ConfigError: If there is something that is not covered.
     """
     mode = experiment.privacy.mode
+    if method.task.noise is not None and not experiment.encoder.unit:
+        raise ConfigError(
+            f"privacy.mode=sample: a sample's features of {method.name} must have a length of at most 1: set "
+            "encoder.unit=true (encoder.name=identity for samples that are features already)"
+        )
+    if method.task.noise is not None and experiment.secure.aggregation and experiment.rounds > 1:
+        raise ConfigError(
+            f"privacy.mode=sample with secure.aggregation covers one round of {method.name}, since sums of several "
+            "could be subtracted: set rounds=1"
+        )
     exposed = mode == "client" or (mode == "sample" and keeps_unprotected(method))
     if experiment.evaluation.patience and exposed and method.upload_schema is not None:
         raise ConfigError(

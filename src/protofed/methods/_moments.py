@@ -11,6 +11,7 @@ the classifier, ``weights`` ``(K, d)`` and ``bias`` ``(K,)``. Client state: ``ow
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 
 LARGEST = 1e15
 """Largest magnitude of a feature; fields with bounds of their own are not rounded by lossy codecs."""
+ROUNDED = 1e-4
+"""Share of the trace of a client's second moment by which rounding may have made an eigenvalue negative."""
+SURE = 2.0
+"""A class is present if its noisy number of samples exceeds so many standard deviations of the noise."""
+RELEASE = {"counts": 0.5, "sums": 1.0, "moment": 1.0}
+"""Factors of the statistics where noise is added to all of them: sums and moment can use more precision."""
 RIDGE = 1e-12
 """Least ridge, as a multiple of the features' mean square: those that never vary leave a matrix singular."""
 
@@ -88,6 +95,43 @@ class Sums(NamedTuple):
         """
         return Sums(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
+    def possible(self, tolerance: float) -> Sums:
+        """Return sums that some samples have: a client's own scatter has no negative eigenvalues.
+
+        With those of a client that lies, or is broken, the covariance of all could have none of the variance that
+        it has in some direction, in which the classifier would then be arbitrarily large.
+
+        Args:
+            tolerance: Share of the trace that rounding may make of an eigenvalue.
+        """
+        scatter = self.scatter
+        floor = tolerance * float(self.moment.diagonal().abs().sum()) + torch.finfo(scatter.dtype).tiny
+        _, failed = torch.linalg.cholesky_ex(scatter + floor * torch.eye(len(scatter), dtype=scatter.dtype))
+        if not failed:
+            return self
+        values, vectors = torch.linalg.eigh(scatter)
+        return self._replace(moment=self.moment - scatter + (vectors * values.clamp(min=0)) @ vectors.mT)
+
+    def denoised(self, deviation: float) -> Sums:
+        """Return what noisy sums tell: without classes that may be noise, and with a scatter that can be inverted.
+
+        As in AdaSSP (Wang, "Revisiting differentially private linear regression", UAI 2018), what noise does to the
+        eigenvalues is at most a ridge: negative ones count as zero, and half of the norm that noise is expected to
+        have, ``σ·√(2d)``, is added to all.
+
+        Args:
+            deviation: ``σ`` of the noise on each number of the sums and on the diagonal of the moment.
+        """
+        known = self.counts > max(SURE * deviation / RELEASE["counts"], 0.5)
+        sure = self._replace(counts=self.counts * known, sums=self.sums * known.unsqueeze(-1))
+        if not self.moment.numel():
+            return sure
+        values, vectors = torch.linalg.eigh(sure.scatter)
+        ridge = deviation * (len(values) / 2) ** 0.5
+        return sure._replace(
+            moment=self.moment - sure.scatter + (vectors * (values.clamp(min=0) + ridge)) @ vectors.mT
+        )
+
     def cpu(self) -> Sums:
         """Return the sums in the host's memory."""
         return Sums(*(part.cpu() for part in self))
@@ -127,6 +171,19 @@ def symmetric(upper: Tensor, d: int) -> Tensor:
     matrix[i, j] = upper
     matrix[j, i] = upper
     return matrix
+
+
+def isometric(matrix: Tensor, power: float = 1.0) -> Tensor:
+    """Return a symmetric matrix whose off-diagonals are multiplied by ``√2``, or by that to another power.
+
+    The triangle of the result is then as long as the matrix.
+
+    Args:
+        matrix: ``(d, d)``.
+        power: The power.
+    """
+    factor: Tensor = torch.full_like(matrix, 2 ** (power / 2)).fill_diagonal_(1)
+    return matrix * factor
 
 
 def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridge: float = 0.0) -> Tensor:
@@ -208,16 +265,20 @@ class ClosedForm(Method[O]):
     Class attributes:
         second: Whether the second moment is needed as well.
         alone: Whether nothing is sent, and a client's classifier is of its own samples: a control.
+        released: Whether the classifier follows from the sums over all clients, so that these may have noise.
     """
 
     second: ClassVar[bool] = False
     alone: ClassVar[bool] = False
+    released: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         """A control exchanges nothing; in sums, the features of all clients must mean the same."""
         super().__init_subclass__()
         cls.exchanges = "nothing" if cls.alone else "prototypes"
         cls.same_feature_dim = cls.same_architecture = not cls.alone
+        noisy = cls.released and not cls.alone
+        cls.release = {n: w for n, w in RELEASE.items() if noisy and (cls.second or n != "moment")}
 
     @abstractmethod
     def classifier(self, total: Sums) -> Linear:
@@ -255,10 +316,16 @@ class ClosedForm(Method[O]):
 
     @cached_property
     def upload_schema(self) -> Schema | None:
-        """Class means and their counts; ``(1/n_i) Σ φφᵀ`` as an upper triangle, with ``n_i``."""
+        """Class means and their counts; ``(1/n_i) Σ φφᵀ`` as an upper triangle, with ``n_i``.
+
+        With noise, the sums of all ``K`` classes, which a sample changes by at most the norm of their factors.
+        """
         if self.alone:
             return None
-        d = self.task.feature_dim
+        d, K = self.task.feature_dim, self.task.num_classes
+        if self.task.noise is not None:
+            sizes = {"counts": (K,), "sums": (K, d), "moment": (d * (d + 1) // 2,)}
+            return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.release}, K)
         fields = {**self.rows("means"), "counts": Field(("k",), "count", parameter=False)}
         if self.second:
             fields |= self.moment_fields(d * (d + 1) // 2)
@@ -308,13 +375,13 @@ class ClosedForm(Method[O]):
         """Nothing is trained."""
         return ()
 
-    def client_state(self, counts: Tensor) -> Tensors:
-        """Remember the client's classes and their frequencies."""
+    def kept_state(self, counts: Tensor) -> Tensors:
+        """Remember the client's classes and their frequencies, for predictions only."""
         return own_classes(counts, self.task.dtype, balanced=True)
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies, and over the classes that occur now."""
-        return {**state, **self.client_state(counts.to(state["own"].device))}
+        return {**state, **self.kept_state(counts.to(state["own"].device))}
 
     @property
     def statistics_from(self) -> Literal["after"]:
@@ -340,6 +407,12 @@ class ClosedForm(Method[O]):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``μ_ik`` and ``n_ik``, and the mean second moment of the samples of reported classes."""
+        if self.task.noise is not None:
+            released = {name: statistics[name].cpu() * factor for name, factor in self.release.items()}
+            if self.second:  # noise that differs on either side of the diagonal is halved
+                moment = released["moment"]
+                released["moment"] = triangle(isometric((moment + moment.mT) / 2))
+            return released
         sums = Sums(*(statistics[name] for name in Sums._fields)).cpu()
         reported = (local.counts >= max(1, local.least_samples)).cpu()
         if self.second and bool((reported != (sums.counts > 0)).any()):  # sums of rare classes would tell of them
@@ -456,7 +529,11 @@ class ClosedForm(Method[O]):
         Args:
             held: What each of them sent last, by ``FIELD.CLIENT/NUMBER``.
         """
-        total, classifier = self.combined(self.sums_of(payload) for payload in _payloads(held))
+        parts = (self.sums_of(payload) for payload in _payloads(held))
+        summed = any(name.endswith("/1") for name in held)  # shares of a sum, which are no client's
+        if self.second and self.task.noise is None and not summed:
+            parts = (part.possible(ROUNDED) for part in parts)
+        total, classifier = self.combined(parts)
         return self.concluded(held, total, classifier)
 
     def without(self, server: Tensors, client: str) -> Tensors:
@@ -489,10 +566,12 @@ class ClosedForm(Method[O]):
             parts: The sums of each client, in an order that does not depend on when it sent them.
         """
         K, d = self.task.num_classes, self.task.feature_dim
-        total = Sums.none(K, d, second=self.second)
-        for part in parts:
+        total, number = Sums.none(K, d, second=self.second), 0
+        for number, part in enumerate(parts, start=1):  # noqa: B007
             for all_of_them, own in zip(total, part, strict=True):
                 all_of_them += own
+        if self.task.noise:
+            total = total.denoised(self.task.noise * math.hypot(*self.release.values()) * number**0.5)
         return total, self.classifier(total)
 
     def sums_of(self, payload: Payload) -> Sums:
@@ -502,6 +581,12 @@ class ClosedForm(Method[O]):
             payload: The upload.
         """
         K, d = self.task.num_classes, self.task.feature_dim
+        if self.task.noise is not None:
+            counts, sums = (payload[name].double() / self.release[name] for name in ("counts", "sums"))
+            moment = (
+                isometric(symmetric(payload["moment"].double(), d), -1) if self.second else sums.new_zeros(0, 0)
+            )
+            return Sums(counts, sums, moment)
         classes, counts = payload["classes"], payload["counts"].double()
         sums = torch.zeros(K, d, dtype=torch.float64)
         sums[classes] = payload["means"].double() * counts.unsqueeze(-1)

@@ -178,6 +178,7 @@ class Task:
         auxiliary: Builds an auxiliary network; None if there are no models at all.
         dtype: Of models and server state.
         input_shape: Shape of one sample; empty if there are no models at all.
+        noise: Noise multiplier of one upload's :attr:`Method.release`; None without such noise.
     """
 
     num_classes: int
@@ -191,6 +192,7 @@ class Task:
     auxiliary: Build | None = None
     dtype: torch.dtype = torch.float32
     input_shape: tuple[int, ...] = ()
+    noise: float | None = None
 
 
 @dataclass
@@ -266,6 +268,8 @@ class Method(Generic[O]):
             ``"during"`` from the training steps of the last local epoch, None not at all. May be a property.
         statistics_by_batch: Whether :meth:`statistics` are more than sums over samples, and so have to be computed
             batch by batch. May be a property.
+        release: Factors of the :meth:`statistics` in one vector that noise is added to once, if they are the same
+            in every round and uploads follow from them alone; empty if not.
     """
 
     name: ClassVar[str]
@@ -280,6 +284,7 @@ class Method(Generic[O]):
     same_feature_dim: ClassVar[bool] = False
     sums_only: bool = True
     personal_broadcast: bool = False
+    release: ClassVar[Mapping[str, float]] = {}
 
     def __init__(self, options: O, task: Task) -> None:
         self.options = options

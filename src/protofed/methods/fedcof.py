@@ -39,6 +39,11 @@ class FedCOF(ClosedForm[FedCOFOptions]):
     down = "K·d + K"
     Options = FedCOFOptions
     sums_only = False
+    released = False
+
+    def unclippable(self) -> str:
+        """Noise on the means of single clients exceeds what they tell of the covariance."""
+        return "its server compares the means of single clients, which noise hides (fedlda takes the sums)"
 
     def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Estimate the covariance from the single clients' means, and solve for W."""

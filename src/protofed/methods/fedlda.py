@@ -194,7 +194,12 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         )
 
     def check(self) -> None:
-        """Refuse a choice that one round does not allow."""
+        """Refuse a choice that one round does not allow, and all that one release does not cover."""
+        if self.task.noise is not None and (self.mixes or not self.sums_only):
+            raise ConfigError(
+                "privacy.mode=sample: fedlda sends noisy sums once, and no hits on validation samples: set "
+                "method.kappa=1, method.message=moment and method.shrinkage=oas or a number"
+            )
         if self.options.shrinkage == "validation" and self.task.rounds < 2:
             raise ConfigError("method.shrinkage=validation needs a second round for its choice: set rounds=2")
 
@@ -261,9 +266,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     # The client.
 
-    def client_state(self, counts: Tensor) -> Tensors:
+    def kept_state(self, counts: Tensor) -> Tensors:
         """Remember whether the server has the client's sums."""
-        return {**super().client_state(counts), "sent": torch.tensor(False)}
+        return {**super().kept_state(counts), "sent": torch.tensor(False)}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies."""

@@ -29,11 +29,13 @@ class Training(NamedTuple):
         rate: Probability with which a sample is in a batch.
         steps: Number of steps in each round.
         means: Whether noisy class means are sent, in each round.
+        counts: Number of releases of the numbers of samples per class before the first round.
     """
 
     rate: float
     steps: tuple[int, ...]
     means: tuple[bool, ...]
+    counts: int
 
     @classmethod
     def of(cls, method: Method, plan: LocalPlan, samples: int) -> Training:
@@ -45,11 +47,13 @@ class Training(NamedTuple):
             samples: Number of its training samples.
         """
         rounds = range(1, method.task.rounds + 1)
-        size = plan.batch_size
+        size, once = plan.batch_size, bool(method.release)
+        means = [method.statistics_from == "after" and method.communicates(round) for round in rounds]
         return cls(
             rate(samples, size),
             tuple(steps(method.phases(round), plan.epochs, samples, size) for round in rounds),
-            tuple(method.statistics_from == "after" and method.communicates(round) for round in rounds),
+            tuple(sends and not (once and any(means[:n])) for n, sends in enumerate(means)),
+            0 if once else 1,
         )
 
     def numbers(self, rounds: int, repeated: int = 0) -> tuple[int, int]:
@@ -60,8 +64,9 @@ class Training(NamedTuple):
             repeated: How often a round was repeated. Which one is not known, so each counts as the dearest of all
                 that are planned, and with new numbers of samples per class, which a client draws that begins anew.
         """
-        steps, statistics = repeated * max(self.steps, default=0), repeated * (1 + max(self.means, default=0))
-        return steps + sum(self.steps[:rounds]), statistics + 1 + sum(self.means[:rounds])
+        steps = repeated * max(self.steps, default=0)
+        statistics = repeated * (self.counts + max(self.means, default=0))
+        return steps + sum(self.steps[:rounds]), statistics + self.counts + sum(self.means[:rounds])
 
     def releases(self, rounds: int, noise: float, means: float, repeated: int = 0) -> list[Release]:
         """Return what is published in the first ``rounds`` rounds.
@@ -76,7 +81,23 @@ class Training(NamedTuple):
         return [Release(noise, self.rate, steps), Release(means, 1.0, statistics)]
 
 
-def protected(options: PrivacyOptions, method: Method, plan: LocalPlan, samples: int) -> LocalPlan:
+def multiplier(options: PrivacyOptions) -> float:
+    """Return the noise multiplier of one release of statistics, which is all that a method publishes.
+
+    Args:
+        options: Noise and budget.
+
+    Raises:
+        ConfigError: If no noise keeps the budget.
+    """
+    return options.means * (
+        _needed(options, Training(1.0, (0,), (True,), 0)) if options.noise is None else options.noise
+    )
+
+
+def protected(
+    options: PrivacyOptions, method: Method, plan: LocalPlan, samples: int, *, secure: bool = False
+) -> LocalPlan:
     """Return a client's plan with DP-SGD, with the noise that the budget needs if the options do not name it.
 
     Args:
@@ -84,6 +105,7 @@ def protected(options: PrivacyOptions, method: Method, plan: LocalPlan, samples:
         method: The method.
         plan: The client's plan.
         samples: Number of its training samples.
+        secure: Whether only sums of uploads can be read.
 
     Raises:
         ConfigError: If the method does not suit, or no noise keeps the budget.
@@ -92,7 +114,8 @@ def protected(options: PrivacyOptions, method: Method, plan: LocalPlan, samples:
     noise = options.noise
     if noise is None:
         noise = _needed(options, Training.of(method, plan, samples))
-    private = Private(options.clip, noise, options.features, noise * options.means)
+    masked = secure and bool(method.release)
+    private = Private(options.clip, noise, options.features, noise * options.means, masked=masked)
     return replace(plan, private=private)
 
 
@@ -118,7 +141,7 @@ def check(method: Method) -> None:
     """
     if method.upload_schema is None:
         return
-    reason = method.unclippable()
+    reason = "" if method.release else method.unclippable()
     if not reason and method.statistics_from == "during":
         reason = "they hold statistics collected during training, to which no noise is added"
     if reason:
@@ -212,6 +235,12 @@ class SamplePrivacy:
 
     def note(self) -> str:
         """Return what is protected, as a sentence for a report."""
+        if all(private.noise == 0 or not any(t.steps) for t, private in self.clients):
+            means = next(private.means for _, private in self.clients)
+            return (
+                f"Differential privacy of samples: one release, with noise of {means:.4g} times what a sample "
+                f"changes, ε = {self.epsilon(self.rounds):.3g} at δ = {self.options.delta:g} after all rounds."
+            )
         noises = sorted(private.noise for _, private in self.clients)
         between = f"{noises[0]:.4g}" if noises[0] == noises[-1] else f"{noises[0]:.4g} to {noises[-1]:.4g}"
         return (

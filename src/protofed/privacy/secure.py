@@ -71,6 +71,7 @@ class SecureSum:
         ask: Asks clients that hold their own uploads; None for those of this process, which are made here.
         noisy: Sums of clipped contributions with noise, in place of sums of uploads; None without.
         seed: Seed of the clients' noise; None for the operating system's random numbers.
+        noise: Noise that clients add to their uploads under the mask.
 
     Raises:
         ConfigError: If the method needs more than sums.
@@ -84,9 +85,10 @@ class SecureSum:
         ask: Ask | None = None,
         noisy: NoisySums | None = None,
         seed: int | None = None,
+        noise: OwnNoise = NO_NOISE,
     ) -> None:
         self.options, self.method, self.codec, self.ask = options, method, codec, ask
-        self.noisy, self.seed = noisy, seed
+        self.noisy, self.seed, self.noise = noisy, seed, noise
         self.layout = SumLayout(method, options.fraction_bits)
         self.length = self.layout.length if noisy is None else noisy.length
         self.reals = self.layout.reals if noisy is None else noisy.reals
@@ -129,6 +131,10 @@ class SecureSum:
             )
         if self.noisy is not None:
             self.noisy.check(least)
+        try:
+            self.noise.share(least)
+        except PayloadError as error:
+            raise ConfigError(f"privacy.mode=sample with secure.aggregation: {error}") from None
 
     def opening(self, broadcast: bytes | None) -> Payload:
         """Return the payload of the broadcast that opened a round, as clients read it; {} if it is personal.
@@ -159,9 +165,9 @@ class SecureSum:
         return self._offer(Upload(client, payload), self.opening(broadcast), round)
 
     def _offer(self, upload: Upload, opening: Payload, round: int) -> Offer:
-        if self.noisy is None:
-            return Offer(self.layout.encode(upload.payload), NO_NOISE)
         seed = -1 if self.seed is None else derive(self.seed, "privacy", upload.client, round)
+        if self.noisy is None:
+            return Offer(self.layout.encode(upload.payload), self.noise._replace(seed=seed))
         return Offer(self.noisy.encode(upload.payload, opening), self.noisy.noise._replace(seed=seed))
 
     def shown(self, uploads: Sequence[Upload], opening: Payload, round: int) -> Summed:

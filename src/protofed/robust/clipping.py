@@ -122,8 +122,10 @@ class Proportions:
         multiple = options.norm
         if part.field.exact or not part.distinct:
             # Variances, mixture weights and components of one client vary widely: compare only its longest vector.
+            # Sums of fixed features have no lower bound, and the longest mean of one is alike at all clients.
             lengths = [own.max().reshape(1) for own in lengths if len(own)]
-            multiple = max(options.reject, options.norm)
+            varies = part.field.minimum is not None or not part.distinct
+            multiple = max(options.reject, options.norm) if varies else options.norm
         middle = _median(lengths)
         length = multiple * middle if middle > 0 else float("inf")
         if not self._rows[part.name]:

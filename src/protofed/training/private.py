@@ -9,7 +9,7 @@ sampling), on which the accountant's amplification rests.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -35,6 +35,8 @@ FINE = 20
 """Binary digits of the grid on which a node adds noise, below its standard deviation."""
 SHORT = 1 - 2.0**-32
 """Share of a norm to which a node shortens vectors, so that rounding in float64 never leaves one too long."""
+RELEASE = "release."
+"""Beginning of the names, in a client's state, of the noisy statistics that it sends in every round."""
 COUNTS = "private counts"
 """Name, in a client's state, of the noisy numbers of samples per class that stand for the true ones."""
 
@@ -49,6 +51,7 @@ class Private:
         features: Largest norm of what a sample adds to a statistic.
         means: Noise multiplier of statistics and of the numbers of samples per class.
         secret: Whether random numbers come from the operating system instead of the experiment's seed.
+        masked: Whether the noise of statistics is added later, under the mask of secure aggregation.
     """
 
     clip: float
@@ -56,6 +59,7 @@ class Private:
     features: float
     means: float
     secret: bool = False
+    masked: bool = False
 
 
 @dataclass
@@ -235,6 +239,10 @@ def private_statistics(
     per class at most 1. Divided by these bounds, all statistics together are one vector, to which a sample adds at
     most ``√T`` for ``T`` statistics. Classes whose noisy number of samples (``counts``) may be noise become empty.
 
+    In a :attr:`Method.release <protofed.methods.contract.Method.release>` all bounds are 1, and each statistic is
+    multiplied by its factor ``w`` before the noise and divided by it afterwards, so that a sample adds at most
+    ``√Σw²``. No class becomes empty, since the sum over clients is to decide.
+
     Args:
         model: The client's model.
         method: Has the statistics, sums over samples.
@@ -245,17 +253,22 @@ def private_statistics(
     model.eval()
     totals: Tensors = {}
     dtype = next(model.parameters()).dtype
-    noise = Noise.of(local, private, "statistics")
+    noise, release = Noise.of(local, private, "statistics"), method.release
+    features, multiplier = 1.0 if release else private.features, 0.0 if private.masked else private.means
+
+    def deviation(names: Iterable[str], name: str, several: bool) -> float:
+        together = math.hypot(*(release.get(n, 1.0) for n in names))
+        return multiplier * together / release.get(name, 1.0) * (features if several else 1.0)
 
     def one(output: Output, y: Tensor) -> Tensors:
         alone = type(output)(*(part.unsqueeze(0) for part in output))
         return method.statistics(alone, Batch(y.unsqueeze(0), y.unsqueeze(0)))
 
     for batch in batches(samples, model):
-        each = vmap(one)(model(batch.x), batch.y)
+        each = {name: v for name, v in vmap(one)(model(batch.x), batch.y).items() if v[0].numel()}
         for name, values in each.items():
-            bound = private.features if values.dim() > 2 else 1.0
-            step = noise.step(private.means * math.sqrt(len(each)) * bound)
+            bound = features if values.dim() > 2 else 1.0
+            step = noise.step(deviation(each, name, values.dim() > 2))
             values = values.double() if step else values
             length = values.flatten(1).norm(dim=1).clamp(min=torch.finfo(values.dtype).tiny)
             factors = (bound / length).clamp(max=1).where(length.isfinite(), 0.0)
@@ -265,12 +278,11 @@ def private_statistics(
             else:
                 added = torch.einsum("b,b...->...", factors, known)
             totals[name] = totals[name] + added if name in totals else added
-    spread = private.means * math.sqrt(len(totals))
     for name in sorted(totals):
-        bound = private.features if totals[name].dim() > 1 else 1.0
-        totals[name] = noise.added(totals[name], spread * bound).to(dtype)
-    if "counts" in totals:
-        sure = totals["counts"] > max(SURE * spread, 0.5)
+        spread = deviation(totals, name, totals[name].dim() > 1)
+        totals[name] = noise.added(totals[name], spread).to(torch.float64 if release else dtype)
+    if "counts" in totals and not release:
+        sure = totals["counts"] > max(SURE * deviation(totals, "counts", False), 0.5)
         totals = {n: t * sure.reshape(-1, *[1] * (t.dim() - 1)) for n, t in totals.items()}
     return totals
 

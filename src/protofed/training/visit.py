@@ -29,7 +29,7 @@ from protofed.seeding import Stream, derive, generator, seeded
 from protofed.snapshots import Snapshot
 from protofed.training.batches import batches, epoch_rows
 from protofed.training.client import LocalPlan, Member
-from protofed.training.private import COUNTS, Noise, private_statistics
+from protofed.training.private import COUNTS, RELEASE, Noise, private_statistics
 from protofed.training.rare import without_rare
 from protofed.training.roster import Roster, versions
 from protofed.wire import Codec, cast
@@ -285,8 +285,13 @@ class LocalTrainer:
         for index, visit in enumerate(visits):
             private = self._plan(visit.client).private
             assert private is not None
-            with steps.model(index) as model:
-                found.append(private_statistics(model, self.method, visit.local, visit.client.train, private))
+            released = {n[len(RELEASE) :]: t for n, t in visit.local.state.items() if n.startswith(RELEASE)}
+            if not released:
+                with steps.model(index) as model:
+                    released = private_statistics(model, self.method, visit.local, visit.client.train, private)
+                if self.method.release:  # the same in every round, and so is its noise
+                    visit.local.state |= {RELEASE + name: tensor for name, tensor in released.items()}
+            found.append(released)
         return found
 
     @torch.no_grad()
@@ -447,7 +452,7 @@ class LocalTrainer:
             return self.codec.encode(payload, schema), ""
         except Exception as error:  # also of a method's own code, which features that are not finite may break
             local.model.eval()
-            if COUNTS in local.state:  # protected samples decide nothing, not even this
+            if client.plan.private is not None:  # protected samples decide nothing, not even this
                 found = [t for t in local.model.state_dict().values() if t.is_floating_point()]
             else:
                 found = [local.model(next(batches(train, local.model)).x).features] if len(train) else []

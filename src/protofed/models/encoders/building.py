@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.errors import ConfigError, unknown_name
@@ -45,7 +46,7 @@ class Encoder(nn.Module):
         if options.dim > own:
             raise ConfigError(f"encoder.dim={options.dim}, but {options.name} gives {own} numbers: at most {own}")
         self.register_buffer("map", orthonormal(own, options.dim, options.seed) if options.dim else None, False)
-        self.width = options.dim or own
+        self.width, self.unit = options.dim or own, options.unit
         self.key = _key(body, input_shape, options)
         self.eval().requires_grad_(False)
 
@@ -53,7 +54,9 @@ class Encoder(nn.Module):
         """Return ``(n, width)`` float32 features of samples ``(n, *input_shape)``; uint8 counts as in [0, 1]."""
         x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
         features: Tensor = self.body(x)
-        return features if self.map is None else features @ self.map
+        features = features - features.mean(1, keepdim=True) if self.unit else features
+        features = features if self.map is None else features @ self.map
+        return F.normalize(features, dim=1) if self.unit else features
 
     def batches(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the features of samples, part by part; equal samples have equal features, whatever is beside them.

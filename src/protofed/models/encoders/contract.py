@@ -38,6 +38,9 @@ class EncoderOptions(Options):
         least=0,
         most=limits.INPUT_SIDE,
     )
+    unit: bool = option(
+        False, "from a sample's numbers their mean is taken, before the map; the result is divided by its length"
+    )
     seed: int = option(
         0, "seed of random features and of the map, public and independent of the run's", least=0, most=limits.SEED
     )
@@ -48,8 +51,8 @@ class EncoderOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.name and (self.dim or self.weights or self.options):
-            raise ValueError("dim, weights and options are those of an encoder: set encoder.name, e.g. auto")
+        if not self.name and (self.dim or self.unit or self.weights or self.options):
+            raise ValueError("dim, unit, weights and options are those of an encoder: set encoder.name, e.g. auto")
 
 
 @dataclass(frozen=True)
