@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protofed.experiments.curves import FAR, SHARES, curves, fitted, missed, multiple
@@ -56,6 +56,7 @@ def test_sites_with_little_or_nothing():
         assert np.isnan(found.alone).all() == (not len(client.test))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(
     a=st.floats(0.7, 1.0),
     b=st.floats(0.02, 0.2),
@@ -70,6 +71,7 @@ def test_a_power_law_is_found_and_extended(a, b, c, times):
     assert multiple(values, a + 0.01) == float("inf")
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(0, 1), min_size=4, max_size=4), st.floats(0, 1))
 def test_any_curve_gives_a_multiple_of_at_least_one(values, target):
     a, b, _ = fitted(SHARES, values)
