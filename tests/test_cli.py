@@ -69,7 +69,8 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
     small = [*SMALL, "model.d=16"]  # GFPL's ETF needs d >= K
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *small, "--quiet")
     assert status == 0
-    for method in ("local", "fixed_etf", "fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl"):
+    closed = ("local_lda-fixed", "fedlda-fixed")
+    for method in ("local", "fixed_etf", *closed, "fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl"):
         assert re.search(rf"{method} +final +\d", output)
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
     _, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *small, "--quiet")

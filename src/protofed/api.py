@@ -262,7 +262,7 @@ def worth(
         seeds: Seeds of splits; of data that are split already one is enough.
         overrides: Values by dotted name, as for :func:`run`; by default ``encoder.name=auto``
             with at most 512 features.
-        out: Directory of the comparison and of ``worth.json``; by default ``runs/RECIPE`` or
+        out: Directory of the comparison, of ``worth.html`` and of ``worth.json``; by default ``runs/RECIPE`` or
             ``runs/worth``, with a number appended if that exists.
         progress: Receives progress reports.
         jobs: Number of parallel runs.
@@ -270,12 +270,15 @@ def worth(
     Raises:
         ProtofedError: As :func:`compare`.
     """
+    from protofed.analysis.report.worth import write_worth
     from protofed.experiments.worth import ALONE, TOGETHER, measure, overrides_of, recipe_of
 
     tree = recipe_of(str(source))
     chosen = _chosen(tree, (TOGETHER, ALONE), seeds, overrides_of(tree, overrides or {}))
     comparison = _compare(chosen, out, False, _receivers(progress, ()), jobs)
-    return measure(comparison, load_runs([comparison.directory]))
+    result = measure(comparison, load_runs([comparison.directory]))
+    write_worth(result, result.page)
+    return result
 
 
 def _recipe(recipe: str | Path, out: str | Path | None, resume: bool, default: str = "") -> Tree:

@@ -627,10 +627,12 @@ def _show_worth(result: Any) -> None:
         )
     console.print(table)
     mean, low, high = (f"{100 * value:+.1f}" for value in result.gain)
-    console.print(f"All sites: {mean} points ({low} … {high}) on their own test samples.", markup=False)
+    told = f"{mean} points ({low} … {high}) on their own test samples. {result.prediction}"
+    console.print(f"All sites: {told}".strip(), markup=False)
     for site in result.sites:
         console.print(f"{site.name}: {site.advice}", markup=False, soft_wrap=True)
     console.print(f"One round, {size(round(result.sent))} per site. {result.revealed}", markup=False)
+    console.print(f"Page: {result.page}", soft_wrap=True, markup=False)
     console.print(f"Report: {result.directory / 'report.html'}", soft_wrap=True, markup=False)
 
 

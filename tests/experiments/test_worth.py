@@ -10,7 +10,8 @@ import pytest
 
 from network import write_folders
 from protofed import load_run
-from protofed.experiments.worth import advice, interval
+from protofed.experiments.curves import SHARES, Curves
+from protofed.experiments.worth import _needed, advice, interval
 from protofed.samples import Samples
 from support import command, ordinary
 
@@ -28,8 +29,10 @@ def test_as_typed(tmp_path, monkeypatch, capsys):
         for name, runs in (("alone", alone), ("together", together)):
             scores = [run.rounds[-1]["accuracy"]["head"]["clients"][place] for run in runs]
             assert site[name] == pytest.approx(np.mean(scores))
+            assert site["curves"][name][-1] == pytest.approx(np.mean(scores))
         assert site["gain"][0] == pytest.approx(site["together"] - site["alone"])
         assert site["gain"][1] <= site["gain"][0] <= site["gain"][2]
+    assert "What joining is worth" in (out / "worth.html").read_text()
     assert worth["sent"] * 4 == np.mean([run.rounds[-1]["bytes"]["up"] for run in together])
 
 
@@ -91,6 +94,19 @@ def test_intervals_of_little():
 )
 def test_advice(gain, tested, lacks, begins):
     assert advice(gain, tested, lacks, (0.5, 0.7)).startswith(begins)
+
+
+def test_a_gain_is_told_as_a_multiple_of_samples_only_where_the_curve_tells():
+    law = tuple(1 - 0.12 * share**-0.5 for share in SHARES)
+    steep, level = (Curves(line, (0.9,) * 4) for line in ((0.3, 0.4, 0.6, 0.8), law))
+    proven, unproven = (0.1, 0.05, 0.15), (0.1, -0.05, 0.15)
+    assert np.isnan(_needed(steep, proven)), "through half of the samples it misses the rest by far"
+    assert np.isnan(_needed(level, unproven))
+    assert np.isnan(_needed(None, proven))
+    times = _needed(level, proven)
+    assert times == pytest.approx(1.44)
+    assert f"you would need about {times:.1f} times as many samples" in advice(proven, 100, [], (0.5, 0.7), times)
+    assert "more than 10 times" in advice(proven, 100, [], (0.5, 0.7), float("inf"))
 
 
 def test_a_site_without_test_samples_is_told_so(tmp_path, monkeypatch, capsys):

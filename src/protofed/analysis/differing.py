@@ -59,9 +59,11 @@ def models(runs: Sequence[RunData]) -> str:
 
 
 def model_names(run: RunData) -> str:
-    """Return the architectures of a run's clients, each with its number of parameters."""
+    """Return the architectures of a run's clients, each with its number of parameters, and their fixed features."""
     kinds = dict.fromkeys((c.architecture, c.parameters) for c in run.clients)
-    return _listed([f"{name} with {number(size)} parameters" for name, size in kinds])
+    encoder = run.config.get("encoder", {}).get("name")
+    features = f" on fixed features (encoder.name={encoder})" if encoder else ""
+    return _listed([f"{name} with {number(size)} parameters" for name, size in kinds]) + features
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from protofed.analysis.exchange import EXCHANGES, exchanges
 from protofed.analysis.paired import difference
+from protofed.formats import size
 from protofed.runs import RunData, by_label, rule_of, settled
 
 
@@ -39,9 +40,9 @@ def gain(runs: Sequence[RunData]) -> str:
     proven = "gains" if apart.sign > 0 else "loses" if apart.sign < 0 else "is not shown to gain"
     doubt = "; one seed proves nothing: compare several (--seeds 0,1,2)" if len(seeds) == 1 else ""
     return (
-        f"Of the methods that exchange, {ours} is best ({rule_of(one)} {_mean(one):.1f} %). Against {control}, "
-        f"the best that sends nothing ({rule_of(other)} {_mean(other):.1f} %), it {proven}: {apart.text()} "
-        f"points{doubt}."
+        f"Of the methods that exchange, {ours} is best ({rule_of(one)} {_mean(one):.1f} %, {_sent(one)}). Against "
+        f"{control}, the best that sends nothing ({rule_of(other)} {_mean(other):.1f} %), it {proven}: "
+        f"{apart.text()} points{doubt}."
     )
 
 
@@ -70,6 +71,13 @@ def _finals(group: Sequence[RunData]) -> dict[int, float]:
     """Return seed → final accuracy in percent by the main rule."""
     rule = rule_of(group)
     return {run.seed: 100 * run.accuracy(rule)[run.last_evaluation] for run in group if run.accuracy(rule)}
+
+
+def _sent(group: Sequence[RunData]) -> str:
+    """Return the bytes that all clients and the server sent, mean over seeds, and in how many rounds."""
+    rounds = max(run.last_round for run in group)
+    sent = statistics.fmean(run.outcome.communication.sent for run in group)
+    return f"{size(round(sent))} in {rounds} round{'s' * (rounds > 1)}"
 
 
 def _mean(group: Sequence[RunData]) -> float:

@@ -401,7 +401,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
 
     Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
     model also ``model.members`` and ``model.shared``.
-    Naming an encoder drops the model, which is one for other samples.
+    Naming an encoder drops the model and the transforms, which are for other samples.
 
     Args:
         tree: A recipe.
@@ -423,8 +423,10 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
             result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
     if overrides.get("encoder.name") and not {"model.name", "model.members"} & overrides.keys():
         encoder, model = result.get("encoder"), result.get("model")
-        if isinstance(model, dict) and (encoder or {}).get("name") != overrides["encoder.name"]:
-            result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
+        if (encoder or {}).get("name") != overrides["encoder.name"]:
+            if isinstance(model, dict):
+                result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
+            result.pop("transforms", None)
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
         table = result

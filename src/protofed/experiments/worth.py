@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from protofed.errors import ConfigError
 from protofed.experiments.comparing import Comparison
 from protofed.experiments.config import Tree, apply_overrides, load_recipe, resolve
+from protofed.experiments.curves import FAR, SHARES, Curves, curves, missed, multiple
 from protofed.experiments.loading import load_data
 from protofed.experiments.metrics import answers
 from protofed.files import write_json
@@ -29,6 +30,10 @@ FEW = 30
 """Test samples below which a difference of a few points is chance."""
 DRAWS = 2000
 """Bootstrap samples."""
+OFF = 0.03
+"""Largest error of a curve through half of the samples, at all of them, with which it is extrapolated."""
+MANY = 200
+"""Sites beyond which there are no learning curves, which would take long."""
 _SHOWN = 5
 
 
@@ -46,6 +51,10 @@ class SiteWorth:
         together: The same with those of all sites.
         gain: ``together - alone`` with the ends of its 95 % interval, by a bootstrap of seeds and test samples.
         everywhere: Accuracy on the test samples of all sites, alone and together.
+        curves: Accuracy against shares of samples, mean over seeds; None beyond :data:`MANY` sites.
+        times: How many times its samples it would need to be as accurate alone, by its curve; infinite if more than
+            :data:`~protofed.experiments.curves.FAR`, NaN where no gain is seen, test samples are few or its curve
+            is off by more than :data:`OFF`.
         advice: A recommendation in one sentence.
     """
 
@@ -58,6 +67,8 @@ class SiteWorth:
     together: float
     gain: tuple[float, float, float]
     everywhere: tuple[float, float]
+    curves: Curves | None
+    times: float
     advice: str
 
 
@@ -69,6 +80,9 @@ class Worth:
         sites: The sites.
         gain: Mean gain over the test samples of all sites, each scored by its own classifier, with the ends of its
             95 % interval, as :attr:`SiteWorth.gain`.
+        curves: As :attr:`SiteWorth.curves`, mean over the test samples of all sites.
+        times: As :attr:`SiteWorth.times`, of these curves.
+        missed: Accuracy at all samples by the curve through a half of them and fewer, minus the true one.
         seeds: The seeds.
         sent: Bytes that a site sends, mean over sites and seeds.
         seconds: Seconds of the run of all sites in one process, without the features, mean over seeds.
@@ -78,6 +92,9 @@ class Worth:
 
     sites: tuple[SiteWorth, ...]
     gain: tuple[float, float, float]
+    curves: Curves | None
+    times: float
+    missed: float
     seeds: tuple[int, ...]
     sent: float
     seconds: float
@@ -87,7 +104,23 @@ class Worth:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; shares are between 0 and 1, and None without test samples."""
         fields = asdict(self, dict_factory=lambda items: {name: _known(value) for name, value in items})
-        return {**fields, "directory": str(self.directory)}
+        more = {"shares": list(SHARES), "prediction": self.prediction, "directory": str(self.directory)}
+        return {**fields, **more}
+
+    @property
+    def page(self) -> Path:
+        """Path of the HTML page."""
+        return self.directory / "worth.html"
+
+    @property
+    def prediction(self) -> str:
+        """The learning curve of all sites in one sentence; "" if there is none or no gain is seen."""
+        if np.isnan(self.times):
+            return ""
+        return (
+            f"To be as accurate alone, sites would need {_times(self.times)} samples, by a power law that misses "
+            f"the accuracy with all samples by {100 * self.missed:+.1f} points if it is fitted to half of them."
+        )
 
 
 def recipe_of(source: str) -> Tree:
@@ -154,6 +187,7 @@ def measure(comparison: Comparison, runs: Sequence[RunData]) -> Worth:
     everywhere = {name: [_everywhere(of[name][seed]) for seed in seeds] for name in of}
     first = of[TOGETHER][seeds[0]]
     held = np.array([client.train for client in first.clients])
+    drawn = [_curves(of[ALONE][seed]) for seed in seeds]
     sites: list[SiteWorth] = []
     every: list[list[NDArray[np.float64]]] = []
     for place, client in enumerate(first.clients):
@@ -164,6 +198,8 @@ def measure(comparison: Comparison, runs: Sequence[RunData]) -> Worth:
         lacks = tuple(first.class_names[k] for k in np.flatnonzero(~own & (held.sum(0) > 0)))
         wide = (_mean([e[place] for e in everywhere[ALONE]]), _mean([e[place] for e in everywhere[TOGETHER]]))
         tested = len(both[0][0])
+        curve = _averaged([d[place] for d in drawn], [len(t) > 0 for t, _ in both]) if all(drawn) else None
+        times = _needed(curve, gain) if sum(len(t) for t, _ in both) >= FEW else float("nan")
         sites.append(
             SiteWorth(
                 client.name,
@@ -175,13 +211,21 @@ def measure(comparison: Comparison, runs: Sequence[RunData]) -> Worth:
                 _mean([float(t.mean()) for t, _ in both if len(t)]),
                 gain,
                 wide,
-                advice(gain, tested, lacks, wide),
+                curve,
+                times,
+                advice(gain, tested, lacks, wide, times),
             )
         )
     together = [of[TOGETHER][seed] for seed in seeds]
+    gain = interval([np.concatenate(parts) for parts in zip(*every, strict=True)])
+    tests = [len(d) for differences in zip(*every, strict=True) for d in differences]
+    curve = _averaged([c for d in drawn for c in d], tests) if all(drawn) else None
     worth = Worth(
         tuple(sites),
-        interval([np.concatenate(parts) for parts in zip(*every, strict=True)]),
+        gain,
+        curve,
+        _needed(curve, gain),
+        missed(SHARES, curve.alone) if curve else float("nan"),
         seeds,
         _mean([sum(r.bytes["up"] for r in run.rounds) / len(run.clients) for run in together]),
         _mean([sum(r.seconds["total"] for r in run.rounds) for run in together]),
@@ -217,7 +261,11 @@ def _means(d: NDArray[np.float64], drawing: np.random.Generator) -> NDArray[np.f
 
 
 def advice(
-    gain: tuple[float, float, float], tested: int, lacks: Sequence[str], everywhere: tuple[float, float]
+    gain: tuple[float, float, float],
+    tested: int,
+    lacks: Sequence[str],
+    everywhere: tuple[float, float],
+    times: float = float("nan"),
 ) -> str:
     """Return a recommendation in one sentence.
 
@@ -226,6 +274,7 @@ def advice(
         tested: Number of test samples.
         lacks: Classes that the site lacks and others have.
         everywhere: Accuracy on the test samples of all sites, alone and together.
+        times: Multiple of its samples that the gain is worth, if it is known.
     """
     mean, low, high = (100 * value for value in gain)
     more = f"{100 * (everywhere[1] - everywhere[0]):+.0f} points on the samples of all sites"
@@ -233,7 +282,8 @@ def advice(
     if not tested:
         return "Set test samples aside: without any, nothing can be said."
     if low > 0:
-        return f"Join: {mean:+.1f} points on your own test samples."
+        worth = "" if np.isnan(times) else f", for which you would need {_times(times)} samples alone"
+        return f"Join: {mean:+.1f} points on your own test samples{worth}."
     if high < 0:
         return f"Stay alone, unless you expect other classes: joining costs {-mean:.1f} points on your own samples."
     if lacks:
@@ -254,6 +304,32 @@ def revealed(held: NDArray[np.int64]) -> str:
     return f"Revealed: {told}; {single} class means are of one to three samples, and nearly samples themselves."
 
 
+def _curves(run: RunData) -> list[Curves]:
+    """Return the learning curves of all sites; none of many sites."""
+    if len(run.clients) > MANY:
+        return []
+    return curves(load_data(resolve(run.config)), run.config["method"]["shrinkage"], run.seed)
+
+
+def _averaged(drawn: Sequence[Curves], weights: Sequence[int]) -> Curves | None:
+    """Return the weighted mean of some curves; None if all weights are 0."""
+    chosen = np.array(weights) > 0
+    if not chosen.any():
+        return None
+    values = np.average(np.array(drawn)[chosen], axis=0, weights=np.array(weights)[chosen])
+    return Curves(*(tuple(map(float, line)) for line in values))
+
+
+def _needed(curve: Curves | None, gain: tuple[float, float, float]) -> float:
+    """Return how many times as many samples a gain is worth; NaN if none is seen, or the curve does not tell."""
+    told = curve and gain[1] > 0 and abs(missed(SHARES, curve.alone)) <= OFF
+    return multiple(curve.alone, curve.together[-1]) if curve and told else float("nan")
+
+
+def _times(times: float) -> str:
+    return f"more than {FAR:.0f} times as many" if np.isinf(times) else f"about {times:.1f} times as many"
+
+
 def _hits(run: RunData) -> dict[str, NDArray[np.float64]]:
     """Return for each client which of its test samples are classified rightly, ``(n,)`` of 0 and 1."""
     given = answers(run, RULE)
@@ -270,10 +346,12 @@ def _everywhere(run: RunData) -> list[float]:
 
 
 def _known(value: Any) -> Any:
-    """Return a value with None in place of NaN, which JSON does not have."""
+    """Return a value with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, Curves):
+        return {name: _known(line) for name, line in value._asdict().items()}
     if isinstance(value, tuple):
         return [_known(item) for item in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _mean(values: Sequence[float]) -> float:
