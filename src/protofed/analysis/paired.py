@@ -31,6 +31,11 @@ class Interval(NamedTuple):
         """1 if the whole interval lies above 0, -1 if below, otherwise 0."""
         return int(self.low > 0) - int(self.high < 0)
 
+    @property
+    def half(self) -> float:
+        """Half of its width."""
+        return self.high - self.mean
+
     def text(self, digits: int = 1) -> str:
         """Return the mean with its sign and, of more than one value, the interval.
 

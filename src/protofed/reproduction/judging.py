@@ -148,11 +148,10 @@ def _from_figure(paper: Paper, claim: Claim, scopes: Sequence[Scope], find: Find
     runs = {seed: figure_cells(paper, figure, seed, scope.scale, scope.overrides) for seed in scope.seeds}
 
     def side(part: Any, others: Mapping[str, Any]) -> dict[int, float]:
-        wanted = {"method": part} if isinstance(part, str) else {part["option"]: part["value"]}
         found = {}
         for seed, cells in runs.items():
             for given, experiment in cells:
-                if any(given.get(name) != value for name, value in {**wanted, **others}.items()):
+                if any(given.get(name) != value for name, value in {**_chosen(part), **others}.items()):
                     continue
                 result = find(experiment.key)
                 rules = [scope.rule for scope in scopes] if result else []
@@ -167,12 +166,12 @@ def _from_figure(paper: Paper, claim: Claim, scopes: Sequence[Scope], find: Find
         places = [{name: value} for name, values in figure.vary.items() for value in values] or [{}]
     places = [place for place in places if all(claim.over.get(n, v) == v for n, v in place.items())]
     return {
-        f"{_option(claim.a)} against {_option(part)}" if part else _option(claim.a): [
+        _words(_chosen(claim.a)) + (f" against {_words(_chosen(part))}" if part else ""): [
             _difference(claim, side(claim.a, place), side(part, place) if part else None) for place in places
         ]
         for part in claim.b or [None]
     }
 
 
-def _option(part: Any) -> str:
-    return part if isinstance(part, str) else f"{part['option']}={part['value']}"
+def _chosen(part: Any) -> dict[str, Any]:
+    return {"method": part} if isinstance(part, str) else {part["option"]: part["value"]}

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from protofed.analysis.paired import POINT
+from protofed.analysis.paired import POINT, interval
 from protofed.experiments.config import Experiment, apply_overrides, identity, load_recipe, resolve
 from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
 from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
@@ -22,7 +22,6 @@ from protofed.reproduction.verdicts import (
     NOT_RUN,
     UNREACHED,
     UNTESTABLE,
-    half_width,
     number_verdict,
 )
 from protofed.runs import flat
@@ -280,8 +279,8 @@ class Filled:
 
     @property
     def half(self) -> float | None:
-        """Half of the 95 % interval over seeds."""
-        return half_width(self.values)
+        """Half of the 95 % interval over seeds; None with fewer than two."""
+        return interval(self.values).half if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)

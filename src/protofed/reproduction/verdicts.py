@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,15 +167,3 @@ def judge(comparisons: Sequence[Comparison]) -> Judgement:
     else:
         verdict = EQUAL if all(c.side == 1 or c.equal for c in tested) else CANNOT_TELL
     return Judgement(verdict, tuple(comparisons))
-
-
-def half_width(values: Sequence[float]) -> float | None:
-    """Return half of the 95 % interval over seeds; None with fewer than two.
-
-    Args:
-        values: One value per seed.
-    """
-    if len(values) < 2:
-        return None
-    own = interval(values)
-    return own.high - own.mean if math.isfinite(own.high) else None
