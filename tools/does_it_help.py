@@ -1,8 +1,8 @@
-"""Tables and pictures of docs/does-it-help.md: ``python tools/does_it_help.py COMPARISON… [--picture FILE]``.
+"""Pages of docs/study and the overview of docs/does-it-help.md: ``python tools/does_it_help.py [--check]``.
 
-Each comparison is a directory of ``protofed compare`` or a CSV file that ``--save`` wrote of one, or several with a
-comma between them, for arms or seeds that were run separately. Every arm is scored by the rule that suits the
-question best in the mean over seeds, the same favour for all: so a gain cannot come from the choice of a rule.
+They are made of the CSV files of docs/study, which ``--save FILE COMPARISON…`` writes of directories of ``protofed
+compare``; ``studies.toml`` there says what each is of. Every arm is scored by a rule fixed beforehand, and compared
+with the best control that computes as much with the same loss.
 """
 
 from __future__ import annotations
@@ -10,32 +10,36 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
+import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
 
-from protofed.analysis.paired import Interval, difference
+from protofed.analysis.paired import difference, relation
 from protofed.experiments.config import load_recipe
 from protofed.runs import RuleOutcome, RunData, load_runs
 
-CONTROLS = ("local", "local-balanced", "fixed_etf", "fixed_etf-balanced", "unshared")
-"""Arms that send nothing, each trained as the others."""
-HEADINGS = (
-    "arm",
-    "seeds",
-    "own: final",
-    "validated",
-    "best",
-    "rule",
-    "head",
-    "union",
-    "unseen",
-    "rule",
-    "own, against the best control",
-    "kB a round",
-    "s a round",
-)
+DOCS = Path(__file__).parent.parent / "docs"
+STUDY = DOCS / "study"
+OWN_RULE = "head"
+"""Rule of a client's own classes: its own learned answer, which all arms have."""
+OPEN_RULES = ("global_model", "global", "head")
+"""Rules of the union and of unseen classes, the first that an arm has: what was shared answers, without priors."""
+GROUPS = {
+    "one network, cross-entropy": ("local", "fixed_etf"),
+    "one network, balanced softmax": ("local-balanced", "fixed_etf-balanced"),
+    "two networks": ("unshared",),
+    "the shared tiny network": (),
+    "closed form": ("local-lda",),
+}
+"""What a client computes, with the arms that send nothing."""
+ONE, BALANCED, TWO, TINY, CLOSED = GROUPS
+UNLIKE = {ONE: (BALANCED, "other loss"), TINY: (TWO, "other networks")}
+"""Whose controls stand in where a group's were not run."""
+CONFOUNDED = {"protonorm": "γ 100 against 10"}
+"""Arms that differ from their control in more than an exchange."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,11 @@ class Measured:
         rules: Scores by rule.
         bytes: Bytes of all messages in a round, in both directions, as a mean over all rounds.
         seconds: Training and aggregation of the median round: on a busy machine single ones take much longer.
-        run: The run itself, if its directory is there.
     """
 
     rules: Mapping[str, Scores]
     bytes: float
     seconds: float
-    run: RunData | None = None
 
     @classmethod
     def of(cls, run: RunData) -> Measured:
@@ -79,11 +81,14 @@ class Measured:
             {rule: Scores.of(run.outcome.accuracy[rule]) for rule in run.rules},
             run.outcome.communication.sent / run.last_round,
             statistics.median(r.seconds["training"] + r.seconds["aggregation"] for r in run.rounds),
-            run,
         )
 
 
 Figure = Callable[[Scores], float | None]
+final: Figure = attrgetter("final")
+union: Figure = attrgetter("union")
+unseen: Figure = attrgetter("unseen")
+newcomers: Figure = attrgetter("newcomers")
 
 
 class Arm:
@@ -93,16 +98,26 @@ class Arm:
         self.label = label
         self.runs = {seed: runs[seed] for seed in sorted(runs)}
 
-    def values(self, rule: str, figure: Figure, seeds: Sequence[int] = ()) -> list[float]:
-        """Return a figure in percent by ``rule``, one value per seed that has it."""
+    @property
+    def group(self) -> str:
+        """What its clients compute."""
+        for group, controls in GROUPS.items():
+            if self.label in controls:
+                return group
+        if self.label in ("fedavg-tiny", "fedlc-tiny"):
+            return TINY
+        if self.label.startswith("beacon") or self.label.endswith("-tiny"):
+            return TWO
+        if self.label in ("fedlda", "fedncm", "fed3r", "fedcof"):
+            return CLOSED
+        return BALANCED if self.label.endswith("-balanced") else ONE
+
+    def values(self, figure: Figure, seeds: Sequence[int] = ()) -> list[float]:
+        """Return a figure in percent by its rule, one value per seed that has it."""
+        rules = next(iter(self.runs.values())).rules
+        rule = next(r for r in OPEN_RULES if r in rules) if figure in (union, unseen) else OWN_RULE
         found = [figure(self.runs[seed].rules[rule]) for seed in seeds or self.runs]
         return [100 * value for value in found if value is not None]
-
-    def best_rule(self, figure: Figure) -> str:
-        """Return the rule with the highest mean of a figure; ``""`` if no run has it."""
-        rules = next(iter(self.runs.values())).rules
-        means = {rule: statistics.fmean(v) for rule in rules if (v := self.values(rule, figure))}
-        return max(means, key=means.__getitem__) if means else ""
 
     @property
     def bytes(self) -> float:
@@ -113,24 +128,6 @@ class Arm:
     def seconds(self) -> float:
         """Mean over seeds, per round."""
         return statistics.fmean(run.seconds for run in self.runs.values())
-
-
-final: Figure = attrgetter("final")
-validated: Figure = attrgetter("validated")
-best: Figure = attrgetter("best")
-union: Figure = attrgetter("union")
-unseen: Figure = attrgetter("unseen")
-newcomers: Figure = attrgetter("newcomers")
-
-
-def spread(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
-
-
-def shown(interval: Interval) -> str:
-    return f"**{interval.text()}**" if interval.sign > 0 else interval.text()
 
 
 def arms_of(places: Sequence[Path]) -> list[Arm]:
@@ -180,91 +177,112 @@ def read(path: Path) -> Iterator[tuple[str, int, Measured]]:
         yield label, seed, Measured(*figures)
 
 
-def best_control(arms: Sequence[Arm], figure: Figure = final) -> Arm | None:
-    """Return the arm without messages that is best by a figure: own classes after the last round."""
-    controls = [arm for arm in arms if arm.label in CONTROLS and arm.best_rule(figure)]
-
-    def own(arm: Arm) -> float:
-        return statistics.fmean(arm.values(arm.best_rule(figure), figure))
-
-    return max(controls, key=own) if controls else None
+def studies() -> dict[str, dict[str, str]]:
+    """Return title, text and command of every study, in the order of the pages."""
+    return tomllib.loads((STUDY / "studies.toml").read_text(encoding="utf-8"))
 
 
-def against(arm: Arm, control: Arm | None, figure: Figure = final) -> str:
-    """Return the paired difference to the best control, with its interval."""
-    if control is None or arm is control:
-        return "the best control" if control else ""
-    seeds = [seed for seed in arm.runs if seed in control.runs]
-    ours = arm.values(arm.best_rule(figure), figure, seeds)
-    theirs = control.values(control.best_rule(figure), figure, seeds)
-    return shown(difference(ours, theirs)) if seeds else ""
+def study(name: str) -> list[Arm]:
+    """Return the arms of a study."""
+    return arms_of([STUDY / f"{name}.csv"])
 
 
-def table_of_newcomers(arms: Sequence[Arm]) -> str:
-    """Return the accuracy of clients that joined after training as a Markdown table."""
-    control = best_control(arms, newcomers)
-    lines = ["| arm | seeds | newcomers | rule | against the best control |", "|---|---|---|---|---|"]
-    for arm in arms:
-        rule = arm.best_rule(newcomers)
-        cells = [arm.label, str(len(arm.runs)), spread(arm.values(rule, newcomers)), rule]
-        lines.append("| " + " | ".join([*cells, against(arm, control, newcomers)]) + " |")
-    return "\n".join(lines)
+def own(arms: Sequence[Arm]) -> Figure:
+    """Return the figure that a study is about: of the clients that joined later, if all arms have it."""
+    return newcomers if all(arm.values(newcomers) for arm in arms) else final
+
+
+def control_of(arm: Arm, arms: Sequence[Arm]) -> tuple[Arm | None, str]:
+    """Return the best arm that sends nothing and is like another, and in what it is not like it, if so."""
+    figure = own(arms)
+    for group, unlike in ((arm.group, ""), UNLIKE.get(arm.group, ("", ""))):
+        controls = [other for other in arms if other.label in GROUPS.get(group, ())]
+        if controls:
+            best = max(controls, key=lambda other: statistics.fmean(other.values(figure)))
+            return best, unlike or CONFOUNDED.get(arm.label, "") * (best.label == "fixed_etf")
+    return None, ""
+
+
+def apart(one: Arm, other: Arm, figure: Figure) -> list[float]:
+    """Return the differences between two arms, by seed."""
+    seeds = [seed for seed in one.runs if seed in other.runs]
+    return [a - b for a, b in zip(one.values(figure, seeds), other.values(figure, seeds), strict=True)]
+
+
+def against(one: Arm, other: Arm, figure: Figure = final) -> str:
+    """Return the difference between two arms, with its interval."""
+    differences = apart(one, other, figure)
+    return difference(differences, [0.0] * len(differences)).text()
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return mean and standard deviation."""
+    if not values:
+        return "–"
+    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def table(arms: Sequence[Arm]) -> str:
-    """Return one comparison as a Markdown table."""
-    control = best_control(arms)
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-    for arm in arms:
-        own, other = arm.best_rule(final), arm.best_rule(union)
-        cells = [
-            arm.label,
-            str(len(arm.runs)),
-            *(spread(arm.values(own, figure)) for figure in (final, validated, best)),
-            own,
-            spread(arm.values("head", final)),
-            *(spread(arm.values(other, figure)) if other else "–" for figure in (union, unseen)),
-            other or "–",
-            against(arm, control),
-            f"{arm.bytes / 1000:,.0f}",
-            f"{arm.seconds:.2f}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+    """Return one study as a Markdown table, by what clients compute."""
+    names = ("arm", "seeds", "own, %", "against", "points", "verdict", "union", "unseen", "kB a round", "s a round")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    figure = own(arms)
+    for group in GROUPS:
+        members = [arm for arm in arms if arm.group == group]
+        lines += [f"| **{group}** |{' |' * (len(names) - 1)}"] if members else []
+        for arm in members:
+            control, unlike = control_of(arm, arms)
+            cells = ["", "", ""]
+            if control is arm:
+                cells[0] = "the control"
+            elif control is not None:
+                name = f"`{control.label}`" + (f" ({unlike})" if unlike else "")
+                cells = [name, against(arm, control, figure), relation(apart(arm, control, figure))]
+            beyond = [spread(arm.values(f)) for f in (union, unseen)]
+            head = [arm.label, str(len(arm.runs)), spread(arm.values(figure))]
+            tail = [f"{arm.bytes / 1000:,.0f}", f"{arm.seconds:.2f}"]
+            lines.append(f"| {' | '.join([*head, *cells, *beyond, *tail])} |")
     return "\n".join(lines)
 
 
-OVERVIEW = ("fedproto", "fedavg-tiny", "beacon")
+def page(name: str, about: Mapping[str, str]) -> str:
+    """Return the page of a study."""
+    parts = [
+        f"# {about['title']}: `{name}`",
+        f"{about['text']} [How it was measured](../does-it-help.md#how-it-was-measured). Made by "
+        f"`tools/does_it_help.py` of `docs/study/{name}.csv`.",
+        table(study(name)),
+        f"```console\n{about['command']}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
-def overview(comparisons: Sequence[tuple[str, Sequence[Arm]]]) -> str:
-    """Return one line per comparison as a Markdown table: what exchanges against the best control."""
-    names = (
-        "setting",
-        "seeds",
-        "best control",
-        "its own",
-        "FedProto",
-        "`fedavg-tiny`",
-        "`beacon`",
-        "`beacon`, unseen",
-    )
-    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
-    for name, arms in comparisons:
-        found = {arm.label: arm for arm in arms}
-        control = best_control(arms)
-        if control is None:
-            continue
-        cells = [name, str(len(control.runs)), f"`{control.label}`"]
-        cells.append(spread(control.values(control.best_rule(final), final)))
-        cells += [against(found[label], control) if label in found else "–" for label in OVERVIEW]
-        rule = found["beacon"].best_rule(union) if "beacon" in found else ""
-        cells.append(spread(found["beacon"].values(rule, unseen)) or "–" if rule else "–")
-        lines.append("| " + " | ".join(cells) + " |")
+def overview() -> str:
+    """Return one line per study as a Markdown table: what exchanges against the best control like it."""
+    sides = ("one network", "its own", "FedProto", "two networks", "its own", "`beacon`")
+    names = ("setting", "seeds", *sides, "unseen")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for name in studies():
+        found = {arm.label: arm for arm in study(name)}
+        arms, figure = list(found.values()), own(list(found.values()))
+        cells: list[str] = []
+        for label in ("fedproto", "beacon"):
+            control, unlike = control_of(found[label], arms) if label in found else (None, "")
+            if control is None:
+                cells += ["–", "–", "–"]
+                continue
+            word = relation(apart(found[label], control, figure))
+            cells += [f"`{control.label}`" + (f" ({unlike})" if unlike else ""), spread(control.values(figure))]
+            cells.append(f"{against(found[label], control, figure)} **{word}**")
+        beyond = spread(found["beacon"].values(unseen)) if "beacon" in found else "–"
+        if set(cells) != {"–"}:
+            seeds = len(next(iter(found.values())).runs)
+            lines.append(f"| [{name}](study/{name}.md) | {seeds} | {' | '.join([*cells, beyond])} |")
     return "\n".join(lines)
 
 
 LEFT_OUT = ("beacon-etf", "beacon-learned")
-"""Arms that lie on others in the pictures."""
+"""Arms that lie on others in the picture."""
 NOTHING = 1e4
 """Where the picture shows arms that send nothing, in bytes a round."""
 
@@ -274,15 +292,13 @@ def picture(arms: Sequence[Arm], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     arms = [arm for arm in arms if arm.label not in LEFT_OUT]
-    looks = _looks([arm.label for arm in arms])
+    looks = _looks(arms)
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), sharex=True, layout="constrained")
-    sides = (axes[0], final, final, "own classes"), (axes[1], unseen, union, "classes never seen")
-    for axis, score, chosen, title in sides:
+    for axis, score, title in (axes[0], final, "own classes"), (axes[1], unseen, "classes never seen"):
         for arm in arms:
-            if rule := arm.best_rule(chosen):  # as in the table
-                colour, marker = looks[arm.label]
-                value, sent = statistics.fmean(arm.values(rule, score)), max(arm.bytes, NOTHING)
-                axis.plot(sent, value, marker, color=colour, markersize=8, alpha=0.9, label=arm.label)
+            colour, marker = looks[arm.label]
+            value, sent = statistics.fmean(arm.values(score)), max(arm.bytes, NOTHING)
+            axis.plot(sent, value, marker, color=colour, markersize=8, alpha=0.9, label=arm.label)
         axis.set_xscale("log")
         axis.set_xlim(NOTHING / 1.6, 4e6)
         axis.set_xticks([NOTHING, 1e5, 1e6], ["nothing", "100 kB", "1 MB"])
@@ -295,87 +311,46 @@ def picture(arms: Sequence[Arm], path: Path) -> None:
     plt.close(figure)
 
 
-def course(arms: Sequence[Arm], path: Path) -> None:
-    """Draw accuracy on own classes against seconds and against bytes, one line per arm, means over seeds."""
-    import matplotlib.pyplot as plt
-
-    arms = [arm for arm in arms if arm.label not in LEFT_OUT]
-    looks = _looks([arm.label for arm in arms])
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), sharey=True, layout="constrained")
-    for arm in arms:
-        rounds, sent, values = _course(arm)
-        colour, marker = looks[arm.label]
-        look = {"color": colour, "marker": marker, "markersize": 5, "alpha": 0.9, "label": arm.label}
-        axes[0].plot([arm.seconds * round for round in rounds], values, **look)
-        silent = sent.count(0)
-        if silent < len(sent):
-            axes[1].plot(sent[silent:], values[silent:], **look)
-    axes[0].set_xlabel("seconds of training and aggregation")
-    axes[1].set_xlabel("bytes sent (arms that send)")
-    for axis in axes:
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter("")
-        axis.grid(alpha=0.3)
-    axes[0].set_xticks([3, 10, 30], ["3", "10", "30"])
-    axes[1].set_xticks([3e5, 1e6, 1e7, 3e7], ["300 kB", "1 MB", "10 MB", "30 MB"])
-    axes[0].set_ylabel("accuracy on own classes, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+COLOURS = {ONE: "#0072B2", BALANCED: "#0072B2", TWO: "#D55E00", TINY: "#E69F00", CLOSED: "#009E73"}
+"""Colour of the arms that exchange, by what their clients compute."""
 
 
-def _course(arm: Arm) -> tuple[list[int], list[float], list[float]]:
-    """Return the evaluated rounds, the bytes sent so far, and the accuracy in percent, as means over seeds."""
-    rule = arm.best_rule(final)
-    found: dict[int, list[tuple[float, float]]] = {}
-    for measured in arm.runs.values():
-        sent = 0.0
-        for r in measured.run.rounds if measured.run else ():
-            sent += sum(r.bytes.values())
-            if r.accuracy is not None:
-                found.setdefault(r.round, []).append((sent, 100 * r.accuracy.weighted[rule]))
-    means = [[statistics.fmean(part) for part in zip(*points, strict=True)] for points in found.values()]
-    return list(found), [sent for sent, _ in means], [value for _, value in means]
-
-
-def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return colour and marker of each arm: a colour for controls, beacon, other small networks, and prototypes."""
+def _looks(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:
+    """Return colour and marker of each arm."""
     found: dict[str, tuple[str, str]] = {}
-    for label in labels:
-        family = "beacon" if label.startswith("beacon") else label.rpartition("-")[2]
-        colour = {"beacon": "#D55E00", "tiny": "#E69F00"}.get(family, "#0072B2")
-        colour = "#777777" if label in CONTROLS else colour
+    for arm in arms:
+        colour = COLOURS[arm.group] if arm.bytes else "#777777"
         taken = sum(other == colour for other, _ in found.values())
-        found[label] = colour, "os^DvPX*"[taken % 8]
+        found[arm.label] = colour, "os^DvPX*"[taken % 8]
     return found
+
+
+FIRST, LAST = "<!-- overview: made by tools/does_it_help.py -->", "<!-- end of overview -->"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("comparisons", nargs="+")
-    parser.add_argument("--picture", type=Path, help="draw the first comparison here, against bytes a round")
-    parser.add_argument("--course", type=Path, help="draw it here round by round, against seconds and bytes")
-    parser.add_argument(
-        "--save", type=Path, help="write the figures of the first comparison's runs to this CSV file"
-    )
-    parser.add_argument("--overview", action="store_true", help="print one line for each comparison instead")
+    parser.add_argument("comparisons", nargs="*", type=Path, help="directories or files to print as one table")
+    parser.add_argument("--save", type=Path, help="write the figures of the comparisons' runs to this CSV file")
+    parser.add_argument("--picture", type=Path, help="draw the comparisons here, against bytes a round")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     given = parser.parse_args()
-    if given.overview:
-        named = [[Path(part) for part in name.split(",")] for name in given.comparisons]
-        print(overview([(paths[0].stem, arms_of(paths)) for paths in named]))
-        return
-    for number, comparison in enumerate(given.comparisons):
-        places = [Path(name) for name in comparison.split(",")]
-        arms = arms_of(places)
-        print(f"\n{places[0].stem}\n\n{table(arms)}")
-        if any(arm.best_rule(newcomers) for arm in arms):
-            print(f"\n{table_of_newcomers(arms)}")
-        if number == 0 and given.save:
+    if given.comparisons:
+        arms = arms_of(given.comparisons)
+        print(table(arms))
+        if given.save:
             save(arms, given.save)
-        if number == 0 and given.picture:
+        if given.picture:
             picture(arms, given.picture)
-        if number == 0 and given.course:
-            course(arms, given.course)
+        return
+    made = {STUDY / f"{name}.md": page(name, about) for name, about in studies().items()}
+    main_page = DOCS / "does-it-help.md"
+    before, _, rest = main_page.read_text(encoding="utf-8").partition(FIRST)
+    made[main_page] = f"{before}{FIRST}\n\n{overview()}\n\n{LAST}{rest.partition(LAST)[2]}"
+    for path, text in made.items():
+        if given.check and (not path.is_file() or path.read_text(encoding="utf-8") != text):
+            sys.exit(f"{path} is out of date: run python tools/does_it_help.py")
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

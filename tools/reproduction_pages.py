@@ -1,6 +1,6 @@
 """What the docs say of the papers' tables and claims: ``python tools/reproduction_pages.py [--check]``.
 
-Tables and claims with their verdicts in docs/reproduction, and gains over controls in docs/does-it-help.md, come
+Tables and claims with their verdicts in docs/reproduction, and gains over controls in its README.md, come
 from the results in ``src/protofed/reproduction/results``, at the scales and rounds of ``verdicts.json`` there. What
 lies between two marks of a page is replaced; a test runs this with ``--check``. After further runs, ``--add FILE``
 takes in the ``results.csv`` of a folder in which ``protofed reproduce`` ran, and ``--verdicts`` writes the verdicts
@@ -16,17 +16,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from protofed.analysis.paired import difference
+from protofed.analysis.paired import interval, relation
 from protofed.reproduction.cells import CONTROLS
-from protofed.reproduction.judging import judged, verdicts
+from protofed.reproduction.judging import judged, rules_of, verdicts
 from protofed.reproduction.layout import Row, Scope, Sheet, committed_scopes, formula_runs
 from protofed.reproduction.output import as_markdown, facts_of, heading, section_label
 from protofed.reproduction.papers import ACCURACY, Claim, Paper, papers
 from protofed.reproduction.results import FOLDER, Result, committed, read_results, write_results
-from protofed.reproduction.verdicts import NOT_RUN, UNTESTABLE, Judgement
+from protofed.reproduction.verdicts import CONTRADICTED, NOT_RUN
 
-DOCS = Path(__file__).parent.parent / "docs"
-PAGES = DOCS / "reproduction"
+PAGES = Path(__file__).parent.parent / "docs" / "reproduction"
 RESULTS = dict(committed())
 OTHER_RULE = "head"
 """Inference rule that nearly all methods have, by which tables are shown once more."""
@@ -36,29 +35,29 @@ def find(key: str) -> Result | None:
     return RESULTS.get(key)
 
 
-def verdict(paper: Paper, claim: Claim) -> str:
-    """Return the verdict at the largest scale at which anything of a claim was run."""
-    own = Judgement(NOT_RUN)
+def verdict(paper: Paper, claim: Claim, rule: str) -> str:
+    """Return the verdict at the largest scale at which anything of a claim was run, with what it rests on."""
+    if claim.counterexample:
+        return f"**{CONTRADICTED}**: {claim.counterexample}"
     for scope in committed_scopes().values():
-        if scope.scale == "smoke":
-            continue
-        own = judged(paper, claim, scope, find)
-        if own.verdict == UNTESTABLE:
-            return own.verdict
-        if any(comparison.differences for comparison in own.comparisons):
-            tested = sum(comparison.side is not None for comparison in own.comparisons)
-            count = f", {tested} of {len(own.comparisons)} comparisons" if tested < len(own.comparisons) else ""
-            return f"**{scope.shown(own.verdict)}** (`{scope.scale}`{count})"
-    return UNTESTABLE if claim.untestable else NOT_RUN
+        own = judged(paper, claim, replace(scope, rule=rule), find)
+        if own.tally and scope.scale != "smoke":
+            return f"**{scope.shown(own.verdict)}** (`{scope.scale}`): {own.tally}"
+    return NOT_RUN
 
 
 def claims(paper: Paper) -> Iterator[str]:
-    yield "| number | claim | where | tested by | verdict |"
-    yield "|---|---|---|---|---|"
+    coded = ["as coded"] if paper.coded else []
+    names = ["number", "claim", "where", "tested by", "verdict", *coded]
+    yield f"| {' | '.join(names)} |"
+    yield "|---" * len(names) + "|"
     for claim in paper.claims:
         by = f"table {claim.table}" if claim.table is not None else f"figure {claim.figure}"
-        by = f"–, {claim.untestable}" if claim.untestable else by
-        yield f"| {claim.number} | {claim.text} | {claim.origin} | {by} | {verdict(paper, claim)} |"
+        by = "an example" if claim.counterexample else by
+        text = f"{claim.text}. {claim.note}" if claim.note else claim.text
+        rules = rules_of(paper, claim)
+        verdicts = [verdict(paper, claim, rule) for rule in rules] + [""] * (len(coded) + 1 - len(rules))
+        yield f"| {claim.number} | {text} | {claim.origin} | {by} | {' | '.join(verdicts)} |"
 
 
 def results(paper: Paper) -> Iterator[str]:
@@ -158,8 +157,8 @@ def _gains(scores: Scores, own: list[str]) -> str:
     others = [name for name in values if name not in (*CONTROLS, *own)]
 
     def against(name: str) -> str:
-        gain = difference(values[name], values[control])
-        return f"{name} **{gain.text()}**" if gain.sign > 0 else f"{name} {gain.text()}"
+        apart = [a - b for a, b in zip(values[name], values[control], strict=True)]
+        return f"{name} {interval(apart).text()} {relation(apart)}"
 
     best = against(max(others, key=mean.__getitem__)) if others else ""
     cells = (len(seeds), f"`{control}`", f"{mean[control]:.1f}", ", ".join(map(against, own)), best)
@@ -223,7 +222,7 @@ def main() -> None:
     if given.verdicts:
         keep_verdicts()
     parts = {PAGES / f"{p.name}.md": {"claims": claims(p), "results": results(p)} for p in papers().values()}
-    parts[DOCS / "does-it-help.md"] = {"gains": gains()}
+    parts[PAGES / "README.md"] = {"gains": gains()}
     for path, made in parts.items():
         page = text = path.read_text(encoding="utf-8")
         for name, lines in made.items():

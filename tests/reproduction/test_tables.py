@@ -210,20 +210,21 @@ def test_a_cell_has_paper_ours_interval_and_verdict():
     filled = own.filled(row, ("practical", "cifar10"))
     assert filled.mean == pytest.approx(83.0)
     assert filled.half == pytest.approx(4.3026527 * 3.605551 / 3**0.5, rel=1e-6)
-    assert filled.verdict == "agrees"  # 82.90 is printed
-    assert own.filled(row, ("practical", "tinyimagenet")).verdict == "higher"
+    assert filled.verdict == "open"  # 82.90 is printed
+    assert own.filled(row, ("practical", "tinyimagenet")).verdict == "outside"
+    near = sheet("protonorm", 1, values=(0.828, 0.829, 0.831))
+    assert near.filled(row, ("practical", "cifar10")).verdict == "within"
     assert (
-        sheet("protonorm", 1, "tenth", (0.8, 0.82, 0.87)).filled(row, ("practical", "cifar10")).verdict
-        == "(agrees)"
+        sheet("protonorm", 1, "tenth", (0.8, 0.82, 0.87)).filled(row, ("practical", "cifar10")).verdict == "(open)"
     )
-    assert sheet("protonorm", 1, values=(0.8,)).filled(row, ("practical", "cifar10")).verdict == "1 seed"
+    assert sheet("protonorm", 1, values=(0.8,)).filled(row, ("practical", "cifar10")).verdict == "open"
     part = sheet("protonorm", 1, values=(0.8, 0.82, 0.87), images=11_000)
-    assert part.filled(row, ("practical", "cifar10")).verdict == "(agrees)"  # all rounds, but not all images
+    assert part.filled(row, ("practical", "cifar10")).verdict == "(open)"  # all rounds, but not all images
     shots = sheet("gfpl", 1, values=(0.8, 0.82, 0.87), images=11_000)
     fedproto = next(row for row in shots.layout.rows if row.section == ("cifar10",) and row.method == "fedproto")
-    assert shots.filled(fedproto, ("3",)).verdict == "higher"  # shots per class are all that the paper uses
+    assert shots.filled(fedproto, ("3",)).verdict == "outside"  # shots per class are all that the paper uses
     markdown = as_markdown(own, facts_of(own, "x"))
-    assert "| 82.90 / 83.0 ± 9.0 agrees |" in markdown
+    assert "| 82.90 / 83.0 ± 9.0 open |" in markdown
     lines = markdown.splitlines()
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
     assert as_markdown(own, facts_of(own, "x"), known=True) == markdown
@@ -274,7 +275,7 @@ def test_another_rule_than_the_papers_is_shown_in_brackets():
     assert own.filled(rows["fedproto"], place).mean == pytest.approx(60.0)
     assert own.filled(rows["fixed_etf"], place).mean == pytest.approx(80.5)  # it has no rule local
     assert by_head.filled(rows["fedproto"], place).mean == pytest.approx(80.5)
-    assert by_head.filled(rows["fedproto"], place).verdict == "(agrees)"
+    assert by_head.filled(rows["fedproto"], place).verdict == "(open)"
     assert "By rule head, which is not the paper's." in as_text(by_head, facts_of(by_head, "x"))
     none = Sheet(plain.paper, plain.table, Scope("full", (0, 1), {}, "etf"), found.get)
     assert none.filled(rows["fedproto"], place).verdict == "not run"

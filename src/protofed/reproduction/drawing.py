@@ -18,6 +18,7 @@ from protofed.analysis.figures.base import (
 )
 from protofed.analysis.figures.classes import class_styles
 from protofed.analysis.figures.lines import band, recorded
+from protofed.analysis.paired import interval
 from protofed.analysis.style import GREY, PALETTE, method_styles
 from protofed.errors import DataError
 from protofed.experiments.config import apply_overrides, load_recipe, resolve
@@ -25,7 +26,6 @@ from protofed.experiments.loading import load_data
 from protofed.reproduction.cells import combinations, scaled
 from protofed.reproduction.layout import Find, Scope, Sheet
 from protofed.reproduction.papers import ACCURACY, Figure, Paper
-from protofed.reproduction.verdicts import half_width
 from protofed.runs import RunData, by_label, flat, settled
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def error_bars(sheet: Sheet, over: Mapping[str, Sequence[str]]) -> Drawing:
     for ax, (title, methods) in zip(axes, places.items(), strict=True):
         shown = []
         for i, (_, values, printed) in enumerate(methods):
-            mean, half = statistics.fmean(values), half_width(values) or 0.0
+            mean, half = statistics.fmean(values), interval(values).half if len(values) > 1 else 0.0
             ax.errorbar(i, mean, half, fmt="o", color=PALETTE[0], capsize=3, label="ours, 95 % interval")
             shown += [mean - half, mean + half]
             if printed:
@@ -268,7 +268,7 @@ def equal_traffic(runs: list[RunData]) -> Drawing:
     for (name, line), colour in zip(sorted(lines.items()), PALETTE, strict=False):
         xs = sorted(line)
         means = [statistics.fmean(line[x]) for x in xs]
-        halves = [half_width(line[x]) or 0.0 for x in xs]
+        halves = [interval(line[x]).half if len(line[x]) > 1 else 0.0 for x in xs]
         axes[0].errorbar(xs, means, halves, fmt="o-", color=colour, label=name, capsize=3)
         shown += means
     percent_axis(axes[0], shown, "Best test accuracy (%)")

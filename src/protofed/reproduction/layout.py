@@ -1,4 +1,4 @@
-"""Tables as the papers lay them out, with two rows that none of them prints, and the runs behind every number."""
+"""Tables as the papers lay them out, with two methods that send nothing, and the runs behind every number."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from protofed.analysis.paired import POINT, interval
 from protofed.experiments.config import Experiment, apply_overrides, identity, load_recipe, resolve
 from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
 from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
@@ -21,7 +22,6 @@ from protofed.reproduction.verdicts import (
     NOT_RUN,
     UNREACHED,
     UNTESTABLE,
-    half_width,
     number_verdict,
 )
 from protofed.runs import flat
@@ -163,6 +163,8 @@ METRICS = {
 }
 
 
+TENS = 10.0
+"""Margin of numbers of rounds, which are printed in tens."""
 LAST = {"best": "final", "best_client_mean": "client_mean"}
 """The accuracy after the last round that belongs to one of the best round."""
 
@@ -195,8 +197,9 @@ def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float
         return 100.0 * ended if metric == "accuracy" and ended is not None else None
     if metric in (ACCURACY, "accuracy"):
         value, factor = values.get(paper.metric), 100.0
-    elif metric in ("traffic", "params_thousands", "params_millions"):
+    elif metric in ("traffic", "traffic_both_ways", "params_thousands", "params_millions"):
         names = ("up", "down") if paper.traffic == "both" else (paper.traffic,)
+        names = ("up_mean", "down_mean") if metric == "traffic_both_ways" else names
         value = sum(values[n] for n in names) if all(n in values for n in names) else None
         factor = METRICS.get(metric, ("", 1.0))[1]
     elif metric == "alignment_change":
@@ -205,7 +208,7 @@ def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float
     elif metric == "rounds" and not values.get("up") and not values.get("down"):
         value, factor = 0.0, 1.0  # of communication
     else:
-        name, factor = METRICS.get(metric, (metric, 100.0 if metric == "client_std" else 1.0))
+        name, factor = METRICS.get(metric, (metric, 100.0 if metric in ("client_std", "moved") else 1.0))
         value = values.get(name)
     return None if value is None else factor * value
 
@@ -276,8 +279,8 @@ class Filled:
 
     @property
     def half(self) -> float | None:
-        """Half of the 95 % interval over seeds."""
-        return half_width(self.values)
+        """Half of the 95 % interval over seeds; None with fewer than two."""
+        return interval(self.values).half if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -414,7 +417,10 @@ class Sheet:
             verdict = ""
         else:
             kind = {"counted": entry.metric.startswith("params"), "bound": entry.printed.bound}
-            verdict = number_verdict(entry.printed.value, values, **kind)
+            margin = TENS if entry.metric == "rounds" else POINT
+            if self.paper.spread == "runs":
+                margin = max(margin, 2 * float(entry.printed.std or 0))
+            verdict = number_verdict(entry.printed.value, values, margin=margin, **kind)
         if values and verdict and not self.comparable(entry):
             verdict = "smoke" if self.scope.scale == "smoke" else f"({verdict})"
         return Filled(entry, values, verdict, state)

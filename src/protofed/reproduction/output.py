@@ -404,6 +404,5 @@ def claim_lines(
         lines += textwrap.wrap(claim.note, WIDTH - 4)
     if details:
         for comparison in judgement.comparisons:
-            found = comparison.interval.text(2) if comparison.interval else NOT_RUN
-            lines += textwrap.wrap(f"{comparison.what}: {found}", WIDTH - 4)
+            lines += textwrap.wrap(comparison.text, WIDTH - 4)
     return [lines[0], *(f"    {line}" for line in lines[1:])]

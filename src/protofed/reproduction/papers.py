@@ -86,17 +86,18 @@ class Claim:
         other: Table from which ``b`` comes, if it is another one.
         figure: Figure from which they come.
         metric: What is compared.
-        better: ``higher`` or ``lower``.
+        better: ``higher``, ``lower``, or ``equal`` within a point.
         a: Method, or settings, of which it is claimed.
         b: Those with which it is compared; none for a claim about the value itself.
         also: Further settings of which it is claimed.
         over: Settings to which it is limited.
         factor: Factor on the other value.
         margin: Difference that is claimed.
-        need: ``all`` comparisons, or ``most``.
+        need: ``all`` comparisons, or ``most``: their mean.
         every: Whether it is about every single run, so that one contradicts it.
         ours: Whether it is no claim of the paper but a question that its tables leave open.
-        untestable: Why no comparison can decide it.
+        rule: Inference rule of all accuracies; ``""`` for the paper's.
+        counterexample: What contradicts it, if it is universal.
         note: Remark.
     """
 
@@ -111,13 +112,14 @@ class Claim:
     a: Any = None
     b: Sequence[Any] = ()
     also: Any = None
-    over: Mapping[str, str] = field(default_factory=dict)
+    over: Mapping[str, Any] = field(default_factory=dict)
     factor: float = 1.0
     margin: float = 0.0
     need: str = "all"
     every: bool = False
     ours: bool = False
-    untestable: str = ""
+    rule: str = ""
+    counterexample: str = ""
     note: str = ""
 
     @property
@@ -174,6 +176,8 @@ class Paper:
         traffic: What it counts as parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``,
             those sent up as the mean over all rounds, of which some may send nothing.
         scope: What can be run here.
+        coded: Inference rule of methods with prototypes in the authors' code, where it is not the paper's.
+        spread: What a printed ± is over: ``runs`` or ``clients``.
         rules: Inference rule by printed method or control, where it is not that of the run.
         recipes: Pattern of a recipe's name by printed method, and the ``default``.
         methods: Method or variant by printed method.
@@ -196,6 +200,8 @@ class Paper:
     tables: Sequence[Table]
     claims: Sequence[Claim]
     figures: Sequence[Figure]
+    coded: str = ""
+    spread: str = "clients"
     rules: Mapping[str, str] = field(default_factory=dict)
     methods: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)

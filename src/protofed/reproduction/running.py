@@ -107,7 +107,7 @@ def parts_of(target: str) -> Parts:
             figure = paper.figure(rest)
             return [], [(paper, figure)], [(paper, c) for c in paper.claims if c.figure == figure.number]
         found = paper.claim(_whole(rest, target))
-        tables = [] if found.table is None else [(paper, paper.table(found.table))]
+        tables = [(paper, paper.table(n)) for n in (found.table, found.other) if n is not None]
         return tables, [(paper, paper.figure(found.figure))] if found.figure else [], [(paper, found)]
     raise ConfigError(unknown_name("part", part, [f"{name}/table1", f"{name}/figure1", f"{name}/claim1"]))
 

@@ -2,90 +2,130 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from protofed.analysis.paired import Interval, interval
+from protofed.analysis.paired import EQUAL, POINT, Interval, agreement, holm, interval, p_value, relation
 
-REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
+REPRODUCED, CONTRADICTED, CANNOT_TELL = "reproduced", "contradicted", "cannot tell"
 NOT_RUN, UNTESTABLE = "not run", "not testable here"
-AGREES, HIGHER, LOWER, ONE_SEED, FAILED, NO_DATA = "agrees", "higher", "lower", "1 seed", "failed", "no data"
-UNREACHED = "unreached"
+WITHIN, OUTSIDE, OPEN = "within", "outside", "open"
+AGREES, HIGHER, LOWER, FAILED, NO_DATA, UNREACHED = "agrees", "higher", "lower", "failed", "no data", "unreached"
+RISK = 0.05
+"""Largest probability with which a claim is contradicted by chance."""
 
 
-def number_verdict(printed: str, values: Sequence[float], *, counted: bool = False, bound: bool = False) -> str:
+def number_verdict(
+    printed: str, values: Sequence[float], *, counted: bool = False, bound: bool = False, margin: float = POINT
+) -> str:
     """Return how values of seeds relate to a printed number.
 
-    Accuracies agree if the 95 % interval over seeds contains the printed mean. Counts, which have no spread, agree
-    if they round to the printed number.
+    Counts, which have no spread, agree if they round to the printed number; others are judged by
+    :func:`~protofed.analysis.paired.agreement`.
 
     Args:
         printed: The number as printed; empty for a dash, which stands for a failure to converge.
         values: One value per seed.
         counted: Whether values are counts.
         bound: Whether "less than" is printed before the number.
+        margin: Largest difference that counts as none.
 
     Example:
-        >>> number_verdict("90.0", [89.0, 90.0, 91.5]), number_verdict("0.15", [0.1512], counted=True)
-        ('agrees', 'agrees')
+        >>> number_verdict("90.0", [89.9, 90.2, 90.1]), number_verdict("0.15", [0.1512], counted=True)
+        ('within', 'agrees')
     """
     if not values:
         return NOT_RUN
     if not printed:
         return "converges"
     wanted = float(printed)
-    if counted:
-        mean = sum(values) / len(values)
-        if bound:
-            return AGREES if mean < wanted else HIGHER
-        half = 0.5 * 10.0 ** -len(printed.partition(".")[2])
-        # Large numbers are printed with two or three digits.
-        half = max(half, 0.005 * abs(wanted) if abs(wanted) >= 1000 else 0.0)
-        return AGREES if abs(mean - wanted) <= half else HIGHER if mean > wanted else LOWER
-    if len(values) < 2:
-        return ONE_SEED
-    own = interval(values)
-    if own.low <= wanted <= own.high:
-        return AGREES
-    return HIGHER if own.mean > wanted else LOWER
+    if not counted:
+        return {True: WITHIN, False: OUTSIDE, None: OPEN}[agreement([value - wanted for value in values], margin)]
+    mean = statistics.fmean(values)
+    if bound:
+        return AGREES if mean < wanted else HIGHER
+    half = 0.5 * 10.0 ** -len(printed.partition(".")[2])
+    # Large numbers are printed with two or three digits.
+    half = max(half, 0.005 * abs(wanted) if abs(wanted) >= 1000 else 0.0)
+    return AGREES if abs(mean - wanted) <= half else HIGHER if mean > wanted else LOWER
 
 
-class Comparison(NamedTuple):
-    """One of the comparisons that test a claim.
+@dataclass(frozen=True)
+class Comparison:
+    """One of the comparisons that test a claim: a contrast over all of the claim's cells.
 
     Attributes:
         what: What is compared.
-        differences: ``a - factor · b - margin`` of each seed, positive on the claimed side.
-        every: Whether the claim is about every single run, so that chance plays no part.
+        cells: ``a - factor · b - margin`` by seed for every cell, positive on the claimed side; empty if not run.
+        kind: ``order``; ``alike``, for a claim that both are equal; ``every``, for one about every single run.
+        margin: Largest difference that counts as none; 0 where nothing but the order is claimed.
     """
 
     what: str
-    differences: tuple[float, ...]
-    every: bool = False
+    cells: Sequence[Mapping[int, float]]
+    kind: str = "order"
+    margin: float = POINT
+
+    @cached_property
+    def counted(self) -> list[Mapping[int, float]]:
+        """Cells that were run with all seeds of the cell with the most."""
+        seeds = max((set(cell) for cell in self.cells), key=len, default=set())
+        return [cell for cell in self.cells if seeds and seeds <= set(cell)]
+
+    @cached_property
+    def differences(self) -> list[float]:
+        """One value per seed, the mean over the counted cells."""
+        cells = self.counted
+        seeds = sorted(set.intersection(*map(set, cells))) if cells else []
+        return [statistics.fmean(cell[seed] for cell in cells) for seed in seeds]
 
     @property
     def interval(self) -> Interval | None:
         """Mean and 95 % interval of the differences; None without any."""
         return interval(self.differences) if self.differences else None
 
-    @property
+    @cached_property
     def side(self) -> int | None:
-        """1 on the claimed side, -1 on the other, 0 undecided; None if fewer than two seeds were run."""
-        if self.every and self.differences:
-            return 1 if min(self.differences) > 0 else -1
-        if len(self.differences) < 2:
+        """1 on the claimed side, -1 on the other, 0 if that cannot be told; None if not run."""
+        if not self.differences:
             return None
+        if self.kind == "every":
+            return 1 if min(value for cell in self.cells for value in cell.values()) > 0 else -1
+        if self.kind == "alike":
+            return {True: 1, False: -1, None: 0}[agreement(self.differences, self.margin)]
         return interval(self.differences).sign
+
+    @property
+    def equal(self) -> bool:
+        """Whether it is no claim of equality, and both sides are equal."""
+        return self.kind == "order" and bool(self.differences) and relation(self.differences, self.margin) == EQUAL
+
+    @property
+    def chance(self) -> float:
+        """P-value of a difference on the other side; 1 if it lies on the claimed one."""
+        if self.kind != "order":
+            return float(self.side != -1)
+        return p_value(self.differences) if self.differences and statistics.fmean(self.differences) < 0 else 1.0
+
+    @property
+    def text(self) -> str:
+        """What is compared, with its interval and the number of cells."""
+        if (found := self.interval) is None:
+            return f"{self.what}: {NOT_RUN}"
+        cells = f", {len(self.counted)} of {len(self.cells)} cells" if len(self.cells) > 1 else ""
+        return f"{self.what}: {found.text(2)}{cells}"
 
 
 class Judgement(NamedTuple):
     """The verdict on a claim.
 
     Attributes:
-        verdict: One of the words of this module.
+        verdict: One of the words of this module, or ``equal``.
         comparisons: All comparisons, run or not.
-        why: Why it cannot be tested, if so.
+        why: Why it is so, where the comparisons do not tell.
     """
 
     verdict: str
@@ -94,44 +134,36 @@ class Judgement(NamedTuple):
 
     @property
     def tally(self) -> str:
-        """How many comparisons lie on either side, of how many."""
-        sides = [c.side for c in self.comparisons]
-        tested = sum(side is not None for side in sides)
-        if not self.comparisons:
+        """The comparison with the lowest difference, of how many, and those on the other side by Holm's method."""
+        tested = [c for c in self.comparisons if c.differences]
+        if not tested:
             return ""
-        parts = [f"{sides.count(1)} for", f"{sides.count(-1)} against", f"{sides.count(0)} undecided"]
-        return f"{', '.join(parts)}, of {tested} tested and {len(sides)} claimed"
+        least = min(tested, key=lambda c: statistics.fmean(c.differences))
+        lost = [c.what for c, p in zip(tested, holm([c.chance for c in tested]), strict=True) if p <= RISK]
+        parts = [f"least of {len(tested)}"] if len(tested) > 1 else []
+        parts += [f"{len(self.comparisons) - len(tested)} not run"] if len(tested) < len(self.comparisons) else []
+        parts += [f"on the other side: {', '.join(lost)}"] if len(lost) > 1 else []
+        aside = f" ({'; '.join(parts)})" if parts else ""
+        return f"{least.text}{aside}"
 
 
-def judge(comparisons: Sequence[Comparison], need: str = "all") -> Judgement:
+def judge(comparisons: Sequence[Comparison]) -> Judgement:
     """Return the verdict that comparisons give.
 
-    A claim about several comparisons is reproduced if the intervals of all that were run (or of more than half, for
-    a claim about most) lie on the claimed side, contradicted if one of them (or more than half) lies on the other,
-    and undecided otherwise. No correction is made for the number of comparisons, which is shown.
+    A claim is reproduced if all that were run lie on the claimed side (no correction: each has to), contradicted if
+    one lies on the other by a t test that Holm's method corrects for their number, and equal if each lies on the
+    claimed side or is equal.
 
     Args:
         comparisons: All comparisons that the claim is about.
-        need: ``all`` or ``most``.
     """
-    sides = [c.side for c in comparisons if c.side is not None]
-    some = any(c.differences for c in comparisons)
-    if not sides:
-        return Judgement(UNDECIDED if some else NOT_RUN, tuple(comparisons), "one seed" if some else "")
-    half = len(sides) / 2
-    good = sides.count(1) > half if need == "most" else sides.count(1) == len(sides)
-    bad = sides.count(-1) > half if need == "most" else sides.count(-1) > 0
-    verdict = REPRODUCED if good else CONTRADICTED if bad else UNDECIDED
+    tested = [c for c in comparisons if c.side is not None]
+    if not tested:
+        return Judgement(NOT_RUN, tuple(comparisons))
+    if all(c.side == 1 for c in tested):
+        verdict = REPRODUCED
+    elif min(holm([c.chance for c in tested])) <= RISK:
+        verdict = CONTRADICTED
+    else:
+        verdict = EQUAL if all(c.side == 1 or c.equal for c in tested) else CANNOT_TELL
     return Judgement(verdict, tuple(comparisons))
-
-
-def half_width(values: Sequence[float]) -> float | None:
-    """Return half of the 95 % interval over seeds; None with fewer than two.
-
-    Args:
-        values: One value per seed.
-    """
-    if len(values) < 2:
-        return None
-    own = interval(values)
-    return own.high - own.mean if math.isfinite(own.high) else None
