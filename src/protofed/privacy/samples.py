@@ -49,7 +49,7 @@ class Training(NamedTuple):
         return cls(
             rate(samples, size),
             tuple(steps(method.phases(round), plan.epochs, samples, size) for round in rounds),
-            tuple(method.statistics_from == "after" and method.communicates(round) for round in rounds),
+            tuple(method.statistics_from in ("after", "before") and method.communicates(round) for round in rounds),
         )
 
     def numbers(self, rounds: int, repeated: int = 0) -> tuple[int, int]:
@@ -89,6 +89,8 @@ def protected(options: PrivacyOptions, method: Method, plan: LocalPlan, samples:
         ConfigError: If the method does not suit, or no noise keeps the budget.
     """
     check(method)
+    if plan.drop_last or not plan.shuffle:
+        raise ConfigError("privacy.mode=sample draws its batches: leave training.shuffle and training.drop_last")
     noise = options.noise
     if noise is None:
         noise = _needed(options, Training.of(method, plan, samples))
