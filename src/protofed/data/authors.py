@@ -27,7 +27,7 @@ from protofed.seeding import generator
 
 TRAINING = 0.75
 """Part of a client's samples that is for training in TinyProto's and ProtoNorm's code."""
-TRIES = 100
+TRIES = 2000
 """Most Dirichlet draws until every client has a sample; the code has no limit."""
 SPACING = 110
 """Images of a class from one device's first to the next one's in FedProto's code (``train_shots_max``)."""
