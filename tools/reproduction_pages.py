@@ -31,8 +31,8 @@ RESULTS = dict(committed())
 OTHER_RULE = "head"
 """Inference rule that nearly all methods have, by which tables are shown once more."""
 JPEG = (
-    "CIFAR-10 here is a copy of JPEG-compressed images, and both it and MNIST have another order than the original: no "
-    "run has the papers' images bit for bit.\n"
+    "CIFAR-10 here is a copy of JPEG-compressed images, and it and MNIST are in another order than the originals: "
+    "no run has the papers' images bit for bit.\n"
 )
 """What is known of the copies behind the committed results."""
 

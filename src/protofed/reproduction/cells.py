@@ -79,7 +79,7 @@ def experiment_of(
     dataset = settings.get("dataset", "")
     name = pattern.format(dataset=DATASETS.get(dataset, dataset))
     if method.endswith(CODED):
-        name += CODED
+        name += f"-as{CODED}"
     tree = _recipe(name)
     chosen = paper.methods.get(method, method.removesuffix(CODED))
     given = overrides_of(paper, tree, settings, method=not is_added(table, method))

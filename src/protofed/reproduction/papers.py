@@ -16,8 +16,8 @@ from protofed.reading import read_toml
 FOLDER = Path(str(resources.files("protofed.reproduction") / "papers"))
 NAMES = ("fedproto", "tinyproto", "protonorm", "gfpl")
 ACCURACY = "accuracy_percent"
-CODED = "-as-coded"
-"""End of the names of recipes, and of rows, that do what the published code does."""
+CODED = "-coded"
+"""End of the names of rows that do what the published code does; those of their recipes end in ``-as-coded``."""
 
 
 class Printed(NamedTuple):
