@@ -69,13 +69,29 @@ PRINTED = {
     "protonorm-homogeneous-tiny-imagenet": {**ALONE, "method.gamma": 400.0},
 }
 """What the papers print, by recipe; of GFPL's number of rounds only that FedProto's, and more, suffice."""
+_DEVICES = {
+    "partition.name": "authors",
+    "partition.paper": "fedproto",
+    "model.init": "own",
+    "training.momentum": 0.5,
+}
+_DEVICES |= {"training.shuffle": True, "training.drop_last": True, "method.prototypes": "during"}
+_CLIENTS = {"partition.name": "authors", "model.name": "light4_as_coded", "model.init": "own", "rounds": 300}
+_CLIENTS |= {"training.shuffle": False, "training.drop_last": True, "method.lambda": 10.0}
+CODED = {
+    "fedproto-mnist-as-coded": {**_DEVICES, "training.batch_size": 4, "rounds": 100, "method.lambda": 1.0},
+    "fedproto-cifar10-as-coded": {**_DEVICES, "training.batch_size": 32, "rounds": 110, "method.lambda": 0.1},
+    "tinyproto-cifar10-as-coded": {**_CLIENTS, "model.d": 500, "method.cps": False},
+    "protonorm-cifar10-as-coded": {**_CLIENTS, "model.d": 512, "method.gamma": 80.0, "method.prototypes": "before"},
+}
+"""What the papers' published code does, by recipe."""
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_a_recipe_has_the_options_that_its_paper_prints(name):
+@pytest.mark.parametrize("name", [*PRINTED, *CODED])
+def test_a_recipe_has_the_options_that_its_paper_prints_or_its_code_has(name):
     method = name.partition("-")[0]
     tree = resolve(load_recipe(name), method=method).to_tree()
-    for place, value in PRINTED[name].items():
+    for place, value in (PRINTED | CODED)[name].items():
         node = tree
         for key in place.split("."):
             node = node[key]
@@ -84,7 +100,7 @@ def test_a_recipe_has_the_options_that_its_paper_prints(name):
 
 def test_every_recipe_of_a_paper_is_checked():
     papers = ("fedproto-", "gfpl-", "tinyproto-", "protonorm-")
-    assert sorted(PRINTED) == sorted(name for name in recipes() if name.startswith(papers))
+    assert sorted(PRINTED | CODED) == sorted(name for name in recipes() if name.startswith(papers))
 
 
 @pytest.mark.parametrize("name", [n for n in PRINTED if "homogeneous" not in n and n.partition("-")[2] != "mh"])
@@ -105,6 +121,8 @@ def test_its_methods_have_one_lambda(name):
         ("fedproto-mnist-mh", "mnist"),
         ("gfpl-mnist", "mnist"),
         ("tinyproto-cifar10", "cifar10"),
+        ("fedproto-mnist-as-coded", "mnist"),
+        pytest.param("protonorm-cifar10-as-coded", "cifar10", marks=pytest.mark.slow),
         pytest.param("fedproto-cifar10-mh", "cifar10", marks=pytest.mark.slow),
         pytest.param("gfpl-cifar10", "cifar10", marks=pytest.mark.slow),
         pytest.param("tinyproto-tiny-imagenet", "tiny_imagenet", marks=pytest.mark.slow),
@@ -115,7 +133,7 @@ def test_its_methods_have_one_lambda(name):
 def test_a_round_of_a_recipe(name, folder, tmp_path):
     """With a hundredth of the papers' data, or with four shots per class."""
     real_data(folder)
-    small = {"partition.k": 4} if load_recipe(name)["partition"]["name"] == "nway_kshot" else {"data.samples": 600}
+    small = {"partition.k": 4} if "k" in load_recipe(name)["partition"] else {"data.samples": 600}
     overrides = {"method.name": name.partition("-")[0], "rounds": 1, "data.data_dir": str(real_data(folder).parent)}
     done = run(name, {**overrides, **small}, out=tmp_path)
     assert done.summary["rounds"] == 1

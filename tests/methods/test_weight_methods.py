@@ -160,6 +160,21 @@ def test_fesem_regroups_when_it_should(every):
     assert (int(state["cluster.ann"]) == first["bob"]) is (every == 1)
 
 
+def test_fesem_by_numbers_of_classes():
+    """bob and cid, with three classes each, are above the mean of 8/3; ann, with two, is alone."""
+    data = federated(client("ann", [0, 0, 1, 1]), client("bob", [1, 2, 3]), client("cid", [0, 1, 3, 3]))
+    federation = assemble(experiment("fesem", method__grouping="classes", method__clusters=2, rounds=2), data)[0]
+    for record in federation.run():
+        own = {name: c.model.state_dict() for name, c in visited(federation).items()}
+        assert record.diagnostics["cluster_size"] == {"1": 1, "2": 2}
+        for n in federation.method.initial:
+            centre = federation.server[f"centre.{n}"]
+            torch.testing.assert_close(centre[0], own["ann"][n])
+            torch.testing.assert_close(centre[1], (own["bob"][n] + own["cid"][n]) / 2)
+    with pytest.raises(ConfigError, match=r"method\.clusters=2"):
+        assemble(experiment("fesem", method__grouping="classes"), data)
+
+
 # FedNH and FedFA
 
 

@@ -222,6 +222,18 @@ def test_head_dropout_spares_the_features_and_stops_in_eval_mode():
     assert torch.equal(logits, model.head(F.dropout(features, 0.5)))
 
 
+def test_feature_dropout_of_mobilenet_is_part_of_the_extractor():
+    x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    plain, noisy = (one("mobilenet_v2", options={"feature_dropout": p}).eval() for p in (0.0, 0.5))
+    noisy.load_state_dict(plain.state_dict(), strict=False)
+    torch.testing.assert_close(noisy(x).features, plain(x).features)
+    for module in noisy.modules():  # BatchNorm stays in eval mode
+        module.train(not isinstance(module, torch.nn.BatchNorm2d))
+    assert not torch.equal(noisy(x).features, plain(x).features)
+    names = [name for name, _ in noisy.named_parameters()]
+    assert names == [name for name, _ in plain.named_parameters()]
+
+
 def test_resnet18_strides_change_the_geometry_and_not_the_weights():
     a, b = (one("resnet18", options={"stem_stride": s}).eval() for s in ((1, 4), (2, 2)))
     x = torch.randn(1, 3, 32, 32)

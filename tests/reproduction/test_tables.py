@@ -154,7 +154,8 @@ def test_a_tenth_of_the_images_leaves_the_length_of_scaled_prototypes_as_it_is(m
 def test_rows_that_no_paper_prints_surround_those_that_it_prints():
     rows = [row.method for row in layout(PAPERS["tinyproto"].table(1)).rows]
     assert rows[:2] == ["local", "fixed_etf"]
-    assert rows[-2:] == ["tinyproto-ft", "tinyproto-ft-scripts"]
+    assert [row for row in rows if not row.endswith("-coded")][-2:] == ["tinyproto-ft", "tinyproto-ft-scripts"]
+    assert rows[-1].endswith("-coded")
 
 
 @pytest.mark.parametrize(("paper", "table"), RUNS, ids=NAMES)
@@ -376,3 +377,39 @@ def test_the_script_of_anomalies_finds_what_was_found_by_hand():
         "3.64",
     ):
         assert fact in found, fact
+
+
+def test_rows_as_coded_have_the_authors_split_and_stand_where_there_is_a_recipe():
+    table = PAPERS["protonorm"].table(1)
+    found = {
+        (row.method, column)
+        for row, column in layout(table).entries
+        if row.method.endswith("-coded") and "protonorm" in row.method
+    }
+    assert ("protonorm-coded", ("practical", "cifar10")) in found
+    assert {column[1] for _, column in found} == {"cifar10"}
+
+    def cell(method, scale, split="practical"):
+        settings = {"split": split, "dataset": "cifar10"}
+        return experiment_of(PAPERS["protonorm"], table, settings, method, 0, scale, {})
+
+    full = cell("protonorm-coded", "full")
+    assert (full.partition, full.method_options.gamma, full.partition_options.share) == ("authors", 80.0, 1.0)
+    tenth = cell("norm-g10-coded", "tenth", "pathological")
+    assert (tenth.method_options.gamma, tenth.method_options.lambda_) == (10.0, 10.0)
+    assert (tenth.partition_options.skew, tenth.partition_options.share, tenth.data.samples) == (
+        "pathological",
+        0.1,
+        0,
+    )
+    assert cell("protonorm", "full").partition == "dirichlet"
+
+
+def test_fedprotos_devices_as_coded_have_the_cells_classes_and_shots():
+    paper = PAPERS["fedproto"]
+    settings = {"dataset": "mnist", "n": "5", "stdev_n": "1", "k": "100", "clients": "20"}
+    for scale, k in (("full", 100), ("tenth", 10)):
+        own = experiment_of(paper, paper.table(2), settings, "fesem-coded", 0, scale, {})
+        options = own.partition_options
+        assert (own.partition, options.n, options.n_std, options.k) == ("authors", 5, 1, k)
+        assert (own.method_options.grouping, own.method_options.clusters) == ("classes", 2)

@@ -376,3 +376,60 @@ def test_defaults_ask_for_nothing():
     next(federation.run())
     assert all(model.scale is None for model in federation.executor.clients.models.values())
     assert not any(n.startswith("optimizer.") for n in flatten(federation.executor.clients.snapshot("ann")))
+
+
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+def test_batches_in_order_with_the_last_one_dropped(executor):
+    """Two of ann's, one of bob's and two of cid's batches of four, the same in every round."""
+    chosen = {"training__shuffle": False, "training__drop_last": True}
+    federation = assemble(experiment("local", execution__executor=executor, **EXACT, **chosen), ordinary())[0]
+    models = {name: copy.deepcopy(c.model).train() for name, c in visited(federation).items()}
+    list(federation.run())
+    for name, now in visited(federation).items():
+        parameters = dict(models[name].named_parameters())
+        for start in [*range(0, len(now.train) // 4 * 4, 4)] * 3:
+            rows = slice(start, start + 4)
+            loss = F.cross_entropy(models[name](now.train.x[rows].double()).logits, now.train.y[rows])
+            for p, g in zip(parameters.values(), torch.autograd.grad(loss, parameters.values()), strict=True):
+                p.data -= 0.1 * g
+        for n, p in now.model.named_parameters():
+            torch.testing.assert_close(p.data, parameters[n].data, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 3, 4, 5, 8])
+@pytest.mark.parametrize("even", [False, True])
+def test_the_only_batch_is_never_dropped(samples, even):
+    rows = epoch_rows(samples, 4, even, 0, "x", drop_last=True)
+    expected = samples // 4 * 4 or (samples if samples > 1 or not even else 0)
+    assert sum(map(len, rows)) == expected
+    assert all(len(own) == min(4, samples) for own in rows)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@pytest.mark.parametrize("drop", [False, True])
+def test_prototypes_of_the_weights_before_training(executor, drop):
+    """They are those of the round before, of the samples in whole batches if the last is dropped."""
+    options = {"method__prototypes": "before", "training__drop_last": drop, "training__shuffle": not drop}
+    federation = assemble(experiment("fedproto", execution__executor=executor, **EXACT, **options), ordinary())[0]
+    for _ in range(2):
+        before = visited(federation)
+        next(federation.run())
+        for name, now in visited(federation).items():
+            kept = len(now.train) // 4 * 4 if drop else len(now.train)
+            y = now.train.y[:kept]
+            with torch.no_grad():
+                features = before[name].model.eval()(now.train.x[:kept].double()).features
+            for j in range(K):
+                assert bool(now.state["present"][j]) is bool((y == j).any())
+                if (y == j).any():
+                    torch.testing.assert_close(now.state["prototypes"][j], features[y == j].mean(0))
+        assert any(
+            not torch.equal(a.model.head.weight, b.model.head.weight)
+            for a, b in zip(before.values(), visited(federation).values(), strict=True)
+        )
+
+
+@pytest.mark.parametrize("options", [{"training__shuffle": False}, {"training__drop_last": True}])
+def test_dp_sgd_draws_its_own_batches(options):
+    with pytest.raises(ConfigError, match="draws its batches"):
+        assemble(experiment("fedproto", privacy={"mode": "sample", "noise": 1.0}, **options), ordinary())

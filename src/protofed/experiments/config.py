@@ -80,6 +80,12 @@ class TrainingOptions(Options):
 
     epochs: int = option(1, "local epochs E per round", least=1)
     batch_size: int = option(32, "batch size B; the last batch may be smaller", least=1)
+    shuffle: bool = option(True, "draw a new order of samples in every epoch, or take them as they are stored")
+    drop_last: bool = option(
+        False,
+        "leave out an epoch's last batch if it is smaller than B and not the only one, and the last samples from "
+        "class means",
+    )
     optimizer: str = option("SGD", "name of an optimiser in torch.optim")
     lr: float = option(0.01, "learning rate")
     momentum: float = option(0.0, "momentum, if the optimiser has it")
@@ -121,6 +127,8 @@ class TrainingOptions(Options):
             self.keep_state,
             Schedule(self.schedule, self.decay, self.decay_every),
             class_weights=self.class_weights == "balanced",
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
         )
 
     def __post_init__(self) -> None:

@@ -122,7 +122,7 @@ class WrappedMethod(Method[O]):
     # The client.
 
     @property
-    def statistics_from(self) -> Literal["after", "during"] | None:
+    def statistics_from(self) -> Literal["after", "during", "before"] | None:
         """As the base."""
         return self.base.statistics_from
 

@@ -265,7 +265,8 @@ class Method(Generic[O]):
             May depend on the options.
         personal_broadcast: Whether clients are sent different messages. May depend on the options.
         statistics_from: ``"after"`` collects :meth:`statistics` in a separate eval-mode pass after training,
-            ``"during"`` from the training steps of the last local epoch, None not at all. May be a property.
+            ``"before"`` in one before it, ``"during"`` from the training steps of the last local epoch, None not at
+            all. May be a property.
         statistics_by_batch: Whether :meth:`statistics` are more than sums over samples, and so have to be computed
             batch by batch. May be a property.
         release: Factors of the :meth:`statistics` in one vector that noise is added to once, if they are the same
@@ -405,7 +406,7 @@ class Method(Generic[O]):
     # The client.
 
     @property
-    def statistics_from(self) -> Literal["after", "during"] | None:
+    def statistics_from(self) -> Literal["after", "during", "before"] | None:
         """When :meth:`statistics` are collected: see the class."""
         return None
 

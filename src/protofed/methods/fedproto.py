@@ -32,8 +32,10 @@ class FedProtoOptions(Options):
 
     lambda_: float = option(1.0, "weight λ of the prototype term", least=0)
     gamma: float = option(1.0, "upscaling γ of the global prototypes (ProtoNorm Eq. 15, Table 5)", least=0)
-    prototypes: Literal["after", "during"] = option(
-        "after", "local prototypes from a pass after training (Eq. 3), or during the last local epoch"
+    prototypes: Literal["after", "during", "before"] = option(
+        "after",
+        "local prototypes from a pass after training (Eq. 3), during the last local epoch (code of FedProto and "
+        "TinyProto), or from a pass before training, a round late (code of ProtoNorm and HtFLlib's FedTGP)",
     )
     regulariser: Literal["samples", "prototypes"] = option(
         "samples", "ρ(f(x), C_y), the mean over a batch (all code), or Σ_j ρ(c_j, C_j) over its prototypes (Eq. 8)"
@@ -134,7 +136,7 @@ class FedProto(Method[P]):
         return pulled(model, batch, received, o.lambda_, o.distance, by_class=o.regulariser == "prototypes")
 
     @property
-    def statistics_from(self) -> Literal["after", "during"]:
+    def statistics_from(self) -> Literal["after", "during", "before"]:
         """Local prototypes are means over the training data."""
         return self.options.prototypes
 

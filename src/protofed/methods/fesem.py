@@ -18,12 +18,12 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._weights import WeightedMean, weight_of
-from protofed.methods.contract import Aggregate, Tensors, Upload
+from protofed.methods._weights import WeightedMean, weight_of, with_samples
+from protofed.methods.contract import Aggregate, Local, Tensors, Upload
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import option
 from protofed.seeding import generator
-from protofed.wire.schema import Payload
+from protofed.wire.schema import Field, Payload, Schema
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class FeSEMOptions(FedAvgOptions):
     )
     clusters: int = option(3, "centres C", least=1)
     regroup_every: int = option(1, "rounds from one assignment of clients to the next", least=1)
+    grouping: Literal["weights", "classes"] = option(
+        "weights",
+        "nearest weights | two groups: clients with fewer classes than the mean, and the others (a function in "
+        "FedProto's repository that nothing calls)",
+    )
     compare: Literal["all", "head"] = option(
         "all", "weights whose distance decides: all parameters, or the head's (the authors' code: one dense layer)"
     )
@@ -58,11 +63,26 @@ class FeSEM(FedAvg[FeSEMOptions]):
     Options = FeSEMOptions
 
     def check(self) -> None:
-        """Refuse more clusters than there are clients."""
+        """Refuse more clusters than there are clients, and other than two groups by numbers of classes."""
+        if self.options.grouping == "classes" and self.options.clusters != 2:
+            raise ConfigError("fesem: method.grouping=classes makes two groups: set method.clusters=2")
         if 0 < self.task.clients < self.options.clusters:
             raise ConfigError(
                 f"fesem: method.clusters = {self.options.clusters}, but there are only {self.task.clients} clients"
             )
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """The client's weights and its number of samples; its number of classes if this decides the group."""
+        classes = Field((), "count", parameter=False, described=False)
+        more = {"held": classes} if self.options.grouping == "classes" else {}
+        return with_samples(self.broadcast_schema, **more)
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``w_i`` and ``n_i``, and ``K_i`` if it decides the group."""
+        payload = super().upload(local, statistics)
+        held = {"held": (local.counts > 0).sum()} if "held" in self.upload_schema.fields else {}
+        return {**payload, **held}
 
     @cached_property
     def compared(self) -> list[str]:
@@ -92,11 +112,16 @@ class FeSEM(FedAvg[FeSEMOptions]):
         arrived = list(uploads)
         state = {n: t.clone() for n, t in server.items()}
         points = self._points([upload.payload for upload in arrived])
-        self._seed(state, arrived, points, round)
         C = self.options.clusters
+        if self.options.grouping == "weights":
+            self._seed(state, arrived, points, round)
         distances = torch.cdist(points, self._centres(state), compute_mode="donot_use_mm_for_euclid_dist")
-        nearest = distances.masked_fill(~state["known"], torch.inf).argmin(1)
-        for upload, c in zip(arrived, nearest, strict=True):
+        if self.options.grouping == "weights":
+            groups = distances.masked_fill(~state["known"], torch.inf).argmin(1)
+        else:
+            held = torch.stack([upload.payload["held"] for upload in arrived]).double()
+            groups = (held >= held.mean()).long()
+        for upload, c in zip(arrived, groups, strict=True):
             if round % self.options.regroup_every == 0 or f"cluster.{upload.client}" not in state:
                 state[f"cluster.{upload.client}"] = c
         assigned = [int(state[f"cluster.{upload.client}"]) for upload in arrived]

@@ -35,6 +35,12 @@ _LIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 groups.register("light4")(Group("ProtoNorm's and TinyProto's four lightweight models", _LIGHT))
+groups.register("light4_as_coded")(
+    Group(
+        "light4 as in ProtoNorm's and TinyProto's code: MobileNet's features have dropout",
+        tuple((name, {**own, "feature_dropout": 0.2} if name == "mobilenet_v2" else own) for name, own in _LIGHT),
+    )
+)
 groups.register("light5")(Group("light4 and GoogLeNet", (*_LIGHT, ("googlenet", {}))))
 for _name, _network, _data in (
     ("fedproto_mh", "fedproto_cnn", "MNIST"),

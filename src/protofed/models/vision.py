@@ -25,6 +25,15 @@ class VisionOptions(ImageOptions):
 
 
 @dataclass(frozen=True)
+class MobileNetOptions(VisionOptions):
+    """Options of ``mobilenet_v2``."""
+
+    feature_dropout: float = option(
+        0.0, "probability, before the map to d, so that features are noisy in training", least=0, below=1
+    )
+
+
+@dataclass(frozen=True)
 class ResNet18Options(VisionOptions):
     """Options of ``resnet18``."""
 
@@ -74,13 +83,16 @@ def _resnet18(input_shape: tuple[int, ...], d: int, options: ResNet18Options) ->
     return _headless(model, options, "conv1", ("fc",))
 
 
-@architecture("mobilenet_v2", "MobileNet v2 (Sandler et al. 2018), 1280 wide", VisionOptions)
-def _mobilenet_v2(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
+@architecture("mobilenet_v2", "MobileNet v2 (Sandler et al. 2018), 1280 wide", MobileNetOptions)
+def _mobilenet_v2(input_shape: tuple[int, ...], d: int, options: MobileNetOptions) -> Backbone:
     from torchvision.models import mobilenet_v2
 
     model = mobilenet_v2(weights=None)
     _fit_stem(model, "features.0.0", input_shape[0], _he)
-    return _headless(model, options, "features.0.0", ("classifier",))
+    backbone = _headless(model, options, "features.0.0", ("classifier",))
+    if options.feature_dropout:
+        model.classifier = nn.Dropout(options.feature_dropout)
+    return backbone
 
 
 @architecture("shufflenet_v2_x1_0", "ShuffleNet v2 (Ma et al. 2018), 1024 wide", VisionOptions)

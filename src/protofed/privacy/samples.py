@@ -48,7 +48,8 @@ class Training(NamedTuple):
         """
         rounds = range(1, method.task.rounds + 1)
         size, once = plan.batch_size, bool(method.release)
-        means = [method.statistics_from == "after" and method.communicates(round) for round in rounds]
+        told = method.statistics_from in ("after", "before")
+        means = [told and method.communicates(round) for round in rounds]
         return cls(
             rate(samples, size),
             tuple(steps(method.phases(round), plan.epochs, samples, size) for round in rounds),
@@ -111,6 +112,8 @@ def protected(
         ConfigError: If the method does not suit, or no noise keeps the budget.
     """
     check(method)
+    if plan.drop_last or not plan.shuffle:
+        raise ConfigError("privacy.mode=sample draws its batches: leave training.shuffle and training.drop_last")
     noise = options.noise
     if noise is None:
         noise = _needed(options, Training.of(method, plan, samples))

@@ -9,7 +9,7 @@ from typing import Any
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.sweeping import grid
-from protofed.reproduction.papers import Figure, Paper, Table
+from protofed.reproduction.papers import CODED, Figure, Paper, Table
 
 SCALES = ("full", "tenth", "smoke")
 """full: as the paper; tenth: a tenth of the images; smoke: seconds, on other data, to see that everything runs."""
@@ -78,8 +78,10 @@ def experiment_of(
     pattern = paper.recipes.get(method) or table.recipes.get(method) or table.recipe or paper.recipes["default"]
     dataset = settings.get("dataset", "")
     name = pattern.format(dataset=DATASETS.get(dataset, dataset))
+    if method.endswith(CODED):
+        name += f"-as{CODED}"
     tree = _recipe(name)
-    chosen = paper.methods.get(method, method)
+    chosen = paper.methods.get(method, method.removesuffix(CODED))
     given = overrides_of(paper, tree, settings, method=not is_added(table, method))
     given |= paper.adjust.get(method, {})
     return scaled(apply_overrides(tree, given), chosen, seed, scale, overrides)
@@ -98,7 +100,8 @@ def is_added(table: Table, method: str) -> bool:
         table: The table.
         method: Name of the row's method.
     """
-    return method in (*CONTROLS, *table.added) and all(printed.method != method for printed in table.printed)
+    added = method in (*CONTROLS, *table.added) or method.endswith(CODED)
+    return added and all(printed.method != method for printed in table.printed)
 
 
 CONTROLS = ("local", "fixed_etf")
@@ -135,15 +138,13 @@ def divided(experiment: Experiment) -> int:
 def _tenth(tree: Tree) -> Tree:
     """Return a tenth of the images: of the shots per class, or else of the whole data set."""
     partition = tree.get("partition", {})
-    if partition.get("name") == "nway_kshot":
-        return {
-            "partition.k": max(1, round(partition.get("k", 100) / 10)),
-            "partition.k_std": round(partition.get("k_std", 2) / 10),
-        }
+    if "k" in partition:
+        spread = {"partition.k_std": round(partition.get("k_std", 2) / 10)} if "paper" not in partition else {}
+        return {"partition.k": max(1, round(partition["k"] / 10)), **spread}
     images = IMAGES.get(tree["data"]["source"])
     if images is None:
         return {}
-    given: Tree = {"data.samples": images // 10}
+    given: Tree = {"partition.share": 0.1} if "paper" in partition else {"data.samples": images // 10}
     places = {"methods.tinyproto": tree.get("methods", {}).get("tinyproto", {})}
     places |= {f"variants.{name}.method": own.get("method", {}) for name, own in tree.get("variants", {}).items()}
     for place, options in places.items():
@@ -171,7 +172,10 @@ def _smoke(tree: Tree) -> Tree:
         "methods.fedtgp": {**tree.get("methods", {}).get("fedtgp", {}), "server_epochs": 2},
         "methods.fedpa": {**tree.get("methods", {}).get("fedpa", {}), "generator_steps": 2},
     }
-    if partition.get("name") == "nway_kshot":
+    encoded = [name for name, own in tree.get("variants", {}).items() if "encoder" in own]
+    given |= {f"variants.{name}.encoder.dim": 16 for name in encoded}
+    if "k" in partition:
+        given |= {"partition.name": "nway_kshot", "transforms": {}}
         shots = partition.get("k", 100)
         spread = min(2, partition.get("k_std", 2))
         given |= {"partition.k": max(3, shots // 20), "partition.k_std": spread, "partition.test_shots": 2}

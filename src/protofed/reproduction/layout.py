@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from protofed.analysis.paired import POINT, interval
 from protofed.experiments.config import Experiment, apply_overrides, identity, load_recipe, resolve
 from protofed.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
-from protofed.reproduction.papers import ACCURACY, Paper, Printed, Table
+from protofed.reproduction.papers import ACCURACY, CODED, Paper, Printed, Table
 from protofed.reproduction.results import FOLDER, Result, committed
 from protofed.reproduction.verdicts import (
     AGREES,
@@ -95,7 +95,7 @@ def layout(table: Table) -> Layout:
         own = printed.settings
         section = tuple(own.get(name, "") for name in table.rows)
         column = tuple(own.get(name, "") for name in table.columns)
-        for method in (*CONTROLS, *table.added):
+        for method in (*CONTROLS, *table.rows_added(own)):
             added = Row(section, method, ("",) * len(table.inner))
             if is_added(table, method):
                 if method in CONTROLS:
@@ -177,7 +177,7 @@ def scores(paper: Paper, result: Result, rule: str = "") -> Mapping[str, float]:
         result: The result.
         rule: Inference rule; ``""`` for the paper's.
     """
-    return result.by(rule or paper.rules.get(result.method, ""))
+    return result.by(rule or paper.rules.get(result.method.removesuffix(CODED), ""))
 
 
 def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float | None:

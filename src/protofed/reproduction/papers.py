@@ -16,6 +16,8 @@ from protofed.reading import read_toml
 FOLDER = Path(str(resources.files("protofed.reproduction") / "papers"))
 NAMES = ("fedproto", "tinyproto", "protonorm", "gfpl")
 ACCURACY = "accuracy_percent"
+CODED = "-coded"
+"""End of the names of rows that do what the published code does; those of their recipes end in ``-as-coded``."""
 
 
 class Printed(NamedTuple):
@@ -59,6 +61,7 @@ class Table:
         recipes: The same by method.
         options: Option of each hyperparameter, by name, or by method and name.
         added: Rows that the paper does not print, beside the controls: variants of its recipes.
+        coded: By data set, what is added of the recipe of the published code: methods and variants.
     """
 
     number: int
@@ -72,6 +75,15 @@ class Table:
     recipes: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     added: Sequence[str] = ()
+    coded: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def rows_added(self, settings: Mapping[str, str]) -> list[str]:
+        """Return the rows beside the controls that the paper does not print.
+
+        Args:
+            settings: Settings of a printed number.
+        """
+        return [*self.added, *(f"{name}{CODED}" for name in self.coded.get(settings.get("dataset", ""), ()))]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,16 @@ from protofed.seeding import generator
 EVALUATION_BATCH = 256
 
 
-def epoch_rows(samples: int, size: int, even: bool, seed: int, *scope: str | int) -> list[Tensor]:
-    """Return the shuffled rows of each batch of an epoch.
+def epoch_rows(
+    samples: int,
+    size: int,
+    even: bool,
+    seed: int,
+    *scope: str | int,
+    shuffle: bool = True,
+    drop_last: bool = False,
+) -> list[Tensor]:
+    """Return the rows of each batch of an epoch.
 
     Args:
         samples: Number of samples ``n``.
@@ -24,22 +32,39 @@ def epoch_rows(samples: int, size: int, even: bool, seed: int, *scope: str | int
             has no batch statistics, is then left out.
         seed: Seed of the experiment.
         scope: Names that, with the seed, determine the order.
+        shuffle: Whether the order is random, or that of the samples.
+        drop_last: As for :func:`batch_rows`.
     """
-    order = torch.randperm(samples, generator=generator(seed, "shuffle", *scope))
-    return [rows for rows in batch_rows(order, size, even=even) if len(rows) > 1 or (len(rows) and not even)]
+    source = generator(seed, "shuffle", *scope)
+    order = torch.randperm(samples, generator=source) if shuffle else torch.arange(samples)
+    batches = batch_rows(order, size, even=even, drop_last=drop_last)
+    return [rows for rows in batches if len(rows) > 1 or (len(rows) and not even)]
 
 
-def batch_rows(order: Tensor, size: int, *, even: bool) -> Sequence[Tensor]:
+def batch_rows(order: Tensor, size: int, *, even: bool, drop_last: bool = False) -> Sequence[Tensor]:
     """Divide the rows of an epoch into ``⌈n/B⌉`` batches.
 
     Args:
-        order: ``(n,)`` shuffled rows.
+        order: ``(n,)`` rows.
         size: Batch size ``B``.
         even: Whether batch sizes differ by at most one; otherwise all but the last are ``B``. Deep networks with
             BatchNorm need even batches: the variance of a last batch of two or three samples can be so small that
             one step ruins the model.
+        drop_last: Whether a last batch of fewer than ``B`` rows is left out.
     """
+    if drop_last:
+        order = order[: whole(len(order), size)]
     return order.tensor_split(-(-len(order) // size)) if even and len(order) else order.split(size)
+
+
+def whole(samples: int, size: int) -> int:
+    """Return how many samples are in whole batches; all where there is none.
+
+    Args:
+        samples: Number of samples ``n``.
+        size: Batch size ``B``.
+    """
+    return samples // size * size or samples
 
 
 def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BATCH) -> Iterator[Batch]:

@@ -19,6 +19,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Phase
 from protofed.optimizers import eager
 from protofed.samples import ClientData, Samples
+from protofed.training.batches import whole
 from protofed.training.private import Private
 
 
@@ -68,6 +69,8 @@ class LocalPlan:
         class_weights: Whether the cross-entropy of a client's own samples is weighted by :func:`balance`.
         private: Protection of single samples by DP-SGD, or None.
         least_samples: Least number of training samples of a class that is reported.
+        shuffle: Whether every epoch has a new order of samples.
+        drop_last: Whether the last batch of an epoch is left out if it is smaller, unless it is the only one.
     """
 
     epochs: int = 1
@@ -81,6 +84,8 @@ class LocalPlan:
     class_weights: bool = False
     private: Private | None = None
     least_samples: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -197,6 +202,12 @@ class Member:
     def train(self) -> Samples:
         """Training samples."""
         return self.data.train
+
+    @property
+    def seen(self) -> Samples:
+        """Training samples that class means are taken of: whole batches only if the last one is dropped."""
+        kept = whole(len(self.train), self.plan.batch_size)
+        return Samples(self.train.x[:kept], self.train.y[:kept]) if self.plan.drop_last else self.train
 
     @property
     def test(self) -> Samples:

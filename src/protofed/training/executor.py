@@ -158,7 +158,8 @@ class Fused(Executor):
             named = {update.optimizer.get("name", plan.optimizer) for update in phase.updates}
             if named != {"SGD"} and phase.passes(plan.epochs) > 1:
                 even = self.clients.models[member.kind].needs_two_samples
-                steps = len(batch_rows(torch.arange(len(member.train)), plan.batch_size, even=even))
+                rows = torch.arange(len(member.train))
+                steps = len(batch_rows(rows, plan.batch_size, even=even, drop_last=plan.drop_last))
         # repr: the settings may hold lists.
         return (member.kind, plan.epochs, plan.optimizer, repr(sorted(plan.settings.items())), steps)
 

@@ -248,12 +248,15 @@ class LocalTrainer:
         """
         start = time.perf_counter()
         visits = self._open(steps, clients, names, messages, round, training=True)
+        sends = self.method.upload_schema is not None and self.method.communicates(round)
+        moment = self.method.statistics_from
         statistics: list[Tensors] = [{} for _ in visits]
+        if sends and moment == "before":
+            statistics = self._statistics(steps, visits)
         for number, phase in enumerate(self.method.phases(round)):
             collected = self._phase(steps, visits, phase, number)
             statistics = [new or old for new, old in zip(collected, statistics, strict=True)]
-        sends = self.method.upload_schema is not None and self.method.communicates(round)
-        if sends and self.method.statistics_from == "after":
+        if sends and moment == "after":
             statistics = self._statistics(steps, visits)
         together = (time.perf_counter() - start) / len(visits)
         results = []
@@ -278,9 +281,9 @@ class LocalTrainer:
         return replace(plan, private=replace(plan.private, secret=True)) if secret else plan  # type: ignore[type-var]
 
     def _statistics(self, steps: Steps, visits: Sequence[_Visit]) -> list[Tensors]:
-        """Return the statistics of each client's training data after training."""
+        """Return the statistics of each client's training data with its present weights."""
         if all(visit.client.plan.private is None for visit in visits):
-            return steps.statistics([visit.client.train for visit in visits])
+            return steps.statistics([visit.client.seen for visit in visits])
         found = []
         for index, visit in enumerate(visits):
             private = self._plan(visit.client).private
@@ -524,6 +527,8 @@ class LocalTrainer:
                     visit.local.model.needs_two_samples,
                     self.seed,
                     *(visit.local.round, visit.client.name, number, epoch),
+                    shuffle=plan.shuffle,
+                    drop_last=plan.drop_last,
                 )
                 for own, visit, noise in zip(data, visits, noises, strict=True)
             ]
