@@ -76,11 +76,13 @@ class Encoding:
         key: Hash of the encoder with its weights.
         input_shape: Shape of a sample before.
         eight_bit: Whether samples were 8-bit images.
+        parts: Numbers of each part, where an encoded sample is more than features of one encoder; else empty.
     """
 
     key: str
     input_shape: tuple[int, ...]
     eight_bit: bool = False
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,11 +30,13 @@ class Architecture:
         name: Name of the architecture; :data:`~protofed.claims.PRIVATE` for a model that only its node can build.
         options: Options of the architecture.
         d: Length of the features.
+        turn: Number of the part of an encoded sample that the client's own network takes.
     """
 
     name: str
     options: Mapping[str, Any]
     d: int
+    turn: int = 0
 
     def __str__(self) -> str:
         return self._written(_SHOWN)
@@ -47,7 +50,7 @@ class Architecture:
     @property
     def kind(self) -> str:
         """The kind of model: architectures of one kind have the same modules and shapes."""
-        return f"{self._written()}, d={self.d}"
+        return f"{self._written()}, d={self.d}" + f", turn={self.turn}" * bool(self.turn)
 
 
 def _first(values: Sequence[object], most: int | None) -> object:
@@ -180,6 +183,8 @@ def why_one(experiment: Experiment) -> str:
 
 def one_architecture(experiment: Experiment) -> bool:
     """Return whether the method needs all clients to have one architecture."""
+    if experiment.encoder.name and (experiment.encoder.beside or experiment.encoder.members):
+        return False  # clients' own networks are beside the features
     return methods.get(experiment.method).needs_same_architecture(experiment.method_options)
 
 
@@ -197,10 +202,61 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
             check_trusted(experiment, client.name, chosen)
             own = Architecture(*models.assign(chosen, 1)[0], 0)
             architecture = with_embeddings(experiment, own, federated.table)
-        width = math.prod(federated.input_shape) if architecture.name == "identity" else experiment.model.d
-        architectures.append(replace(architecture, d=client.settings.get("d", width)))
+        turn = number % max(1, len(experiment.encoder.members))
+        width = own_width(experiment, architecture.name, taken(experiment, federated, turn).shape)
+        if federated.encoding and federated.encoding.parts and experiment.encoder.name:
+            width = federated.encoding.parts[0]
+        architectures.append(replace(architecture, d=client.settings.get("d", width), turn=turn))
     _check_same(experiment, federated, architectures)
     return architectures
+
+
+class Taken(NamedTuple):
+    """The part of a sample that a client's own network takes.
+
+    Attributes:
+        shape: Shape of one of its samples.
+        inputs: Columns of the sample; None for the whole of it.
+        features: Columns of the features that all clients share; None for those of the network.
+    """
+
+    shape: tuple[int, ...]
+    inputs: slice | None = None
+    features: slice | None = None
+
+
+def taken(experiment: Experiment, federated: FederatedData, turn: int) -> Taken:
+    """Return the part of a sample that a client's own network takes.
+
+    Args:
+        experiment: The experiment.
+        federated: The clients' data.
+        turn: Number of the client's own part.
+
+    Raises:
+        ConfigError: If the samples have other parts than the options say.
+    """
+    encoding, encoder = federated.encoding, experiment.encoder
+    if encoding is None or not encoding.parts:
+        return Taken(federated.input_shape)
+    shared = bool(encoder.name)
+    if len(encoding.parts) < shared + max(1, len(encoder.members)):
+        raise ConfigError(f"encoder: samples have {len(encoding.parts)} parts, which are not those of its options")
+    ends = (0, *itertools.accumulate(encoding.parts))
+    start, end = ends[shared + turn : shared + turn + 2]
+    shape = encoding.input_shape if encoder.beside else (end - start,)
+    return Taken(shape, slice(start, end), slice(0, ends[1]) if shared else None)
+
+
+def own_width(experiment: Experiment, name: str, shape: tuple[int, ...]) -> int:
+    """Return the length of the features of a client's own network.
+
+    Args:
+        experiment: The experiment.
+        name: Its architecture.
+        shape: Shape of one of its samples.
+    """
+    return math.prod(shape) if name == "identity" else experiment.model.d
 
 
 def is_code(name: str) -> bool:
@@ -292,14 +348,16 @@ def _check_same(experiment: Experiment, federated: FederatedData, architectures:
             f"({own}): leave that out, or set encoder.name, e.g. auto"
         )
     for index, architecture in enumerate(architectures):
+        other = next(n for n, a in enumerate(architectures) if a.turn == architecture.turn)
+        first = architectures[other]
         if same and architecture != first:
             why, _, remedy = why_one(experiment).partition(": ")
             raise ConfigError(
-                f"{kind.name} {why}, but {names[0]} has {first} (d={first.d}) and {names[index]} has "
+                f"{kind.name} {why}, but {names[other]} has {first} (d={first.d}) and {names[index]} has "
                 f"{architecture} (d={architecture.d}): {remedy}"
             )
         if kind.same_feature_dim and architecture.d != first.d:
             raise ConfigError(
-                f"{kind.name} exchanges features and needs one d, but {names[0]} has d={first.d} and "
+                f"{kind.name} exchanges features and needs one d, but {names[other]} has d={first.d} and "
                 f"{names[index]} has d={architecture.d}: give all clients the same d"
             )

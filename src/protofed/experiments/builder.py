@@ -8,27 +8,36 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from protofed import claims, data, methods, models
 from protofed.errors import ConfigError, ModelError
-from protofed.experiments.architectures import Architecture, FederationSummary, common_architecture
+from protofed.experiments.architectures import (
+    Architecture,
+    FederationSummary,
+    Taken,
+    common_architecture,
+    own_width,
+    taken,
+)
 from protofed.experiments.config import Experiment
 from protofed.experiments.coverage import check_method, check_steps
 from protofed.experiments.hardware import DTYPES, Hardware
-from protofed.methods import Task
+from protofed.methods import Method, Task
 from protofed.privacy import protected
 from protofed.privacy.clients import NoisySums
 from protofed.privacy.noise import NO_NOISE, OwnNoise
 from protofed.privacy.samples import multiplier
 from protofed.privacy.secure import SecureSum
-from protofed.samples import FederatedData
+from protofed.samples import FederatedData, Samples
 from protofed.seeding import derive, generator, seeded
 from protofed.snapshots import Snapshot
 from protofed.training import LocalTrainer, Member, Roster, Store
 from protofed.training.private import COUNTS, private_counts
+from protofed.training.visit import Augment
 from protofed.wire import get_codec
 
 if TYPE_CHECKING:
@@ -78,14 +87,16 @@ class Builder:
         if experiment.execution.precision == "tf32":
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True
-        self.method = self.method_class(experiment.method_options, self._task())
+        self.method = self._method()
         check_method(experiment, self.method)
-        experiment.transforms.check(federated.input_shape)
+        own = taken(experiment, federated, 0)
+        experiment.transforms.check(own.shape)
+        augment = data.augmentation(experiment.transforms)
         self.trainer = LocalTrainer(
             self.method,
             get_codec(experiment.wire.codec, experiment.wire.compression),
             experiment.seed if draws is None else draws,
-            data.augmentation(experiment.transforms),
+            augment if own.inputs is None or augment is None else partial(_of_part, augment, own),
             experiment.evaluation.on,
             experiment.evaluation.on_every,
             experiment.rounds,
@@ -140,6 +151,16 @@ class Builder:
             told = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
         state = {**self.method.client_state(told), **self.method.kept_state(counts)}
         return state if told is counts else {**state, COUNTS: told}
+
+    def _method(self) -> Method:
+        """Return the method, or one for each encoder that clients are dealt."""
+        kind, task, options = self.method_class, self._task(), self.experiment.method_options
+        encoding = self.federated.encoding
+        if encoding is None or not encoding.parts:
+            return kind(options, task)
+        known = {a.turn: a.d for a in self.summary.architectures}
+        widths = [known.get(turn, width) for turn, width in enumerate(encoding.parts)]
+        return methods.for_parts(kind, options, task, [] if self.experiment.encoder.name else widths)
 
     def _task(self) -> Task:
         summary, federated = self.summary, self.federated
@@ -220,12 +241,15 @@ def build_model(
             cannot be read.
     """
     samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
+    own = taken(experiment, federated, architecture.turn)
     centred = samples is None or samples.dtype == torch.uint8
+    if own.inputs is not None and federated.encoding is not None:
+        centred = experiment.encoder.beside and federated.encoding.eight_bit
     model = models.build(
         architecture.name,
-        input_shape=federated.input_shape,
+        input_shape=own.shape,
         num_classes=federated.num_classes,
-        d=architecture.d,
+        d=architecture.d if own.features is None else own_width(experiment, architecture.name, own.shape),
         map=experiment.model.map,
         options=dict(architecture.options),
         seed=derive(experiment.seed, "model", scope),
@@ -242,7 +266,18 @@ def build_model(
                 "require: leave out transforms.mean and transforms.std"
             )
         model.scale = models.Preparation(models.Normalisation(*given), centred=centred)
+    if own.inputs is not None:
+        model = models.Beside(model, own.features, own.inputs, own.shape, centred=centred)
+        model.group = architecture.turn
     return model.to(DTYPES[experiment.execution.precision])
+
+
+def _of_part(augment: Augment, own: Taken, samples: Samples, source: torch.Generator) -> Samples:
+    """Return samples whose part for the clients' own networks is augmented."""
+    x = samples.x.clone()
+    images = x[:, own.inputs].reshape(-1, *own.shape)
+    x[:, own.inputs] = augment(Samples(images, samples.y), source).x.flatten(1)
+    return Samples(x, samples.y)
 
 
 def secure_stage(experiment: Experiment, trainer: LocalTrainer, ask: Ask | None = None) -> SecureSum | None:

@@ -409,7 +409,8 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
 
     Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
     model also ``model.members`` and ``model.shared``.
-    Naming an encoder drops the model and the transforms, which are for other samples.
+    Naming an encoder drops the model and the transforms, which are for other samples, unless it keeps these beside
+    the features.
 
     Args:
         tree: A recipe.
@@ -429,11 +430,12 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
         # Members take precedence over a name, so that even the same name is another model.
         if table.get(key, default) != overrides[name] or (key == "name" and table.get("members")):
             result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
-    if overrides.get("encoder.name") and not {"model.name", "model.members"} & overrides.keys():
-        encoder, model = result.get("encoder"), result.get("model")
-        if (encoder or {}).get("name") != overrides["encoder.name"]:
-            if isinstance(model, dict):
-                result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
+    encoder, model = (table if isinstance(table := result.get(n), dict) else {} for n in ("encoder", "model"))
+    own = {"model.name", "model.members"} & overrides.keys()
+    if not own and not overrides.get("encoder.beside", encoder.get("beside")):
+        new = (overrides.get(f"encoder.{key}") for key in ("name", "members"))
+        if any(value and value != encoder.get(key) for key, value in zip(("name", "members"), new, strict=True)):
+            result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
             result.pop("transforms", None)
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
@@ -468,7 +470,8 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
-    if sections["encoder"].name and not {"name", "members"} & _table(tree, "model").keys():
+    encoder, named = sections["encoder"], {"name", "members"} & _table(tree, "model").keys()
+    if encoder.each() and not encoder.beside and not named:
         sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
     method_name, method_options = _method(tree, method)
     validated = sections["data"].validation_fraction > 0

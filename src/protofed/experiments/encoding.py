@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -22,7 +22,7 @@ from protofed.data.options import memory_gb
 from protofed.errors import ConfigError, DataError, OutputError
 from protofed.files import write_bytes
 from protofed.formats import duration, size
-from protofed.models.encoders import Encoder, EncoderOptions, build_encoder, chosen_name
+from protofed.models.encoders import Encoder, EncoderOptions, build_encoders, chosen_name
 from protofed.reading import read_bytes
 from protofed.samples import Encoding, FederatedData, Samples
 
@@ -53,34 +53,49 @@ def encode(
         DataError: If samples have values that are not finite.
         ModelError: If the weights of the encoder cannot be read.
     """
-    if not options.name:
+    if not options.each():
         return federated
-    encoder = build_encoder(options, federated.input_shape, weights_dir)
+    encoders = build_encoders(options, federated.input_shape, weights_dir)
+    width = sum(encoders.parts)
     parts = [
         (f"{client.name}: {name} samples", part)
         for client in federated.clients
         for name in ("train", "test", "validation")
         if (part := getattr(client, name)) is not None
     ]
-    needed = 8 * encoder.width * sum(len(part) for _, part in parts)  # float32, once by sample and once by client
+    needed = 8 * width * sum(len(part) for _, part in parts)  # float32, once by sample and once by client
     if needed > memory_gb() * 1e9 / 2:
         raise ConfigError(
-            f"encoder.name={options.name}: {encoder.width} numbers per sample need {size(needed)}, more than half "
+            f"encoder.name={options.name}: {width} numbers per sample need {size(needed)}, more than half "
             "of the memory: set encoder.dim, e.g. 512"
         )
     for where, part in parts:
         _check_finite(part.x, where)
-    name, folder = chosen_name(options, federated.input_shape), cache_folder() if kept else None
-    features = iter(_features(encoder, [part.x for _, part in parts], name, folder))
-    encoded = federated.map(lambda samples: Samples(next(features), samples.y))
+    x, folder = [part.x for _, part in parts], cache_folder() if kept else None
+    names = [chosen_name(one, federated.input_shape) for one in options.each()]
+    every = [_features(one, x, name, folder) for one, name in zip(encoders.each, names, strict=True)]
+    joined = (encoders.joined(samples, features) for samples, *features in zip(x, *every, strict=True))
+    encoded = federated.map(lambda samples: Samples(next(joined), samples.y))
     eight_bit = any(part.x.dtype == torch.uint8 for _, part in parts)
-    note = f"Samples are {encoder.width} fixed features, the same for all clients (encoder.name={name})."
+    more = len(encoders.parts) > 1
     return replace(
         encoded,
-        input_shape=(encoder.width,),
-        encoding=Encoding(encoder.key, federated.input_shape, eight_bit),
-        notes=(*federated.notes, note),
+        input_shape=(width,),
+        encoding=Encoding(encoders.key, federated.input_shape, eight_bit, encoders.parts if more else ()),
+        notes=(*federated.notes, *_notes(options, names, encoders.parts)),
     )
+
+
+def _notes(options: EncoderOptions, names: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Yield what was done to the samples, as whole sentences."""
+    shared = bool(options.name)
+    if shared:
+        yield f"Samples are {widths[0]} fixed features, the same for all clients (encoder.name={names[0]})."
+    if options.beside:
+        yield "The clients' own networks take the samples themselves (encoder.beside)."
+    if dealt := [f"{name} ({width})" for name, width in zip(names[shared:], widths[shared:], strict=False)]:
+        whose = "the clients' own networks take" if shared else "clients have"
+        yield f"In turn, {whose} the fixed features of {', '.join(dealt)} (encoder.members)."
 
 
 def _check_finite(x: Tensor, where: str) -> None:

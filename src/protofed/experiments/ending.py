@@ -66,7 +66,7 @@ def describe_models(
         "scaled_to": [-1, 1] if samples is None or samples.dtype == torch.uint8 else None,
         "normalisation": None if given is None else {"mean": list(given[0]), "std": list(given[1])},
         "map": experiment.model.map,
-        "clients": {c.name: {"name": a.name, "options": dict(a.options), "d": a.d} for c, a in kinds},
+        "clients": {c.name: {**vars(a), "options": dict(a.options)} for c, a in kinds},
     }
 
 
@@ -130,9 +130,11 @@ def read_encoding(value: object) -> Encoding | None:
     """
     if value is None:
         return None
-    found = claims.mapping(value, "encoder", Encoding.__dataclass_fields__)
-    shape = claims.shape(found["input_shape"])
-    return Encoding(encoder_key(found["key"]), shape, claims.flag(found["eight_bit"], "eight_bit"))
+    given = {"parts": [], **value} if isinstance(value, dict) else value  # older runs have no parts
+    found = claims.mapping(given, "encoder", Encoding.__dataclass_fields__)
+    shape, listed = claims.shape(found["input_shape"]), claims.items(found["parts"], "parts", limits.CLIENTS)
+    parts = tuple(claims.whole(part, "parts", 1, limits.INPUT_NUMBERS) for part in listed)
+    return Encoding(encoder_key(found["key"]), shape, claims.flag(found["eight_bit"], "eight_bit"), parts)
 
 
 def encoder_key(value: object) -> str:
@@ -147,10 +149,12 @@ def encoder_key(value: object) -> str:
 
 
 def _architecture(value: object, client: str) -> Architecture:
-    found = claims.mapping(value, f"model of {client}", ("name", "options", "d"))
+    given = {"turn": 0, **value} if isinstance(value, dict) else value  # older runs have none
+    found = claims.mapping(given, f"model of {client}", ("name", "options", "d", "turn"))
     if not isinstance(found["name"], str) or not isinstance(found["options"], dict):
         raise ValueError(f"model of {client}: should have a name and options")
-    return Architecture(found["name"], found["options"], claims.whole(found["d"], "d", 1, limits.INPUT_SIDE))
+    d, turn = (claims.whole(found[n], n, least, limits.INPUT_SIDE) for n, least in (("d", 1), ("turn", 0)))
+    return Architecture(found["name"], found["options"], d, turn)
 
 
 def _told(value: object) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from protofed.files import check_tensors, read_json, read_tensors
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
 from protofed.models.categories import CategoryEmbeddings
-from protofed.models.encoders import build_encoder
+from protofed.models.encoders import build_encoders
 from protofed.privacy import PrivacyOptions
 from protofed.runs import Border, RunData
 from protofed.samples import ClientData, FederatedData, Samples
@@ -345,7 +345,7 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
     if encoding is not None:
         shape, eight_bit = encoding.input_shape, encoding.eight_bit
         execution = builder.experiment.execution
-        encoder = build_encoder(builder.experiment.encoder, shape, execution.weights_dir)
+        encoder = build_encoders(builder.experiment.encoder, shape, execution.weights_dir)
         if encoder.key != encoding.key:
             raise CheckpointError(
                 f"{run.directory}: the encoder is another one now (encoder.weights) than in the run"
@@ -407,7 +407,8 @@ def _builder(run: RunData, name: str, stored: ModelsDescription, code: bool) -> 
     kind = torch.uint8 if stored.eight_bit else torch.float32
     nothing = Samples(torch.zeros(0, *stored.input_shape, dtype=kind), torch.zeros(0, dtype=torch.int64))
     client = ClientData(name, nothing, nothing)
-    federated = FederatedData((client,), len(run.class_names), tuple(run.class_names), stored.input_shape)
+    names = tuple(run.class_names)
+    federated = FederatedData((client,), len(names), names, stored.input_shape, encoding=stored.encoding)
     first = next(iter(stored.architectures.values()))
     held = [sum(column) for column in zip(*(c.train for c in run.clients), strict=True)]
     present = [n for n in held if n]

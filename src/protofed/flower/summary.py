@@ -7,6 +7,7 @@ everything that depends on these numbers is computed by the same code as in a si
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -78,7 +79,8 @@ def _architecture(item: object) -> Architecture:
     if not isinstance(options, Mapping) or len(options) > MOST_OPTIONS:
         raise ValueError(f"options: expected a table of at most {MOST_OPTIONS} options")
     named = {claims.identifier(name, "option"): value for name, value in options.items()}
-    return Architecture(claims.model(fields["name"]), named, claims.whole(fields["d"], "d", 1, limits.INPUT_SIDE))
+    d, turn = (claims.whole(fields[n], n, least, limits.INPUT_SIDE) for n, least in (("d", 1), ("turn", 0)))
+    return Architecture(claims.model(fields["name"]), named, d, turn)
 
 
 def _kinds(values: object) -> tuple[str, ...]:
@@ -158,8 +160,9 @@ def described_federation(
     prepared = table.shape(shape) if table else shape
     encoding = None
     if encoder is not None and descriptions and descriptions[0].encoder:
-        encoding = Encoding(descriptions[0].encoder, prepared)
-        prepared = (encoded_width(encoder, prepared),)
+        parts = (encoded_width(encoder, prepared), *(math.prod(prepared),) * encoder.beside)
+        encoding = Encoding(descriptions[0].encoder, prepared, parts=parts if encoder.beside else ())
+        prepared = (sum(parts),)
     return FederatedData(
         tuple(clients), len(classes), classes, prepared, table, colour_note(grey), encoding=encoding
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from protofed.errors import ConfigError
 from protofed.imports import user_module
@@ -44,6 +45,7 @@ __all__ = [
     "Tensors",
     "Update",
     "Upload",
+    "for_parts",
     "get",
     "methods",
     "register",
@@ -89,3 +91,28 @@ def get(name: str) -> type[Method]:
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise ConfigError(f"method {name!r} must be a subclass of protofed.methods.Method")
     return method
+
+
+def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int]) -> Method:
+    """Return a method for samples of several parts: features, and what clients' own networks take.
+
+    Args:
+        kind: The method.
+        options: Its options.
+        task: The task.
+        widths: Length of the features of each encoder that clients are dealt; empty if all share one.
+
+    Raises:
+        ConfigError: If the method needs features that are trained.
+    """
+    from protofed.methods._grouped import Grouped
+    from protofed.methods._moments import ClosedForm
+
+    if issubclass(kind, ClosedForm):
+        return Grouped(kind, options, task, widths) if widths else kind(options, task)
+    if kind.exchanges != "nothing":
+        raise ConfigError(
+            "encoder.beside and encoder.members are for closed forms, such as fedlda, and for methods that "
+            f"exchange nothing, not for {kind.name}"
+        )
+    return kind(options, task)

@@ -128,6 +128,7 @@ class Phase:
         epochs: Passes over the data; None for the experiment's number of local epochs.
         source: Source of the samples: None for the client's training data, otherwise a function of the client that
             returns ``(x, y)``, such as pseudo-features drawn from received mixtures.
+        only: Whether a client takes part; None for all.
         stays: Whether nothing that it trains ever leaves the client or influences what does, so that
             ``privacy.mode=sample`` has nothing to protect in it.
     """
@@ -135,6 +136,7 @@ class Phase:
     updates: tuple[Update, ...]
     epochs: int | None = None
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
+    only: Callable[[Local], bool] | None = None
     stays: bool = False
 
     def passes(self, epochs: int) -> int:

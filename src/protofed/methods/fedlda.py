@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError
+from protofed.methods import _expert as expert
 from protofed.methods import register
 from protofed.methods._moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
-from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Upload
+from protofed.methods._prior import over
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Upload
 from protofed.options import Options, option
 from protofed.prototypes.inference import closeness, most_likely
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
-    from protofed.models import SplitModel
+    from protofed.models import Output, SplitModel
 
 Shrinkage = float | Literal["oas"]
 SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
@@ -148,6 +150,11 @@ class FedLDAOptions(Options):
         "second moment as an upper triangle, which secure aggregation can add; or, of clients with fewer than d/2 "
         "samples, as the factor R of φ = QR: n_i·d numbers",
     )
+    expert: expert.Expert = option(
+        "none",
+        "a network of each client's own that answers with the closed form, trained alone: plain (cross-entropy) | "
+        f"balanced (softmax) | auto, plain at clients with at least {expert.LEAST} samples",
+    )
 
     @property
     def choices(self) -> list[tuple[float, Shrinkage]]:
@@ -182,8 +189,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         super().__init__(options, task)
 
     @classmethod
-    def rounds_needed(cls, options: FedLDAOptions, *, validated: bool) -> int:
-        """One, and another to choose by validation samples."""
+    def rounds_needed(cls, options: FedLDAOptions, *, validated: bool) -> int | None:
+        """One, and another to choose by validation samples; an expert trains in all of them."""
+        if options.expert != "none":
+            return None
         return 2 if len(options.choices) > 1 and validated else 1
 
     @classmethod
@@ -202,6 +211,26 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             )
         if self.options.shrinkage == "validation" and self.task.rounds < 2:
             raise ConfigError("method.shrinkage=validation needs a second round for its choice: set rounds=2")
+
+    def communicates(self, round: int) -> bool:
+        """Where experts train, nothing new is sent later."""
+        return self.options.expert == "none" or round <= 1 + (len(self.choices) > 1)
+
+    def everyone(self, round: int) -> bool:
+        """Where experts train, all clients take part as long as sums are sent."""
+        return self.options.expert != "none" and self.communicates(round)
+
+    def extend(self, model: SplitModel) -> None:
+        """Refuse an expert that would change the features."""
+        if self.options.expert != "none" and not model.fixed:
+            raise ConfigError(
+                f"method.expert={self.options.expert} trains the clients' networks, and so the features of the "
+                "closed form: set encoder.name, e.g. auto, and encoder.beside=true"
+            )
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        """The expert alone is trained."""
+        return expert.phase(self.options.expert, self.task) if self.options.expert != "none" else ()
 
     def check_clients(self, names: Collection[str], validated: Collection[str]) -> None:
         """Refuse a choice by validation samples that nobody has."""
@@ -267,12 +296,13 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     # The client.
 
     def kept_state(self, counts: Tensor) -> Tensors:
-        """Remember whether the server has the client's sums."""
-        return {**super().kept_state(counts), "sent": torch.tensor(False)}
+        """Remember whether the server has the client's sums, and whether there is an expert."""
+        state, kind = {**super().kept_state(counts), "sent": torch.tensor(False)}, self.options.expert
+        return state if kind == "none" else {**state, "trains": expert.trains(kind, counts)}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies."""
-        return {**super().shifted(state, counts), "sent": state["sent"]}
+        return {**super().shifted(state, counts), **{n: state[n] for n in ("sent", "trains") if n in state}}
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the sums, and the hits of each choice on validation samples if there are any."""
@@ -288,7 +318,23 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return discriminant(total, self.choices[0][1], self.task.dtype)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Make the classifiers of all, and of the client: its own samples and κ times the others'."""
+        """Make the classifiers, and the weights of expert and closed form."""
+        received = self.made(local, message)
+        if self.options.expert == "none":
+            return received
+        state = local.state
+        here = {name: tensor.to(state["own"].device) for name, tensor in received.items()}
+        with torch.no_grad():
+            answers = ((*self.both(local.model(b.x), here, state), b.y) for b in local.validation())
+            return {**received, "fusion": expert.weights(state, answers)}
+
+    def made(self, local: Local, message: Payload | None) -> Tensors:
+        """Make the classifiers of all, and of the client: its own samples and κ times the others'.
+
+        Args:
+            local: The client.
+            message: The broadcast; None for the client's own samples alone.
+        """
         dtype, K = self.task.dtype, self.task.num_classes
         if not self.mixes and message is not None:
             means = Prototypes.received(message["means"], message["classes"], K)
@@ -369,18 +415,35 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """With the client's prior over its own classes; without over all; the nearest class mean."""
-        return ("head", "global_model", "nearest")
+        """With the client's prior over its own classes; without over all; the nearest class mean; the expert."""
+        return ("head", "global_model", "nearest", *("expert",) * (self.options.expert != "none"))
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Log-likelihoods with and without the client's log-prior, and −‖φ − μ_k‖²."""
-        features = model(batch.x).features
+        output = model(batch.x)
+        features = output.features
         shared = Linear.named(received)
-        return {
+        scores = {
             "head": self.head(Linear.named(received, "own_") if self.mixes else shared, features, state),
             "global_model": shared.scores(features),
             "nearest": closeness(features, Prototypes(received["means"], received["present"])),
         }
+        if self.options.expert != "none":
+            a, b = received["fusion"]
+            own, closed = self.both(output, received, state)
+            scores |= {"head": over(a * own + b * closed, state["own"] | ~state["own"].any()), "expert": own}
+        return scores
+
+    def both(self, output: Output, received: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+        """Return ``log p_own`` and ``log p_closed`` over the client's classes, ``(B, K)`` each.
+
+        Args:
+            output: Features and the outputs of the client's own network.
+            received: The classifiers.
+            state: The method's state on the client.
+        """
+        closed = self.head(Linear.named(received, "own_" if self.mixes else ""), output.features, state)
+        return expert.likely(self.options.expert, output.logits, state), closed.log_softmax(-1)
 
     # The server.
 

@@ -7,6 +7,7 @@ Example:
 """
 
 from protofed.models import basic, resnet, series, tiny, vision  # noqa: F401  (each registers its architectures)
+from protofed.models.beside import Beside
 from protofed.models.building import build
 from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
 from protofed.models.classifier import Classifier
@@ -21,6 +22,7 @@ from protofed.models.splitting import split
 __all__ = [
     "Architecture",
     "Backbone",
+    "Beside",
     "Classifier",
     "Group",
     "Normalisation",

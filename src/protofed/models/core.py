@@ -44,11 +44,13 @@ class SplitModel(nn.Module):
         scale: Normalisation of the data's images, which every model of an experiment has; None for none.
         feature_dim: Feature dimension ``d``.
         num_classes: Number of classes ``K``.
+        group: Number of the client's encoder among those that clients are dealt.
         in_bfloat16: Whether convolutions and linear layers are computed in bfloat16 (autocast). Weights, features
             and logits, and therefore all prototypes, keep their precision.
     """
 
     in_bfloat16 = False
+    group = 0
 
     def __init__(self, extractor: nn.Module, head: nn.Linear, *, head_dropout: float = 0.0) -> None:
         super().__init__()
@@ -64,6 +66,11 @@ class SplitModel(nn.Module):
     def normalises(self) -> bool:
         """Whether the backbone comes with a normalisation of its own, which does not count in ``scale``."""
         return any(isinstance(m, Preparation) and m.normalisation for m in self.extractor.children())
+
+    @property
+    def fixed(self) -> bool:
+        """Whether training leaves the features as they are."""
+        return not any(p.requires_grad for p in self.extractor.parameters())
 
     @property
     def needs_two_samples(self) -> bool:

@@ -215,7 +215,7 @@ def cap_counts(upload: Upload, schema: Schema, counts: Counts, share: float = 1.
 
 def _most(field: Field, payload: Payload, schema: Schema, held: Tensor) -> Tensor:
     """Return the largest counts a client with ``held`` samples per class may report."""
-    if not field.shape:
+    if not field.shape or schema.limits.get(str(field.shape[0])) == 1:  # one number, perhaps left out
         return held.sum()
     if field.shape == (schema.num_classes,):
         return held

@@ -509,6 +509,9 @@ class LocalTrainer:
                 with visit.stream, steps.model(index) as model:
                     model.train()
                     data[index] = Samples(*phase.source(visit.local))
+        if phase.only is not None:
+            nothing = Samples(data[0].x[:0], data[0].y[:0])
+            data = [own if phase.only(v.local) else nothing for own, v in zip(data, visits, strict=True)]
         plan = self._plan(visits[0].client).at(visits[0].local.round, self.method.task.rounds)
         if phase.stays:
             plan = replace(plan, private=None)

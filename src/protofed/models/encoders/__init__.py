@@ -1,14 +1,23 @@
 """Encoders: fixed maps from samples to vectors that all clients share and nobody trains."""
 
 from protofed.models.encoders import fixed, scattering  # noqa: F401  (each registers its encoders)
-from protofed.models.encoders.building import Encoder, build_encoder, chosen_name, encoded_width
+from protofed.models.encoders.building import (
+    Encoder,
+    Encoders,
+    build_encoder,
+    build_encoders,
+    chosen_name,
+    encoded_width,
+)
 from protofed.models.encoders.contract import EncoderOptions, Entry, encoder, encoders
 
 __all__ = [
     "Encoder",
     "EncoderOptions",
+    "Encoders",
     "Entry",
     "build_encoder",
+    "build_encoders",
     "chosen_name",
     "encoded_width",
     "encoder",

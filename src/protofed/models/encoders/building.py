@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -85,6 +86,42 @@ class Encoder(nn.Module):
             torch.set_num_threads(threads)
 
 
+class Encoders(nn.Module):
+    """Several encoders side by side, and the sample itself if it is kept.
+
+    Args:
+        each: The encoders.
+        beside: Whether the sample is the last part.
+        input_shape: Shape of one sample.
+
+    Attributes:
+        parts: Numbers of each part.
+        key: Hash of everything that determines the features, 32 hexadecimal digits.
+    """
+
+    def __init__(self, each: Sequence[Encoder], beside: bool, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.each: Sequence[Encoder] = nn.ModuleList(each)  # type: ignore[assignment]
+        self.beside = beside
+        self.parts = (*(encoder.width for encoder in each), *(math.prod(input_shape),) * beside)
+        keys = [encoder.key for encoder in each]
+        self.key = keys[0] if len(keys) == 1 else hashlib.sha256(",".join(keys).encode()).hexdigest()[:32]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(n, Σ parts)`` numbers of samples ``(n, *input_shape)``."""
+        return self.joined(x, [encoder(x) for encoder in self.each])
+
+    def joined(self, x: Tensor, features: Sequence[Tensor]) -> Tensor:
+        """Return features side by side, and the samples beside them if they are kept; pixels in [0, 1].
+
+        Args:
+            x: ``(n, *input_shape)`` samples.
+            features: ``(n, width)`` of each encoder.
+        """
+        own = [(x.float() / 255 if x.dtype == torch.uint8 else x.float()).flatten(1)] if self.beside else []
+        return torch.cat([*features, *own], 1)
+
+
 def orthonormal(width: int, dim: int, seed: int) -> Tensor:
     """Return a random matrix ``(width, dim)`` with orthonormal columns.
 
@@ -141,8 +178,23 @@ def build_encoder(
     return Encoder(body, input_shape, options)
 
 
+def build_encoders(options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str = "") -> Encoders:
+    """Return all encoders of the options.
+
+    Args:
+        options: The options.
+        input_shape: Shape of one sample.
+        weights_dir: As :func:`build_encoder`.
+
+    Raises:
+        ConfigError, ModelError: As :func:`build_encoder`.
+    """
+    each = [build_encoder(one, input_shape, weights_dir) for one in options.each()]
+    return Encoders(each, options.beside, input_shape)
+
+
 def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...]) -> int:
-    """Return the numbers per sample of an encoder, without its weights.
+    """Return the features per sample of an encoder, without its weights.
 
     Args:
         options: The options.
@@ -160,6 +212,7 @@ def _key(body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions)
     Equal options have equal hashes for samples of any shape, as a node knows its columns alone.
     """
     told = {**plain(options), "name": chosen_name(options, input_shape), "weights": ""}
+    told = {name: value for name, value in told.items() if name not in ("beside", "members")}
     digest = hashlib.sha256(json.dumps([VERSION, told], sort_keys=True, default=list).encode())
     for name, tensor in body.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

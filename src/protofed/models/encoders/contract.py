@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofed import limits
 from protofed.errors import ConfigError
 from protofed.models.checking import show
-from protofed.options import NoOptions, Options, option
+from protofed.options import NoOptions, Options, build_options, option
 from protofed.registry import Registry
 
 Kind = Literal["images", "series", "vectors"]
@@ -48,11 +48,32 @@ class EncoderOptions(Options):
         "", "weights of a frozen network: a file, or package:NAME for the file in an installed package"
     )
     options: dict[str, Any] = option({}, "options of the encoder, or of the frozen network's architecture")
+    beside: bool = option(
+        False, "keep every sample beside its features: the clients' own networks take it, the method the features"
+    )
+    members: tuple[dict[str, Any], ...] = option(
+        (),
+        "encoders that clients are dealt in turn, as tables of these options; with encoder.name, features for the "
+        "clients' own networks beside those for the method",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.name and (self.dim or self.unit or self.weights or self.options):
-            raise ValueError("dim, unit, weights and options are those of an encoder: set encoder.name, e.g. auto")
+        if not self.name and (self.dim or self.unit or self.weights or self.options or self.beside):
+            raise ValueError(
+                "dim, unit, weights, options and beside are of an encoder: set encoder.name, e.g. auto"
+            )
+        if self.beside and self.members:
+            raise ValueError("beside and members both say what the clients' own networks take: choose one")
+        if not all(member.name and not (member.beside or member.members) for member in self._members()):
+            raise ValueError('members: each is an encoder with a name, e.g. { name = "scattering", dim = 512 }')
+
+    def each(self) -> tuple[EncoderOptions, ...]:
+        """Return the options of every encoder: the one with the name, if there is one, and the members."""
+        return (replace(self, beside=False, members=()),) * bool(self.name) + self._members()
+
+    def _members(self) -> tuple[EncoderOptions, ...]:
+        return tuple(build_options(EncoderOptions, member, "encoder.members") for member in self.members)
 
 
 @dataclass(frozen=True)
