@@ -87,7 +87,7 @@ def test_the_noise_is_that_multiple_in_every_number_that_is_sent(method, secure)
     chosen = {"secure__aggregation": secure, "privacy__means": 1.0}
     exact = vector(uploads(made(method, privacy__noise=0.0))[0].payload)
     found = []
-    for seed in range(40):
+    for seed in range(20):
         federation = made(method, privacy__noise=z, seed=seed, **chosen)
         sent = uploads(federation)
         if secure:
@@ -100,8 +100,8 @@ def test_the_noise_is_that_multiple_in_every_number_that_is_sent(method, secure)
     noise = torch.stack(found)
     expected = z * FACTORS[method] * (math.sqrt(4 / 2) if secure else 1)
     assert float(noise.std()) == pytest.approx(expected, rel=0.05)
-    assert noise.std(0).amin() > 0.6 * expected
-    assert noise.std(0).amax() < 1.5 * expected
+    assert noise.std(0).amin() > 0.4 * expected
+    assert noise.std(0).amax() < 1.7 * expected
     assert abs(float(noise.mean())) < 0.1 * expected
 
 
