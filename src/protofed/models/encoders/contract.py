@@ -60,9 +60,7 @@ class EncoderOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.name and (self.dim or self.unit or self.weights or self.options or self.beside):
-            raise ValueError(
-                "dim, unit, weights, options and beside are of an encoder: set encoder.name, e.g. auto"
-            )
+            raise ValueError("dim, unit, weights, options, beside are of an encoder: set encoder.name, e.g. auto")
         if self.beside and self.members:
             raise ValueError("beside and members both say what the clients' own networks take: choose one")
         if not all(member.name and not (member.beside or member.members) for member in self._members()):
