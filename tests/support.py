@@ -231,9 +231,14 @@ def build(method: str, data: FederatedData | None = None, **overrides: Any) -> F
     return assemble(experiment(method, **overrides), data or ordinary())[0]
 
 
+def stage(federation: Federation, kind: type) -> Any:
+    """Return a federation's stage of some kind; None if it has none."""
+    return next((stage for stage in federation.stages if isinstance(stage, kind)), None)
+
+
 def uploads(federation: Federation, round: int = 1) -> list[Upload]:
     """Train in ``round``; return every client's decoded upload."""
-    messages = federation._messages(federation.names, round)
+    messages = federation.open(federation.names, round).messages
     schema = federation.method.upload_schema
     return [
         Upload(r.client, federation.codec.decode(r.message, schema))

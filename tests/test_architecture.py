@@ -100,9 +100,9 @@ PACKAGES = {
     "data": set(),
     "methods": {"prototypes", "models", "wire"},
     "training": {"methods", "wire"},
-    "robust": {"runs", "methods", "wire", "training"},
-    "privacy": {"runs", "methods", "wire", "robust", "training"},
-    "federation": {"runs", "methods", "wire", "training", "robust", "privacy"},
+    "federation": {"runs", "methods", "wire", "training"},
+    "robust": {"runs", "methods", "wire", "training", "federation"},
+    "privacy": {"runs", "methods", "wire", "robust", "training", "federation"},
     "experiments": {
         "runs",
         "prototypes",

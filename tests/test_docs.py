@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 
 
 WRITTEN = {
-    "tutorial": {"runs", "clinic", "slow.py", "split.png", "split.svg"},
+    "tutorial": {"runs", "clinic", "slow.py", "my_stage.py", "split.png", "split.svg"},
     "after-training": {"runs", "images.npy", "classes.csv", "client-00.pt2", "client-00.safetensors"},
 }
 """What the blocks of each page leave behind."""

@@ -46,7 +46,7 @@ def measured(bound: str) -> Iterator[Result]:
                 record = list(federation.run())[-1]
             assert record.accuracy
             assert record.union
-            hostile = federation.attackers.names if federation.attackers else ()
+            hostile = record.attack.clients if record.attack else ()
             each = zip(federation.names, record.accuracy.clients["head"], strict=True)
             own = fmean(a for name, a in each if a is not None and name not in hostile)
             yield Result(bound, kind, samples, seed, own, record.union.weighted["global_model"])

@@ -89,6 +89,7 @@ _SCALARS = {
     "recipe": "name of the recipe in tables and directories",
     "seed": "seed of the split, the initial weights, the order of samples and all else that is drawn",
     "rounds": "number of communication rounds",
+    "stages": "stages of one's own that uploads pass before they are aggregated: file.py:Class, in order",
 }
 
 KINDS = {

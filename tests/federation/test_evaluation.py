@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.running import run_experiment
+from protofed.federation import Evaluation
 from protofed.methods.contract import Batch
 from protofed.runs import Outcome, load_run
 from protofed.samples import FederatedData, Samples
@@ -260,9 +261,8 @@ def test_without_test_samples():
 def test_clients_of_a_network_keep_their_samples(on):
     federation = assemble(experiment(), ordinary())[0]
     federation.executor.remote = True
-    federation.evaluation = experiment(evaluation__on=on).evaluation
     with pytest.raises(ConfigError, match=rf"evaluation.on={on} needs all test samples on this machine"):
-        federation.__post_init__()
+        Evaluation(experiment(evaluation__on=on).evaluation, federation.method, federation.executor)
 
 
 def test_an_unknown_rule_is_named():
@@ -292,4 +292,4 @@ def test_a_method_that_lacks_the_main_rule_says_so(tmp_path, monkeypatch):
 def test_the_recipes_of_every_paper_can_name_their_rule():
     """TinyProto scores by Eq. 12 and ProtoNorm by Eq. 6, FedProto's code by the client's own classes."""
     for method, rule in (("tinyproto", "local"), ("protonorm", "local"), ("fedproto", "global_own")):
-        assert assemble(experiment(method, evaluation__rule=rule), ordinary())[0].main_rule == rule
+        assert assemble(experiment(method, evaluation__rule=rule), ordinary())[0].evaluation.main_rule == rule

@@ -58,11 +58,8 @@ def test_a_class_nobody_reports_keeps_its_prototype_and_a_new_one_has_none():
     next(federation.run())
     assert federation.server["present"].tolist() == [True, True, True, False]
     before = federation.server["prototypes"].clone()
-    messages = federation._messages(["bob"], 2)
-    record = type("Record", (), {"add_traffic": lambda *_: None, "refuse": None})()
-    trained = federation.executor.train(["bob"], messages, 2)
-    uploads = federation._uploads(trained, [], record, federation.method.upload_schema)
-    after = federation.method.aggregate(federation.server, uploads, 2).state["prototypes"]
+    uploads = federation.exchange(["bob"], 2)
+    after = federation.method.aggregate(federation.server, iter(uploads), 2).state["prototypes"]
     assert torch.equal(before[:2], after[:2])
     assert not torch.equal(before[2], after[2])
 
@@ -96,7 +93,7 @@ def test_a_seed_draws_the_same_clients_in_every_version(sampling, drawn):
     chosen = {"participation__fraction": 0.4, "participation__sampling": sampling, "seed": 3}
     federation, _ = assemble(experiment(**chosen), data)
     assert " ".join("".join(n[1] for n in federation.participants(r)) for r in range(1, 9)) == drawn
-    federation.participation = replace(federation.participation, fraction=0.01)
+    federation.participation.options = replace(federation.participation.options, fraction=0.01)
     assert [len(federation.participants(round)) for round in (1, 2)] == [1, 1]
 
 
@@ -160,8 +157,8 @@ def test_broadcasts_after_a_round_are_those_of_the_next(monkeypatch):
     )
     for _ in assemble(experiment(rounds=2), ordinary())[0].run():
         pass
-    # Three clients that have nothing to receive yet, the robust rule, the check of the new state, evaluation; …
-    assert asked == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
+    # The round, the check of the new state, evaluation; …
+    assert asked == [1, 2, 2, 2, 3, 3]
 
 
 def test_a_method_that_reads_half_of_the_uploads_is_told(monkeypatch):

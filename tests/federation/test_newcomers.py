@@ -11,7 +11,7 @@ import torch
 
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
-from protofed.federation import load_checkpoint, save_checkpoint
+from protofed.federation import Participation, load_checkpoint, save_checkpoint
 from protofed.methods import methods
 from protofed.runs import Outcome, RoundRecord
 from protofed.snapshots import flatten
@@ -106,7 +106,7 @@ def test_those_without_training_samples_are_no_newcomers():
     """The last clients that train join; who never trains is scored from the start."""
     data = federated(*ordinary().clients, client("nobody", [], [0, 1]))
     federation = build("fedproto", data)
-    assert federation.newcomers == {"cid"}
+    assert federation.participation.newcomers == {"cid"}
     first = next(federation.run())
     assert [s is None for s in first.accuracy.clients["head"]] == [False, False, True, False]
 
@@ -170,6 +170,6 @@ def test_without_newcomers_their_rounds_mean_nothing():
 def test_nodes_of_a_network_join_when_they_like():
     federation = assemble(experiment(), ordinary())[0]
     federation.executor.remote = True
-    federation.participation = experiment(participation__newcomers=1).participation
+    options = experiment(participation__newcomers=1).participation
     with pytest.raises(ConfigError, match=r"participation.newcomers is for simulations: use --engine local"):
-        federation.__post_init__()
+        Participation(options, federation.method, federation.executor, ROUNDS, 0, {})

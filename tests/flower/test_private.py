@@ -13,8 +13,8 @@ pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
 from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted
 from protofed.errors import FederationError
+from protofed.experiments import stages
 from protofed.experiments.builder import Builder
-from protofed.federation import loop
 from protofed.flower import node
 from protofed.privacy.noise import from_seed
 from protofed.training.private import COUNTS
@@ -31,7 +31,7 @@ def test_noise_of_clients_is_added_once_and_is_secret(method, root, tmp_path, mo
     first = over(FakeGrid(nodes_of(root, tmp_path / "a")), chosen, tmp_path / "first")
     assert [r["privacy"]["epsilon"] for r in first.rounds] == [r["privacy"]["epsilon"] for r in local.rounds]
     assert not same(local, first), "nobody can predict the noise"
-    monkeypatch.setattr(loop, "from_system", from_seed(chosen.seed, "privacy"))
+    monkeypatch.setattr(stages, "from_system", from_seed(chosen.seed, "privacy"))
     second = over(FakeGrid(nodes_of(root, tmp_path / "b")), chosen, tmp_path / "second")
     assert numbers(second) == numbers(local)
     assert same(local, second)

@@ -414,7 +414,7 @@ def test_a_client_that_only_receives(weighting):
     """It trains its expert and answers with the beacon of the others; what it sends back says nothing of it."""
     options = {"method__weighting": weighting, "method__hidden": 3}
     quiet = build("beacon", ordinary(), method__receive_only=["bob"], **options)
-    messages = quiet._messages(quiet.names, 1)
+    messages = quiet.open(quiet.names, 1).messages
     before = {n: t.clone() for n, t in quiet.server.items()}
     sent = {
         r.client: quiet.codec.decode(r.message, quiet.method.upload_schema)

@@ -122,7 +122,7 @@ def test_bytes_are_numbers_and_a_stated_header(name, codec):
     method, names = federation.method, federation.names
     seen = 0
     for round in range(3, 24):
-        messages = federation._messages(names, round)
+        messages = federation.open(names, round).messages
         if not method.communicates(round):
             continue
         results = [r for r in federation.executor.train(names, messages, round) if not isinstance(r, Missing)]

@@ -133,7 +133,7 @@ def test_messages_satisfy_their_schemas(name):
     assert sent["up"] > 0
     assert sent["down"] > 0
     for round in range(5, 13):
-        messages = federation._messages(federation.names, round)
+        messages = federation.open(federation.names, round).messages
         for message in messages.values():
             if message is not None:
                 payload = codec.decode(message, method.broadcast_schema)

@@ -17,13 +17,14 @@ from privacy.test_clients import Mixed, upload
 from privacy.test_secure_protocol import NAMES, Round
 from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Task
-from protofed.privacy import PrivacyOptions
+from protofed.privacy import ClientPrivacy, PrivacyOptions
 from protofed.privacy.accounting import ORDERS
 from protofed.privacy.clients import NoisySums
 from protofed.privacy.noise import COARSEST, FINEST, NO_NOISE, OwnNoise
+from protofed.privacy.secure import SecureSum
 from protofed.privacy.secure_protocol import SecureAggregationError, SecureClient
 from protofed.seeding import derive
-from support import build, uploads
+from support import build, stage, uploads
 
 UNIT = 2.0**24
 SECURE = {
@@ -140,11 +141,11 @@ def test_a_round_is_that_of_clipped_contributions_and_shares(method):
     """``w ← w + (Σ ⌊clip(w_i − w, C)·2^f⌋ + Σ n_i)/2^f/m``, written down naively."""
     chosen = {**SECURE, "privacy__clip": 0.3, "rounds": 1}
     federation = build(method, **chosen)
-    stage = federation.secure.noisy
-    opening = federation.opening(1) or {}
-    total = torch.zeros(stage.length, dtype=torch.float64)
+    noisy = stage(federation, SecureSum).noisy
+    opening = federation.open(federation.names, 1).payload or {}
+    total = torch.zeros(noisy.length, dtype=torch.float64)
     for one in uploads(build(method, **chosen)):
-        exact = stage.layout.vector(one.payload, opening)
+        exact = noisy.layout.vector(one.payload, opening)
         exact = exact * min(1, 0.3 / float(exact.norm()))
         # Three clients, all needed, of which one might collude: each adds σ/√2.
         seed = derive(0, "privacy", one.client, 1)
@@ -153,7 +154,7 @@ def test_a_round_is_that_of_clipped_contributions_and_shares(method):
     deviation = 0.5 * 0.3 * math.sqrt(3 / 2)
     (record,) = federation.run()
     assert not record.robust.kept
-    expected = federation.hiding.layout.upload(total, deviation, opening, 3.0)
+    expected = stage(federation, ClientPrivacy).layout.upload(total, deviation, opening, 3.0)
     found = build(method, **chosen)
     given, kept = [], found.method.aggregate
     found.method.aggregate = lambda server, them, round: kept(server, iter(given.extend(them) or given), round)
@@ -187,7 +188,7 @@ def test_executors_add_the_same_noise_and_runs_cost_what_the_record_says():
         accountant = RdpAccountant(ORDERS).compose(dp_accounting.GaussianDpEvent(cost.noise), number)
         assert cost.epsilon == pytest.approx(accountant.get_epsilon(cost.delta))
         assert (cost.rate, cost.noise, cost.clip, cost.clipped) == (1.0, 0.5, 1.0, 0)
-    assert "of which each client adds a share" in federation.hiding.note()
+    assert "of which each client adds a share" in stage(federation, ClientPrivacy).note()[0]
 
 
 @pytest.mark.parametrize(

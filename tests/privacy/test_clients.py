@@ -13,11 +13,12 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import support
 from privacy.auditing import lower_bound
 from privacy.everywhere import OPTIONS, everywhere
 from protofed.errors import ConfigError
 from protofed.experiments.running import run_experiment
-from protofed.federation import load_checkpoint, save_checkpoint
+from protofed.federation import Opened, RoundRecord, load_checkpoint, loop, save_checkpoint
 from protofed.methods import Method, Upload, methods
 from protofed.methods.contract import Task
 from protofed.privacy import ClientPrivacy, PrivacyOptions
@@ -75,9 +76,10 @@ def upload(name: str, rows: dict[int, list[float]], w: float = 0.0, samples: int
 
 
 def merged(s: ClientPrivacy, given, centre=None) -> tuple[dict, Spent]:
-    spent = s.spent(1)
-    (only,) = s.merge(iter(given), centre, 1, spent)
-    return only.payload, spent
+    record = RoundRecord(1, [])
+    s.account(record)
+    (only,) = s(iter(given), Opened(1, {}, centre), record)
+    return only.payload, record.privacy
 
 
 # What is computed.
@@ -188,11 +190,11 @@ def test_a_resumed_run_adds_the_noise_that_it_would_have(tmp_path):
     assert told(first) + told(resumed.run()) == expected
 
 
-def test_a_release_that_is_discarded_has_been_made(tmp_path):
+def test_a_release_that_is_discarded_has_been_made(tmp_path, monkeypatch):
     """A restarted server compares the file of releases with the rounds that it has recorded."""
     federation = build("fedavg", **PRIVATE)
-    federation.hiding.keep(tmp_path / "releases", 0)
-    federation._unsound = lambda state, round: "w: too large"
+    support.stage(federation, ClientPrivacy).keep(tmp_path, 0)
+    monkeypatch.setattr(loop, "unsound", lambda method, state, round: "w: too large")
     records = list(federation.run())
     assert [r.robust.kept for r in records] == ["clients would have refused the new one (w: too large)"] * 2
     assert records[-1].privacy.releases == (tmp_path / "releases").stat().st_size == 2
@@ -257,7 +259,7 @@ def test_a_run_stops_before_it_exceeds_its_budget():
     assert len(records) == 3
     assert records[-1].accuracy is not None
     assert records[1].accuracy is None
-    assert records[-1].privacy.epsilon <= 22.0 < federation.hiding.epsilon(4)
+    assert records[-1].privacy.epsilon <= 22.0 < support.stage(federation, ClientPrivacy).epsilon(4)
 
 
 def test_infinite_budgets_and_no_noise_cost_everything(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofed.privacy.ledger import Ledger
-from support import build
+from protofed.privacy.ledger import Budgeted, Ledger
+from support import build, stage
 
 MODES = {
     "client": {"privacy__mode": "client", "privacy__delta": 1e-3},
@@ -48,11 +48,11 @@ def test_a_ledger_without_a_file_counts_nothing():
 def test_a_budget_affords_as_many_rounds_as_it_pays_for(mode, method):
     """With noise that is given: a repeated round costs what a further one does, of samples perhaps more."""
     chosen = {"rounds": 6, "privacy__noise": 3.0, "privacy__accountant": "rdp", **MODES[mode]}
-    plain = build(method, **chosen).hiding
+    plain = stage(build(method, **chosen), Budgeted)
     costs = [plain.epsilon(round) for round in range(1, 7)]
     assert costs == sorted(set(costs))
     for budget in costs:
-        hiding = build(method, **chosen, privacy__epsilon=budget).hiding
+        hiding = stage(build(method, **chosen, privacy__epsilon=budget), Budgeted)
         for repeated in range(4):
             hiding.ledger.repeated = repeated
             for round in range(1, 7 - repeated):
@@ -66,7 +66,7 @@ def test_a_budget_affords_as_many_rounds_as_it_pays_for(mode, method):
 def test_noise_found_for_a_budget_affords_the_plan_and_no_repetition_of_its_end(mode):
     """The noise is the least that keeps the budget in the rounds that are planned, so one more is too much."""
     federation = build("fedproto", rounds=5, privacy__epsilon=4.0, **MODES[mode])
-    hiding = federation.hiding
+    hiding = stage(federation, Budgeted)
     assert all(hiding.affords(round) for round in range(1, 6))
     for repeated in range(1, 5):
         hiding.ledger.repeated = repeated

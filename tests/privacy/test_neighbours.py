@@ -15,12 +15,13 @@ pytest.importorskip("dp_accounting", reason="uv pip install '.[privacy]'")
 
 from protofed import methods
 from protofed.errors import ConfigError
-from protofed.federation import Federation
+from protofed.federation import Federation, RoundRecord
 from protofed.methods.contract import Batch, Upload
+from protofed.privacy import ClientPrivacy
 from protofed.privacy import clients as client_privacy
 from protofed.samples import Samples
 from protofed.training.private import Noise, Private, clipped_sum, private_counts, private_statistics
-from support import build, federated, uploads
+from support import build, federated, stage, uploads
 from support import client as client_of
 
 CLIP = 0.3
@@ -51,7 +52,7 @@ def opened(method: str):
     federation = made(method, "sample")
     trainer, roster = federation.executor.trainer, federation.executor.clients
     local = trainer.open(roster, "ann", 1)
-    trainer.receive(local, federation._messages(["ann"], 1)["ann"])
+    trainer.receive(local, federation.open(["ann"], 1).messages["ann"])
     torch.manual_seed(1)
     x = roster["ann"].train.x
     # Wild and dull samples, one that is not finite, and one of zeros.
@@ -142,7 +143,7 @@ def test_one_sample_changes_the_numbers_of_samples_by_one(monkeypatch):
 @pytest.mark.parametrize("method", protected("client"))
 def test_one_client_changes_a_sum_of_contributions_by_the_norm_at_most(method, grid, monkeypatch):
     federation = made(method, "client", 1.0)
-    stage, totals = federation.hiding, []
+    hiding, totals = stage(federation, ClientPrivacy), []
 
     def silent(round: int, n: int) -> torch.Tensor:
         return torch.zeros(n, dtype=torch.float64)
@@ -150,11 +151,13 @@ def test_one_client_changes_a_sum_of_contributions_by_the_norm_at_most(method, g
     def keep(total, *_):
         totals.append(total.clone())
 
-    monkeypatch.setattr(stage, "source", silent)
+    monkeypatch.setattr(hiding, "source", silent)
     if grid:
         monkeypatch.setattr(client_privacy, "from_system", silent)
-    monkeypatch.setattr(stage, "standing_for_all", keep)
-    opening, schema = federation.opening(1) or {}, federation.method.upload_schema
+    monkeypatch.setattr(hiding, "standing_for_all", keep)
+    opened, record = federation.open(federation.names, 1), RoundRecord(1, [])
+    hiding.account(record)
+    schema = federation.method.upload_schema
     sent = uploads(federation)
     random = torch.Generator().manual_seed(2)
     for scale in (1e-3, 1.0, 1e5):
@@ -171,7 +174,7 @@ def test_one_client_changes_a_sum_of_contributions_by_the_norm_at_most(method, g
         totals.clear()
         for left in (None, *range(len(wild))):
             rest = [one for number, one in enumerate(wild) if number != left]
-            list(stage.merge(rest, opening, 1, stage.spent(1)))
+            list(hiding(iter(rest), opened, record))
         whole, *others = totals
         assert whole.dtype == torch.float64
         for rest in others:

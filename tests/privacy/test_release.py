@@ -12,13 +12,15 @@ pytest.importorskip("dp_accounting", reason="uv pip install '.[privacy]'")
 
 from privacy.auditing import lower_bound
 from protofed.errors import ConfigError
-from protofed.federation import Federation
+from protofed.federation import Federation, Opened
 from protofed.methods._moments import Sums
+from protofed.privacy import SamplePrivacy
 from protofed.privacy.accounting import Release, epsilon
+from protofed.privacy.secure import SecureSum
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
 from protofed.training.private import Noise, Private, private_statistics
-from support import build, uploads
+from support import build, stage, uploads
 
 K, D = 4, 6
 NAMES = ("ann", "bob", "cid", "dan")
@@ -91,9 +93,9 @@ def test_the_noise_is_that_multiple_in_every_number_that_is_sent(method, secure)
         federation = made(method, privacy__noise=z, seed=seed, **chosen)
         sent = uploads(federation)
         if secure:
-            total = federation.secure.shown(sent, {}, 1)
-            assert total.threshold == 3
-            parts = [vector(one.payload) for one in federation.secure.uploads(total)]
+            secret = stage(federation, SecureSum)
+            assert secret.threshold(len(sent)) == 3
+            parts = [vector(one.payload) for one in secret.shown(sent, Opened(1, {}, None), seed)]
             found.append(torch.stack(parts).sum(0) - torch.stack([vector(u.payload) for u in sent]).sum(0))
         else:
             found.append(vector(sent[0].payload) - exact)
@@ -120,7 +122,8 @@ def test_rounds_cost_nothing_more_and_send_the_same(rounds, accountant):
         assert spent.epsilon == pytest.approx(
             epsilon([Release(spent.means_noise, 1.0, 1)], 1e-5, accountant), rel=1e-3
         )
-    assert federation.hiding.note().startswith("Differential privacy of samples: one release, with noise of")
+    (note,) = stage(federation, SamplePrivacy).note()
+    assert note.startswith("Differential privacy of samples: one release, with noise of")
     held = {n: t for n, t in federation.server.items() if "." in n}
     again = {f"{n}.{u.client}/0": t for u in uploads(federation, rounds + 1) for n, t in u.payload.items()}
     assert held.keys() == again.keys()

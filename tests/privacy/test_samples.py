@@ -20,13 +20,14 @@ from protofed.experiments.config import apply_overrides, load_recipe, resolve
 from protofed.methods.contract import Batch
 from protofed.models import build as build_model
 from protofed.models import group_norm
+from protofed.privacy import SamplePrivacy
 from protofed.privacy.accounting import ORDERS, Release, epsilon
 from protofed.runs.spent import Spent
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
 from protofed.snapshots import Snapshot, flatten
 from protofed.training.private import Noise, Private, clipped_sum, private_counts, rate
-from support import build, client, experiment, federated, uploads
+from support import build, client, experiment, federated, stage, uploads
 
 PRIVATE = {
     "privacy__accountant": "rdp",
@@ -86,7 +87,7 @@ def test_a_round_is_abadi_s_algorithm_1(method):
                     total = total + 0.7 * 0.5 * torch.randn(parameter.shape, generator=noise)
                     parameter -= 0.3 * total / 5
     expected = {n: p.detach().clone() for n, p in model.named_parameters() if update.trainable(n)}
-    list(federation.executor.train(["cid"], federation._messages(["cid"], 1), 1))
+    list(federation.executor.train(["cid"], federation.open(["cid"], 1).messages, 1))
     found = federation.executor.clients.snapshot("cid").model
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
@@ -95,7 +96,7 @@ def test_a_round_is_abadi_s_algorithm_1(method):
 def fresh(federation, name) -> dict[str, torch.Tensor]:
     """Return what a client receives in the first round."""
     local = federation.executor.trainer.open(federation.executor.clients, name, 1)
-    federation.executor.trainer.receive(local, federation._messages([name], 1)[name])
+    federation.executor.trainer.receive(local, federation.open([name], 1).messages[name])
     return local.received
 
 
@@ -257,12 +258,12 @@ def interrupted(tmp_path, *, noise: float | None, combine: bool = True, lost: in
     if noise is None:
         chosen |= {"privacy__epsilon": 20.0, "privacy__means": 5.0}
     killed = build("fedproto", rounds=3, **chosen)
-    killed.hiding.keep(tmp_path / "releases", 0)
+    stage(killed, SamplePrivacy).keep(tmp_path, 0)
     course = killed.run()
     before = [next(course) for _ in range(lost)]
     course.close()
     restarted = build("fedproto", rounds=3, **chosen)
-    restarted.hiding.keep(tmp_path / "releases", 0)
+    stage(restarted, SamplePrivacy).keep(tmp_path, 0)
     return before, restarted
 
 
@@ -293,24 +294,23 @@ def test_a_restarted_server_stops_before_it_exceeds_the_budget(tmp_path):
     assert 0 < len(records) < 3
     assert all(record.privacy.epsilon <= 20.0 for record in records)
     assert restarted.exhausted
-    assert not restarted.hiding.affords(len(records) + 1)
+    assert not stage(restarted, SamplePrivacy).affords(len(records) + 1)
 
 
 def test_a_restarted_server_begins_no_round_that_the_budget_does_not_afford(tmp_path):
     """With combine, clients of two rounds have trained for the third as well."""
-    _, restarted = interrupted(tmp_path, noise=None, combine=True)
     with pytest.raises(FederationError, match=r"privacy.epsilon=20 is spent: 3 rounds were lost .* ε would be 2\d"):
-        list(restarted.run())
+        interrupted(tmp_path, noise=None, combine=True)
 
 
 def test_a_repeated_round_costs_what_the_dearest_of_all_rounds_does(tmp_path):
     """The last round, which has more steps, may be the one that has to be repeated, before it is reached again."""
     chosen = {**PRIVATE, "method__head_epochs": 1, "method__extractor_epochs": 1, "method__final_head_epochs": 7}
     killed = build("fedrep", rounds=3, **chosen)
-    killed.hiding.keep(tmp_path / "releases", 0)
+    stage(killed, SamplePrivacy).keep(tmp_path, 0)
     each = [record.privacy for record in killed.run()]
     restarted = build("fedrep", rounds=3, **chosen)
-    restarted.hiding.keep(tmp_path / "releases", 0)
+    stage(restarted, SamplePrivacy).keep(tmp_path, 0)
     first = next(restarted.run()).privacy
     assert first.releases >= each[-1].releases + each[0].releases
     assert first.epsilon > each[-1].epsilon
@@ -430,7 +430,7 @@ def test_the_recipes_can_be_run_with_all_their_methods(recipe):
         chosen = {"method.name": method, "execution.executor": "sequential", **arm}
         federation, _ = assemble(resolve(apply_overrides(tree, chosen)))
         federation.executor.close()
-        assert (federation.hiding is None) == (method == "local")
+        assert (stage(federation, SamplePrivacy) is None) == (method == "local")
 
 
 def test_batchnorm_is_refused_and_group_norm_takes_its_place():

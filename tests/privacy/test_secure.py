@@ -13,6 +13,7 @@ from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import every_method
 from protofed.methods import methods
+from protofed.privacy.secure import SecureSum
 from protofed.privacy.secure_options import SecureOptions
 from protofed.privacy.secure_sums import SumLayout
 from protofed.training import Missing
@@ -231,6 +232,6 @@ def test_executors_agree(executor):
 def test_traffic_is_that_of_the_protocol():
     _, (record, _) = after("fedproto", **SECURE)
     federation = support.build("fedproto", **SECURE)
-    masked = 8 * federation.secure.layout.length
+    masked = 8 * support.stage(federation, SecureSum).layout.length
     assert record.bytes["up"] > 3 * masked
-    assert record.parameters["up"] == 3 * federation.secure.layout.reals
+    assert record.parameters["up"] == 3 * support.stage(federation, SecureSum).layout.reals

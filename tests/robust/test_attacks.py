@@ -16,7 +16,9 @@ from protofed import methods
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.federation import Federation, RoundRecord
+from protofed.federation.state import unsound
 from protofed.methods import Aggregate
+from protofed.robust import Guard
 from protofed.robust.attacks import ATTACKS, Kind, Knowledge
 from protofed.wire.schema import Schema
 from protofed.wire.validate import check_structure, check_values
@@ -72,7 +74,7 @@ def honest_upload(method: str) -> tuple[Schema | None, dict[str, torch.Tensor], 
         return None, {}, counts
     with closing(federation.executor) as executor:
         round = next((r for r in range(1, 12) if federation.method.communicates(r)), 1)
-        opening = federation._messages(federation.names, round)
+        opening = federation.open(federation.names, round).messages
         (result,) = executor.train(federation.names[:1], opening, round)
     return schema, federation.codec.decode(result.message, schema), counts
 
@@ -131,8 +133,10 @@ def test_a_description_cannot_make_one_client_the_mean():
     (liar,) = records[-1].attack.clients
     assert records[0].robust.capped == {liar: ["samples"]}
     honest = next(n for n in bound.names if n != liar)
-    assert int(bound.guard.counts[liar].sum()) == 16 * int(bound.guard.counts[honest].sum())
-    assert int(free.guard.counts[liar].sum()) == 2**30
+    assert int(support.stage(bound, Guard).counts[liar].sum()) == 16 * int(
+        support.stage(bound, Guard).counts[honest].sum()
+    )
+    assert int(support.stage(free, Guard).counts[liar].sum()) == 2**30
     once, _ = run("fedavg", **lies, robust__weight=1.0)
     for name, weights in truth.server.items():
         torch.testing.assert_close(once.server[name], weights)
@@ -177,11 +181,10 @@ def test_refusals_after_a_poisoned_broadcast_count_against_nobody():
 def test_a_state_that_clients_would_refuse_is_not_sent():
     federation, _ = assemble(support.experiment("fedavg", execution__executor="sequential"), many())
     state = dict(federation.server)
-    assert federation._unsound(state, 1) == ""
+    assert unsound(federation.method, state, 1) == ""
     for value, reason in ((float("nan"), "not finite"), (float("inf"), "not finite"), (2e9, "at most 1e+09")):
-        assert reason in federation._unsound(
-            {**state, "head.weight": torch.full_like(state["head.weight"], value)}, 1
-        )
+        broken = {**state, "head.weight": torch.full_like(state["head.weight"], value)}
+        assert reason in unsound(federation.method, broken, 1)
     old = federation.server
     federation.method.aggregate = lambda server, uploads, round: Aggregate(  # type: ignore[method-assign]
         {n: t * float("inf") for n, t in server.items()}, {"uploads": sum(1 for _ in uploads)}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protofed import methods
 from protofed.errors import ConfigError
+from protofed.federation import Opened, RoundRecord
 from protofed.methods import Field, Method, Schema, Task, Upload
 from protofed.options import build_options
 from protofed.robust import Findings, Guard, RobustOptions
@@ -77,8 +78,8 @@ def upload(i: int, rows: dict[int, list[float]], **more: torch.Tensor) -> Upload
 
 
 def screened(g: Guard, uploads: list[Upload], reference=None) -> tuple[list[Upload], Findings]:
-    findings = Findings()
-    return list(g.screen(iter(uploads), reference, findings)), findings
+    record = RoundRecord(1, [])
+    return list(g(iter(uploads), Opened(1, {}, reference), record)), record.robust
 
 
 def same(left: list[Upload], right: list[Upload]) -> bool:

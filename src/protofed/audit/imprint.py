@@ -122,7 +122,7 @@ def read_verbatim(federation: Federation, federated: FederatedData, round: int, 
     question, key = "Which training samples can be read?", "verbatim" if free else "verbatim_pinned"
     measure = "share read to 1 %"
     observer = SERVER + (", batch size and epochs" if free else "")
-    names = [n for n in federation.trainable if n not in federation.newcomers]
+    names = federation.participation.able
     assert isinstance(federation.executor, Sequential)
     clients = federation.executor.clients
     at = door(federation, clients.model(names[0]), federated.input_shape)
@@ -143,7 +143,7 @@ def read_verbatim(federation: Federation, federated: FederatedData, round: int, 
     sent |= crafted(sent, at, known, step, generator(federation.seed, "audit", "imprint"))
     hostile.state = replace(federation.state, tensors=sent)
     uploads = hostile.exchange(names, round)
-    whole = federation.secure is not None
+    whole = any(stage.hides == "server" for stage in federation.stages)
     read: set[tuple[str, int]] = set()
     close: set[tuple[str, int]] = set()
     for upload in told(hostile, uploads, round)[:1] if whole else uploads:

@@ -6,7 +6,6 @@ communicates shows what the server is sent, through the same codec and the same 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,8 +22,6 @@ from protofed.methods.contract import Method, Tensors, Upload
 from protofed.methods.fedkd import FedKD
 from protofed.methods.tinyproto import TinyProto
 from protofed.models import SplitModel
-from protofed.privacy import ClientPrivacy
-from protofed.privacy.noise import NO_NOISE, from_seed
 from protofed.robust.vectors import parts_of
 from protofed.runs import RunData
 from protofed.samples import ClientData, FederatedData, Samples
@@ -152,7 +149,7 @@ def observe(federation: Federation, federated: FederatedData) -> Seen:
     """
     method, first = federation.method, federation.round + 1
     round = next((r for r in range(first, first + SILENCE) if _sends(method, r)), 0)
-    names = [n for n in federation.trainable if n not in federation.newcomers]
+    names = federation.participation.able
     data = {c.name: c for c in federated.clients}
     if not round:
         return Seen(method, 0, federation.server, (), federated.num_classes, federation)
@@ -166,13 +163,14 @@ def observe(federation: Federation, federated: FederatedData) -> Seen:
         senders = tuple(_sender(federation, data[u.client], u, s.payload, round) for u, s in pairs)
         return Seen(method, round, federation.server, senders, federated.num_classes, federation, hidden)
 
-    if federation.secure is not None:
+    hidden = {stage.hides for stage in federation.stages}
+    if "server" in hidden:
         return seen(True)
-    return replace(seen(False), outside=seen(True) if isinstance(federation.hiding, ClientPrivacy) else None)
+    return replace(seen(False), outside=seen(True) if "outside" in hidden else None)
 
 
 def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: int | None = 0) -> list[Upload]:
-    """Return what a method is given in place of some uploads: the same, or what has their sum.
+    """Return what those see of some uploads from whom single ones are hidden: what has their sum, or the same.
 
     Args:
         federation: The federation.
@@ -180,23 +178,11 @@ def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: in
         round: Number of the round, from 1.
         draw: Number of the noise, 0 for that of the round; None for no noise.
     """
-    hiding, secure, opening = federation.hiding, federation.secure, federation.opening(round) or {}
     seed = derive(federation.seed, "audit", draw) if draw else federation.seed
-    if secure is not None:
-        secure = copy.copy(secure)
-        secure.seed = seed
-        if draw is None:
-            secure.noise = NO_NOISE
-        if secure.noisy is not None and draw is None:
-            secure.noisy = copy.copy(secure.noisy)
-            secure.noisy.noise = NO_NOISE
-        return federation.revealed(secure, secure.shown(uploads, opening, round), opening, round)
-    if isinstance(hiding, ClientPrivacy):
-        hiding = copy.copy(hiding)
-        hiding.source = from_seed(seed, "privacy")
-        hiding.noise = 0.0 if draw is None else hiding.noise
-        return list(hiding.merge(uploads, opening, round, hiding.spent(round)))
-    return list(uploads)
+    opened, seen = federation.open(federation.names, round), uploads
+    for stage in federation.stages:
+        seen = stage.shown(seen, opened, None if draw is None else seed)
+    return list(seen)
 
 
 def _sends(method: Method, round: int) -> bool:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from protofed.errors import CheckpointError, ConfigError
-from protofed.experiments.builder import Builder, secure_stage
+from protofed.experiments import stages
+from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment
 from protofed.experiments.ending import client_model, read_server
 from protofed.experiments.executors import build_executor
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
-from protofed.federation import Federation, ServerState
+from protofed.federation import Evaluation, Federation, Participation, ServerState
 from protofed.files import read_tensors
-from protofed.robust import Attackers
 from protofed.runs import Border, RunData, load_run
 from protofed.samples import FederatedData
-from protofed.training import Executor, LocalTrainer
+from protofed.training import Executor, LocalTrainer, check_optimizers
 
 if TYPE_CHECKING:
     from protofed.privacy.secure_protocol import Ask
@@ -130,17 +130,13 @@ def build_federation(
     Raises:
         ConfigError: If the clients do not suit the experiment.
     """
-    return Federation(
-        trainer.method,
-        trainer.codec,
-        executor,
-        experiment.rounds,
-        trainer.seed,
-        experiment.participation,
-        experiment.evaluation,
-        experiment.robust,
-        Attackers(experiment.attack, trainer, executor.clients) if experiment.attack.kind != "none" else None,
-        experiment.privacy,
-        state or ServerState(),
-        secure_stage(experiment, trainer, ask),
+    method = trainer.method
+    hostile = stages.attackers(experiment, trainer, executor)
+    guard = stages.guard(experiment, trainer, executor, hostile)
+    participation = Participation(
+        experiment.participation, method, executor, experiment.rounds, trainer.seed, guard.counts
     )
+    evaluation = Evaluation(experiment.evaluation, method, executor)
+    check_optimizers(method, executor.clients, experiment.rounds)
+    found = stages.stages(experiment, trainer, participation, hostile, guard, ask)
+    return Federation(method, trainer.codec, executor, participation, evaluation, found, state or ServerState())

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,10 +28,7 @@ from protofed.experiments.coverage import check_method, check_steps
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Method, Task
 from protofed.privacy import protected
-from protofed.privacy.clients import NoisySums
-from protofed.privacy.noise import NO_NOISE, OwnNoise
 from protofed.privacy.samples import multiplier
-from protofed.privacy.secure import SecureSum
 from protofed.samples import FederatedData, Samples
 from protofed.seeding import derive, generator, seeded
 from protofed.snapshots import Snapshot
@@ -39,9 +36,6 @@ from protofed.training import LocalTrainer, Member, Roster, Store
 from protofed.training.private import COUNTS, private_counts
 from protofed.training.visit import Augment
 from protofed.wire import get_codec
-
-if TYPE_CHECKING:
-    from protofed.privacy.secure_protocol import Ask
 
 
 class Builder:
@@ -278,29 +272,3 @@ def _of_part(augment: Augment, own: Taken, samples: Samples, source: torch.Gener
     images = x[:, own.inputs].reshape(-1, *own.shape)
     x[:, own.inputs] = augment(Samples(images, samples.y), source).x.flatten(1)
     return Samples(x, samples.y)
-
-
-def secure_stage(experiment: Experiment, trainer: LocalTrainer, ask: Ask | None = None) -> SecureSum | None:
-    """Return the stage of secure aggregation; None if the experiment has none.
-
-    Args:
-        experiment: The experiment.
-        trainer: The trainer, with the method and the codec.
-        ask: Asks clients that hold their own uploads; None for those of this process.
-
-    Raises:
-        ConfigError: If the method needs more than sums.
-    """
-    if not experiment.secure.aggregation:
-        return None
-    method, noisy = trainer.method, None
-    if experiment.privacy.mode == "client" and method.upload_schema is not None:
-        # Clients of a round know each other's names, so no round is cheaper because some were drawn.
-        rates = [float(sends) for sends in experiment.participation.sending(method, experiment.rounds)]
-        noisy = NoisySums(experiment.privacy, method, rates, experiment.secure.fraction_bits)
-    seed = None if trainer.secret else trainer.seed
-    noise = NO_NOISE
-    if method.task.noise:
-        unit = math.hypot(*method.release.values()) * 2.0**experiment.secure.fraction_bits
-        noise = OwnNoise(multiplier(experiment.privacy) * unit, experiment.privacy.colluders)
-    return SecureSum(experiment.secure, method, trainer.codec, ask, noisy, seed, noise)

@@ -265,7 +265,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": CheckpointOptions,
     "compare": CompareOptions,
 }
-SCALARS = {"recipe": "", "seed": 0, "rounds": 10}
+SCALARS = {"recipe": "", "seed": 0, "rounds": 10, "stages": ()}
 COMPONENTS = ("method", "partition")
 USUAL = "usual_rounds"
 """Key of a built-in recipe whose number of rounds nobody has asked for: methods that need fewer run fewer."""
@@ -292,6 +292,7 @@ class Experiment:
     recipe: str
     seed: int
     rounds: int
+    stages: tuple[str, ...]
     method: str
     method_options: Any
     partition: str
@@ -467,6 +468,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         scalars["seed"] = seed
     check_number("seed", scalars["seed"])
     check_number("rounds", scalars["rounds"])
+    scalars["stages"] = texts("stages", scalars["stages"])
     if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
     sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
@@ -489,6 +491,21 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         partition=partition_name,
         partition_options=build_options(kind.Options, partition, "partition"),
     )
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """Return a list of names.
+
+    Args:
+        name: The option.
+        value: Anything.
+
+    Raises:
+        ConfigError: If it is something else.
+    """
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) and ":" in item for item in value):
+        raise ConfigError(f'{name} must be a list of FILE.py:CLASS, e.g. ["my_stage.py:MyStage"], not {value!r}')
+    return tuple(value)
 
 
 _RANGES = {"seed": (0, limits.SEED), "rounds": (1, limits.ROUNDS)}

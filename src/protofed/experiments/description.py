@@ -39,7 +39,7 @@ def _models_notes(federated: FederatedData, roster: Roster) -> list[str]:
 
 def _rule_notes(federation: Federation) -> list[str]:
     """Return a note if the method lacks the main rule that was asked for."""
-    wanted, main = federation.evaluation.rule, federation.main_rule
+    wanted, main = federation.evaluation.options.rule, federation.evaluation.main_rule
     lacking = f"Main rule {main}: the method does not have {wanted} (evaluation.rule)."
     return [lacking] if wanted not in ("", main) else []
 
@@ -60,7 +60,7 @@ def describe_clients(
         federated: The clients' data.
         sizes: Sizes of the models that are not built here, as :func:`sizes_of` returns them, by client.
     """
-    notes = [*_rule_notes(federation), *([federation.hiding.note()] if federation.hiding else [])]
+    notes = [*_rule_notes(federation), *(note for stage in federation.stages for note in stage.note())]
     described = describe_roster(federation.method, federation.executor.clients, federated, notes, sizes)
     return {**described, "execution": {**federation.executor.description(), "waiting": numerics.waiting()}}
 

@@ -408,5 +408,7 @@ def named_code(config: dict[str, Any], architectures: dict[str, Architecture]) -
     members = model.get("members")
     members = [m.get("name") for m in members if isinstance(m, dict)] if isinstance(members, list) else []
     encoder = encoder if isinstance(encoder, dict) else {}
+    stages = config.get("stages")
     names = [encoder.get("name"), method.get("name"), model.get("name"), model.get("shared"), *members]
+    names += stages if isinstance(stages, list) else []
     return [n for n in map(str, [*names, *(a.name for a in architectures.values())]) if ":" in n]

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,11 +295,7 @@ class RunDirectory:
             if len(rounds) < federation.round:
                 raise CheckpointError(f"{self.path / 'rounds.jsonl'}: lacks rounds before the checkpoint")
         remove_partial(self.path)
-        if federation.hiding is not None and federation.secret:
-            federation.hiding.keep(self.path / "releases", federation.round)
-            if federation.exhausted and rounds and (known := rounds[-1].privacy) is not None:
-                # No round follows whose record would count those that were lost, which have been paid for.
-                rounds[-1].privacy = replace(federation.hiding.spent(federation.round), clipped=known.clipped)
+        federation.keep(self.path, rounds)
         self._write("rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
         return rounds
 

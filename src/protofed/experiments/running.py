@@ -327,7 +327,7 @@ def run_federation(
                 files.write_federation(description)
                 progress.started(label, experiment.rounds, federation.round, files.path)
                 remaining = federation.run()
-                while not federation.stalled(rounds) and (record := next(remaining, None)):
+                while not federation.evaluation.stalled(rounds) and (record := next(remaining, None)):
                     rounds.append(record)
                     progress.round(label, files.add_round(record, federation, experiment.checkpoint.every))
                 files.finish(
@@ -371,7 +371,7 @@ def summary_of(
         seed=experiment.seed,
         clients=len(federation.names),
         outcome=Outcome.of(rounds),
-        main_rule=federation.main_rule,
+        main_rule=federation.evaluation.main_rule,
         privacy=next((r.privacy for r in reversed(rounds) if r.privacy), None),
         peak_memory_bytes=memory,
         environment={

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protofed import claims
+from protofed.errors import DivergedError
 from protofed.federation.standing import Standing
-from protofed.methods.contract import Tensors
+from protofed.methods.contract import Method, Tensors
+from protofed.wire.validate import check_values
 
 
 @dataclass
@@ -60,3 +62,25 @@ def read_forgotten(value: object) -> dict[str, str]:
     if not all(isinstance(date, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", date) for date in found.values()):
         raise ValueError("forgotten: expected dates by name")
     return {claims.client_name(name): date for name, date in found.items()}
+
+
+def unsound(method: Method, state: Tensors, round: int) -> str:
+    """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it.
+
+    Args:
+        method: The method.
+        state: Its state of the server after a round.
+        round: Number of the round, from 1.
+    """
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return f"{name}: not finite"
+    schema = method.broadcast_schema
+    if schema is None or method.personal_broadcast:
+        return ""
+    payload = method.broadcast(state, round + 1)
+    try:
+        check_values(payload or {}, schema if payload else replace(schema, fields={}))
+    except DivergedError as error:
+        return str(error)
+    return ""

@@ -17,12 +17,13 @@ from typing import Any
 from protofed import claims
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.architectures import Architecture, is_code, recipe_names
-from protofed.experiments.builder import Builder, secure_stage
+from protofed.experiments.builder import Builder
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.coverage import withholds_scores
 from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
+from protofed.experiments.stages import secure_stage
 from protofed.flower import own
 from protofed.flower.messages import Description, Job, VisitOutcome
 from protofed.flower.pins import check_pins, check_weights, pins

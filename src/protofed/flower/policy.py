@@ -9,8 +9,9 @@ from typing import Any
 
 from protofed import claims
 from protofed.errors import ConfigError
-from protofed.experiments.builder import Builder, secure_stage
+from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment
+from protofed.experiments.stages import secure_stage
 from protofed.privacy.accounting import Release, epsilon
 from protofed.privacy.samples import Training
 

@@ -1,4 +1,4 @@
-"""Client-level differential privacy: a stage between validated uploads and a method's ``aggregate``.
+"""The stage of client-level differential privacy.
 
 Every upload becomes a vector of limited length. The server adds the vectors of a round up, adds noise to their sum,
 and gives the method a single upload in place of all: the mean or the sum that it would have made of them. Whatever
@@ -10,23 +10,24 @@ Under secure aggregation, clients limit the length of their own vectors, and eac
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, PayloadError
+from protofed.federation.stage import Opened
 from protofed.methods.contract import Method, Upload
 from protofed.privacy.accounting import Release, epsilon, find_noise
-from protofed.privacy.ledger import Ledger
-from protofed.privacy.noise import OwnNoise, Source, from_system
+from protofed.privacy.ledger import Budgeted, Ledger
+from protofed.privacy.noise import OwnNoise, Source, from_seed, from_system
 from protofed.privacy.options import PrivacyOptions
 from protofed.privacy.secure_sums import BITS, Vector
 from protofed.robust.vectors import Part, bounded, parts_of
-from protofed.runs import Spent
+from protofed.runs import RoundRecord, Spent
 from protofed.training.private import SHORT, Noise
 from protofed.wire.schema import Payload, Schema
 
@@ -139,7 +140,7 @@ class Layout:
         return sent.double()
 
 
-class ClientPrivacy:
+class ClientPrivacy(Budgeted):
     """The stage of ``privacy.mode=client``.
 
     Args:
@@ -153,11 +154,12 @@ class ClientPrivacy:
 
     Attributes:
         noise: Noise multiplier ``z``.
-        ledger: Counts releases, those of rounds that had to be repeated with new noise as well.
 
     Raises:
         ConfigError: If the method's uploads cannot be clipped, or the budget does not suffice for one round.
     """
+
+    hides = "outside"
 
     def __init__(
         self,
@@ -190,28 +192,19 @@ class ClientPrivacy:
         released = [*_releases(self.rates[:rounds], self.noise), again]
         return epsilon(released, self.options.delta, self.options.accountant)
 
-    def affords(self, round: int) -> bool:
-        """Return whether the budget suffices for all rounds up to ``round``."""
-        # The noise found for a budget keeps it, whatever the last digit says.
-        planned = self.options.noise is None and not self.ledger.repeated
-        return planned or self.epsilon(round) <= self.options.budget
-
-    def merge(
-        self, uploads: Iterable[Upload], centre: Payload | None, round: int, spent: Spent
-    ) -> Iterator[Upload]:
-        """Yield the one upload that stands for all of a round.
-
-        Args:
-            uploads: Validated uploads.
-            centre: Payload of the broadcast that opened the round, or None.
-            round: Number of the round, from 1.
-            spent: Record of the round, in which clipped uploads are counted.
-        """
+    def __call__(self, uploads: Iterator[Upload], opened: Opened, record: RoundRecord) -> Iterator[Upload]:
+        """Yield the one upload that stands for all of a round; clipped ones are counted in the record."""
+        if self.shared:  # clients have made the noise: what arrives stands for all
+            yield from uploads
+            return
+        assert record.privacy is not None
+        centre, round, spent = opened.payload or {}, opened.round, record.privacy
+        spent.clipped = 0
         total = torch.zeros(self.layout.length, dtype=torch.float64)
         deviation = self.noise * self.options.clip
         step = Noise(None).step(deviation) if self.source is from_system else 0.0
         for upload in uploads:
-            vector, shortened = self.layout.clipped(upload.payload, centre or {})
+            vector, shortened = self.layout.clipped(upload.payload, centre)
             spent.clipped += shortened
             total += (vector * SHORT / step).trunc() * step if step else vector
         if deviation:
@@ -219,49 +212,53 @@ class ClientPrivacy:
             total += (noise / step).round() * step if step else noise
         yield self.standing_for_all(total, deviation, centre, round)
 
-    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload | None, round: int) -> Upload:
+    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round: int) -> Upload:
         """Return the upload that stands for all.
 
         Args:
             total: Noisy sum of vectors.
             deviation: Standard deviation of the noise of each number.
-            centre: As in :meth:`merge`.
+            centre: Payload of the broadcast that opened the round; may be empty.
             round: Number of the round, from 1.
         """
-        payload = self.layout.upload(
-            total, deviation, centre or {}, self.expected[min(round, len(self.expected)) - 1]
-        )
+        payload = self.layout.upload(total, deviation, centre, self.expected[min(round, len(self.expected)) - 1])
         real = {n for n, field in self.layout.schema.fields.items() if field.kind == "real"}
         return Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
 
-    def keep(self, ledger: Path, round: int) -> None:
-        """Count releases in a file; see :meth:`Ledger.keep <protofed.privacy.ledger.Ledger.keep>`.
+    def end(self, round: int) -> None:
+        """Count the release of a round."""
+        if self.rates[round - 1]:
+            self.ledger.publish(round)
 
-        Args:
-            ledger: The file; there need not be one yet.
-            round: Number of rounds completed.
-        """
-        self.ledger.keep(ledger, round, self._number(round))
+    def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
+        """Return the upload that stands for all, with noise of one's own."""
+        other = copy.copy(self)
+        other.source, other.noise = from_seed(seed or 0, "privacy"), 0.0 if seed is None else self.noise
+        record = RoundRecord(opened.round, [])
+        self.account(record)
+        return list(other(iter(uploads), opened, record))
 
-    def _number(self, rounds: int) -> int:
+    def number(self, rounds: int) -> int:
         """Return the number of the first ``rounds`` rounds in which clients send something."""
         return sum(rate > 0 for rate in self.rates[:rounds])
 
-    def spent(self, round: int) -> Spent:
-        """Return the record of a round, with the cost of all rounds so far."""
-        return Spent(
+    def account(self, record: RoundRecord) -> None:
+        """Record the cost of all rounds so far."""
+        round, before = record.round, record.privacy
+        record.privacy = Spent(
             "client",
             self.epsilon(round),
             self.options.delta,
             self.noise,
             self.options.clip,
             max(self.rates[:round]),
-            self._number(round) + self.ledger.repeated,
+            self.number(round) + self.ledger.repeated,
+            before.clipped if before else 0,
             accountant=self.options.accountant,
         )
 
-    def note(self) -> str:
-        """Return what is protected, as a sentence for a report."""
+    def note(self) -> Sequence[str]:
+        """Say what is protected."""
         o = self.options
         drawn = [rate for rate in self.rates if rate]
         amplified = "without amplification: participation.sampling is not poisson, or everyone takes part"
@@ -273,7 +270,7 @@ class ClientPrivacy:
             f"Differential privacy of clients: changes of norm at most {o.clip:g}, noise of {self.noise:.4g} times "
             f"that on their sum{', of which each client adds a share' if self.shared else ''}, "
             f"ε = {self.epsilon(len(self.rates)):.3g} at δ = {o.delta:g} after all rounds, "
-            f"{amplified}."
+            f"{amplified}.",
         )
 
 

@@ -1,11 +1,20 @@
-"""A file that counts what a deployment has published, so that nothing is forgotten when its server is restarted."""
+"""The budget of differential privacy, and a file that counts what a deployment has published.
+
+Nothing is forgotten when its server is restarted.
+"""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from pathlib import Path
 
-from protofed.errors import writing
+from protofed.errors import FederationError, writing
+from protofed.federation.stage import Stage
+from protofed.privacy.options import PrivacyOptions
+
+RELEASES = "releases"
+"""Name of the file in a run directory."""
 
 
 class Ledger:
@@ -48,3 +57,45 @@ class Ledger:
             file.write(b".")
             file.flush()
             os.fsync(file.fileno())
+
+
+class Budgeted(Stage):
+    """Base of the stages that spend a budget ε.
+
+    Attributes:
+        options: The budget.
+        ledger: Counts releases, those of rounds that had to be repeated as well.
+    """
+
+    options: PrivacyOptions
+    ledger: Ledger
+
+    @abstractmethod
+    def epsilon(self, rounds: int) -> float:
+        """Return the ε that the first ``rounds`` rounds cost together."""
+
+    @abstractmethod
+    def number(self, rounds: int) -> int:
+        """Return the number of releases in the first ``rounds`` rounds, had none been repeated."""
+
+    @property
+    def planned(self) -> bool:
+        """Whether the noise was found for exactly these rounds, so that it keeps the budget up to rounding."""
+        return self.options.noise is None and not self.ledger.repeated
+
+    def affords(self, round: int) -> bool:
+        """Return whether the budget suffices for all rounds up to ``round``."""
+        return self.planned or self.epsilon(round) <= self.options.budget
+
+    def keep(self, directory: Path, round: int) -> None:
+        """Count releases in a file of the run directory.
+
+        Raises:
+            FederationError: If those of a killed server leave nothing for a first round.
+        """
+        self.ledger.keep(directory / RELEASES, round, self.number(round))
+        if not round and not self.affords(1):
+            raise FederationError(
+                f"privacy.epsilon={self.options.budget:g} is spent: {self.ledger.repeated} rounds were lost "
+                f"with a killed server ({self.ledger.path}), and with one more ε would be {self.epsilon(1):.3g}"
+            )

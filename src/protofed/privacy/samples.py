@@ -6,18 +6,17 @@ The computation is in :mod:`protofed.training.private`; here is what it costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Method
 from protofed.privacy.accounting import Release, epsilon, find_noise
-from protofed.privacy.ledger import Ledger
+from protofed.privacy.ledger import Budgeted, Ledger
 from protofed.privacy.options import PrivacyOptions
-from protofed.runs import Spent
+from protofed.runs import RoundRecord, Spent
 from protofed.training import LocalPlan, Member
 from protofed.training.private import Private, rate, steps
 
@@ -151,16 +150,13 @@ def check(method: Method) -> None:
         raise ConfigError(f"privacy.mode=sample cannot protect the uploads of {method.name}: {reason}")
 
 
-class SamplePrivacy:
+class SamplePrivacy(Budgeted):
     """What ``privacy.mode=sample`` costs.
 
     Args:
         options: Norms, noise and budget.
         method: The method.
         members: The clients that train, by name.
-
-    Attributes:
-        ledger: Counts rounds, those that had to be repeated as well.
 
     Raises:
         ConfigError: If the budget does not suffice for one round of some client.
@@ -185,16 +181,11 @@ class SamplePrivacy:
     def _costs(self, rounds: int) -> dict[tuple[Training, Private], float]:
         """Return the ε of each kind of client; none exceeds a budget for which it has found its own noise."""
         o, repeated = self.options, self.ledger.repeated
-        most = o.budget if self._planned else math.inf
+        most = o.budget if self.planned else math.inf
         return {
             (t, p): min(most, epsilon(t.releases(rounds, p.noise, p.means, repeated), o.delta, o.accountant))
             for t, p in self.clients
         }
-
-    @property
-    def _planned(self) -> bool:
-        """Whether the noise was found for exactly these rounds, so that it keeps the budget up to rounding."""
-        return self.options.noise is None and not self.ledger.repeated
 
     def _worst(self, rounds: int) -> tuple[str, float]:
         costs = self._costs(rounds)
@@ -205,16 +196,20 @@ class SamplePrivacy:
         """Return the largest ε of any client after the first ``rounds`` rounds."""
         return self._worst(rounds)[1]
 
-    def affords(self, round: int) -> bool:
-        """Return whether the budget suffices for all rounds up to ``round``."""
-        return self._planned or self.epsilon(round) <= self.options.budget
+    def begin(self, round: int) -> None:
+        """Count a round before any client trains for it."""
+        self.ledger.publish(round)
 
-    def spent(self, round: int) -> Spent:
-        """Return the record of a round, with the cost of all rounds so far for the client that pays most."""
-        costs = self._costs(round)
+    def number(self, rounds: int) -> int:
+        """Count rounds."""
+        return rounds
+
+    def account(self, record: RoundRecord) -> None:
+        """Record the cost of all rounds so far for the client that pays most."""
+        costs = self._costs(record.round)
         training, private = max(costs, key=costs.__getitem__)
-        steps, statistics = training.numbers(round, self.ledger.repeated)
-        return Spent(
+        steps, statistics = training.numbers(record.round, self.ledger.repeated)
+        record.privacy = Spent(
             "sample",
             costs[training, private],
             self.options.delta,
@@ -227,27 +222,18 @@ class SamplePrivacy:
             accountant=self.options.accountant,
         )
 
-    def keep(self, ledger: Path, round: int) -> None:
-        """Count rounds in a file; see :meth:`Ledger.keep <protofed.privacy.ledger.Ledger.keep>`.
-
-        Args:
-            ledger: The file; there need not be one yet.
-            round: Number of rounds completed.
-        """
-        self.ledger.keep(ledger, round, round)
-
-    def note(self) -> str:
-        """Return what is protected, as a sentence for a report."""
+    def note(self) -> Sequence[str]:
+        """Say what is protected."""
         if all(private.noise == 0 or not any(t.steps) for t, private in self.clients):
             means = next(private.means for _, private in self.clients)
             return (
                 f"Differential privacy of samples: one release, with noise of {means:.4g} times what a sample "
-                f"changes, ε = {self.epsilon(self.rounds):.3g} at δ = {self.options.delta:g} after all rounds."
+                f"changes, ε = {self.epsilon(self.rounds):.3g} at δ = {self.options.delta:g} after all rounds.",
             )
         noises = sorted(private.noise for _, private in self.clients)
         between = f"{noises[0]:.4g}" if noises[0] == noises[-1] else f"{noises[0]:.4g} to {noises[-1]:.4g}"
         return (
             f"Differential privacy of samples: gradients of norm at most {self.options.clip:g}, noise of {between} "
             f"times that on their sums, ε = {self.epsilon(self.rounds):.3g} at δ = {self.options.delta:g} after "
-            "all rounds for the client that pays most; batches are drawn by Poisson sampling."
+            "all rounds for the client that pays most; batches are drawn by Poisson sampling.",
         )

@@ -1,25 +1,29 @@
-"""The stage of secure aggregation in the round loop: single uploads go in, uploads that are all alike come out."""
+"""The stage of secure aggregation: single uploads go in, uploads that are all alike come out."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from protofed.errors import ConfigError, PayloadError
+from protofed.errors import ConfigError, FederationError, PayloadError
+from protofed.federation.stage import Opened, Stage
 from protofed.methods.contract import Method, Upload
-from protofed.privacy.clients import NoisySums
+from protofed.privacy.clients import ClientPrivacy, NoisySums
 from protofed.privacy.noise import NO_NOISE, OwnNoise
 from protofed.privacy.secure_options import SecureOptions
 from protofed.privacy.secure_sums import SumLayout, Vector
 from protofed.runs import RoundRecord
 from protofed.seeding import derive
+from protofed.training import Trained
 from protofed.wire import Codec, cast
 from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
-    from protofed.privacy.secure_protocol import Ask, Stage, Values
+    from protofed.privacy.secure_protocol import Ask, Values
+    from protofed.privacy.secure_protocol import Stage as Step
 
 FEWEST = 3
 """Clients in a round; of the sum of two, each knows the other's part."""
@@ -61,7 +65,7 @@ class Summed(NamedTuple):
     threshold: int
 
 
-class SecureSum:
+class SecureSum(Stage):
     """Secure aggregation of the uploads of every round.
 
     Args:
@@ -72,10 +76,13 @@ class SecureSum:
         noisy: Sums of clipped contributions with noise, in place of sums of uploads; None without.
         seed: Seed of the clients' noise; None for the operating system's random numbers.
         noise: Noise that clients add to their uploads under the mask.
+        hiding: Makes of a noisy sum what stands for all; given together with ``noisy``.
 
     Raises:
         ConfigError: If the method needs more than sums.
     """
+
+    hides = "server"
 
     def __init__(
         self,
@@ -86,9 +93,10 @@ class SecureSum:
         noisy: NoisySums | None = None,
         seed: int | None = None,
         noise: OwnNoise = NO_NOISE,
+        hiding: ClientPrivacy | None = None,
     ) -> None:
         self.options, self.method, self.codec, self.ask = options, method, codec, ask
-        self.noisy, self.seed, self.noise = noisy, seed, noise
+        self.noisy, self.seed, self.noise, self.hiding = noisy, seed, noise, hiding
         self.layout = SumLayout(method, options.fraction_bits)
         self.length = self.layout.length if noisy is None else noisy.length
         self.reals = self.layout.reals if noisy is None else noisy.reals
@@ -101,23 +109,10 @@ class SecureSum:
         """
         return max(FEWEST, self.options.least(asked))
 
-    def check(self, participants: int, robust_rule: str) -> None:
-        """Check that a round can be aggregated, before any training.
-
-        Args:
-            participants: Number of clients in a round.
-            robust_rule: The option ``robust.rule``.
-
-        Raises:
-            ConfigError: If it cannot.
-        """
+    def check(self, participants: int) -> None:
+        """Check that enough clients take part, and that what is needed is installed."""
         if self.method.upload_schema is None:
             return
-        if robust_rule != "none":
-            raise ConfigError(
-                f"robust.rule={robust_rule} compares single uploads, which secure.aggregation hides: set "
-                "robust.rule=none or secure.aggregation=false"
-            )
         try:
             import protofed.privacy.secure_protocol  # noqa: F401
         except ImportError as error:
@@ -170,30 +165,51 @@ class SecureSum:
             return Offer(self.layout.encode(upload.payload), self.noise._replace(seed=seed))
         return Offer(self.noisy.encode(upload.payload, opening), self.noisy.noise._replace(seed=seed))
 
-    def shown(self, uploads: Sequence[Upload], opening: Payload, round: int) -> Summed:
-        """Return what the server learns of some uploads, without the protocol that keeps the rest from it.
-
-        Args:
-            uploads: At least one upload.
-            opening: Payload of the broadcast that opened the round.
-            round: Number of the round, from 1.
-        """
-        threshold = self.threshold(len(uploads))
+    def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
+        """Return what the server learns of some uploads, without the protocol that keeps the rest from it."""
+        threshold, opening = self.threshold(len(uploads)), opened.payload or {}
         total = np.zeros(self.length, dtype=np.uint64)
+        other = copy.copy(self)
+        other.seed = seed
+        if seed is None:
+            other.noise = NO_NOISE
+        if self.noisy is not None and seed is None:
+            other.noisy = copy.copy(self.noisy)
+            other.noisy.noise = NO_NOISE
         for upload in uploads:
-            vector, noise = self._offer(upload, opening, round)
+            vector, noise = other._offer(upload, opening, opened.round)
             total = total + vector + noise.draw(threshold, self.length)
-        return Summed(total, len(uploads), threshold)
+        return other.uploads(Summed(total, len(uploads), threshold), opening, opened.round)
 
-    def uploads(self, summed: Summed) -> list[Upload]:
-        """Return uploads that are all alike and have the sum of the clients' own.
+    def __call__(self, uploads: Iterator[Trained], opened: Opened, record: RoundRecord) -> Iterator[Upload]:
+        """Yield what the server may see of a round; nothing if too few clients remain."""
+        messages = {result.client: result.message for result in uploads if result.message is not None}
+        try:
+            summed = self.sum(messages, opened.messages, record)
+            opening = self.opening(next(iter(opened.messages.values()), None))
+            told = self.uploads(summed, opening, opened.round)
+        except (FederationError, PayloadError) as error:
+            record.robust.kept = str(error)
+            return
+        opened.usable = summed.clients
+        yield from told
+
+    def uploads(self, summed: Summed, opening: Payload, round: int) -> list[Upload]:
+        """Return the uploads of which a method makes what it would make of the clients' own.
+
+        They are all alike and have the sum of the clients' own; with noise there is one, which stands for all.
 
         Args:
             summed: What the server learns.
+            opening: Payload of the broadcast that opened the round; may be empty.
+            round: Number of the round, from 1.
 
         Raises:
             PayloadError: If it cannot be the sum of uploads.
         """
+        if self.noisy is not None and self.hiding is not None:
+            deviation = self.noisy.deviation(summed.threshold, summed.clients)
+            return [self.hiding.standing_for_all(self.noisy.decode(summed.total), deviation, opening, round)]
         payloads = self.layout.decode(summed.total, summed.clients)
         # Where clients hold different classes, the last have none left to report.
         told = [p for p in payloads if any(tensor.numel() for tensor in p.values())]
@@ -237,7 +253,7 @@ class SecureSum:
         """Return ``ask``, with the bytes of requests and answers added to the round's traffic."""
         from protofed.privacy.secure_protocol import size_of
 
-        def counted(stage: Stage, requests: Mapping[str, Values]) -> Iterator[tuple[str, Values | str]]:
+        def counted(stage: Step, requests: Mapping[str, Values]) -> Iterator[tuple[str, Values | str]]:
             for request in requests.values():
                 record.add_traffic("down", size_of(request), 0)
             for name, answer in ask(stage, requests):

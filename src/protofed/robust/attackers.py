@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, PayloadError, unknown_name
+from protofed.federation.stage import Opened, Stage
 from protofed.methods.contract import Local
 from protofed.robust import backdoor
 from protofed.robust.attacks import ATTACKS, AttackOptions, Knowledge, inflated
 from protofed.robust.believed import scaled
 from protofed.robust.vectors import Counts, parts_of
+from protofed.runs import Accuracy, Attack, RoundRecord
 from protofed.seeding import generator
-from protofed.training import LocalTrainer, Messages, Missing, Roster, Trained
+from protofed.training import Evaluated, LocalTrainer, Roster, Trained
 from protofed.wire import cast
 from protofed.wire.schema import Payload, Schema
 
@@ -23,7 +25,7 @@ FINITE = 6e4
 """Largest magnitude used when a codec cannot encode an attack's values; every codec can represent it."""
 
 
-class Attackers:
+class Attackers(Stage):
     """The hostile clients of a simulation.
 
     Args:
@@ -83,26 +85,20 @@ class Attackers:
         samples = self.options.samples
         return {n: scaled(c, samples) if samples and n in self.names else c for n, c in counts.items()}
 
-    def act(
-        self, results: Iterator[Trained | Missing], messages: Messages, round: int
-    ) -> Iterator[Trained | Missing]:
-        """Replace the messages of hostile clients.
-
-        Args:
-            results: Results of the visits of one round.
-            messages: Messages of the server that opened the round, by client.
-            round: Number of the round, from 1.
-
-        Yields:
-            The results, in order.
-        """
+    def __call__(self, uploads: Iterator[Trained], opened: Opened, record: RoundRecord) -> Iterator[Trained]:
+        """Yield the results of the visits, with other messages of hostile clients."""
         schema = self.trainer.method.upload_schema
-        for result in results:
-            hostile = isinstance(result, Trained) and result.client in self.names
-            if hostile and schema is not None and isinstance(result, Trained) and result.message is not None:
-                yield replace(result, message=self._message(result, messages[result.client], schema, round))
-            else:
-                yield result
+        for result in uploads:
+            if result.client in self.names and schema is not None and result.message is not None:
+                message = self._message(result, opened.messages[result.client], schema, opened.round)
+                result = replace(result, message=message)
+            yield result
+
+    def scored(self, results: Sequence[Evaluated], names: Sequence[str], record: RoundRecord) -> None:
+        """Record the accuracy of honest clients, and the success of a backdoor."""
+        honest = [(r.correct, r.samples) for r in results if r.client not in self.names]
+        accuracy = Accuracy.of(honest, self.trainer.method.rules).weighted
+        record.attack = Attack(self.names, accuracy, self.success(names))
 
     def _message(self, result: Trained, opening: bytes | None, schema: Schema, round: int) -> bytes:
         assert result.message is not None

@@ -1,24 +1,24 @@
-"""The stage between validation and a method's ``aggregate``, of which methods are unaware."""
+"""The stage of robust rules."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from protofed.errors import ConfigError, unknown_name
+from protofed.federation.stage import Opened, Stage
 from protofed.methods.contract import Method, Upload
 from protofed.robust.believed import believed
 from protofed.robust.clipping import Proportions, clip, too_long
 from protofed.robust.options import POOLING, RobustOptions
 from protofed.robust.pooling import hostile, pooled, without_outliers
 from protofed.robust.vectors import Counts, cap_counts, collect, parts_of
-from protofed.runs import Findings
-from protofed.wire.schema import Payload
+from protofed.runs import Findings, RoundRecord
 
 SUSPECT = 20.0
 """Multiple of the median length above which a vector is reported as out of proportion."""
 
 
-class Guard:
+class Guard(Stage):
     """Application of one robust rule to the uploads of every round.
 
     Args:
@@ -77,22 +77,14 @@ class Guard:
                 "lower robust.attackers, or choose median or clip"
             )
 
-    def screen(self, uploads: Iterable[Upload], reference: Payload | None, findings: Findings) -> Iterator[Upload]:
-        """Apply the rule to the uploads of a round.
-
-        Args:
-            uploads: Validated uploads.
-            reference: Payload of the broadcast that opened the round, or None.
-            findings: Record of the round, to which changes and omissions are added.
-
-        Returns:
-            The uploads that the method aggregates.
-        """
+    def __call__(self, uploads: Iterator[Upload], opened: Opened, record: RoundRecord) -> Iterator[Upload]:
+        """Apply the rule to the uploads of a round; changes and omissions are recorded."""
+        findings = record.robust
         capped = self._capped(uploads, findings)
         if self.options.rule == "none":
             return self._watched(capped, findings)
         if self.options.rule == "clip":
-            return clip(capped, self.parts, self.counts, reference, self.options, findings)
+            return clip(capped, self.parts, self.counts, opened.payload, self.options, findings)
         return iter(self._together(list(capped), findings))
 
     def _capped(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:

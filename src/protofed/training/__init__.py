@@ -1,6 +1,6 @@
 """Local training: a client's visit, and the executors that schedule visits."""
 
-from protofed.training.client import LocalPlan, Member, Schedule
+from protofed.training.client import LocalPlan, Member, Schedule, check_optimizers
 from protofed.training.executor import Executor, Fused, Sequential
 from protofed.training.roster import Files, Memory, Roster, Store
 from protofed.training.visit import Evaluated, LocalTrainer, Messages, Missing, On, Trained
@@ -24,4 +24,5 @@ __all__ = [
     "Store",
     "Trained",
     "Workers",
+    "check_optimizers",
 ]

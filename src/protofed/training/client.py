@@ -7,6 +7,7 @@ Between visits a client is a :class:`~protofed.snapshots.Snapshot`; during a vis
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.methods.contract import Phase
+from protofed.methods.contract import Method, Phase
 from protofed.optimizers import eager
 from protofed.samples import ClientData, Samples
 from protofed.training.batches import whole
@@ -158,6 +159,27 @@ class LocalPlan:
         settings = dict(overrides)
         name = settings.pop("name", None)
         return (self.optimizer, {**self.settings, **settings}) if name is None else (name, settings)
+
+
+def check_optimizers(method: Method, clients: Mapping[str, Member], rounds: int) -> None:
+    """Check that the optimisers of all clients have the settings that a method overrides.
+
+    Args:
+        method: The method.
+        clients: The clients by name.
+        rounds: Number of rounds.
+
+    Raises:
+        ConfigError: If one lacks a setting.
+    """
+    phases = [phase for round in range(1, rounds + 1) for phase in method.phases(round)]
+    wanted = {tuple(sorted(u.optimizer.items())) for phase in phases for u in phase.updates if u.optimizer}
+    plans = {repr(m.plan): m.plan for m in clients.values()}
+    for plan, overrides in itertools.product(plans.values(), wanted):
+        try:
+            plan.check(*plan.chosen(dict(overrides)))
+        except ConfigError as error:
+            raise ConfigError(f"method {method.name} sets {dict(overrides)}, but {error}") from None
 
 
 def balance(counts: Tensor) -> Tensor:

@@ -1,0 +1,174 @@
+"""The stages of a federation, in order: the only place that knows them all."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from protofed.errors import ConfigError
+from protofed.experiments.config import Experiment
+from protofed.federation import Participation, Receiving, Stage
+from protofed.imports import user_module
+from protofed.privacy import ClientPrivacy, SamplePrivacy
+from protofed.privacy.clients import NoisySums
+from protofed.privacy.noise import NO_NOISE, OwnNoise, from_seed, from_system
+from protofed.privacy.samples import multiplier
+from protofed.privacy.secure import SecureSum
+from protofed.robust import Attackers, Guard
+from protofed.training import Executor, LocalTrainer
+
+if TYPE_CHECKING:
+    from protofed.privacy.secure_protocol import Ask
+
+
+def attackers(experiment: Experiment, trainer: LocalTrainer, executor: Executor) -> Attackers | None:
+    """Return the hostile clients of a simulation; None if there are none."""
+    if experiment.attack.kind == "none":
+        return None
+    return Attackers(experiment.attack, trainer, executor.clients)
+
+
+def guard(experiment: Experiment, trainer: LocalTrainer, executor: Executor, hostile: Attackers | None) -> Guard:
+    """Return the stage of robust rules.
+
+    Args:
+        experiment: The experiment.
+        trainer: The trainer, with the method.
+        executor: Runs the clients.
+        hostile: Clients whose descriptions may be lies.
+
+    Raises:
+        ConfigError: If the rule does not suit the method.
+    """
+    training = {name: member.train for name, member in executor.clients.items()}
+    K = trainer.method.task.num_classes
+    counts = {name: samples.most(K).cpu() for name, samples in training.items()}
+    counts = counts if hostile is None else hostile.described(counts)
+    withheld = {name for name, samples in training.items() if not samples.exact}
+    return Guard(experiment.robust, trainer.method, counts, withheld)
+
+
+def stages(
+    experiment: Experiment,
+    trainer: LocalTrainer,
+    participation: Participation,
+    hostile: Attackers | None,
+    robust: Guard,
+    ask: Ask | None = None,
+) -> list[Stage]:
+    """Return the stages of a federation.
+
+    Args:
+        experiment: The experiment.
+        trainer: The trainer, with the method and the codec.
+        participation: The clients, and who takes part.
+        hostile: The hostile clients of a simulation.
+        robust: The stage of robust rules.
+        ask: Asks clients that hold their own uploads for secure aggregation; None for those of this process.
+
+    Raises:
+        ConfigError: If stages do not suit the method, the clients or each other.
+    """
+    method = trainer.method
+    robust.check(participation.number_of(participation.able))
+    hiding = _hiding(experiment, trainer, participation)
+    if experiment.secure.aggregation and experiment.robust.rule != "none" and method.upload_schema is not None:
+        raise ConfigError(
+            f"robust.rule={experiment.robust.rule} compares single uploads, which secure.aggregation hides: set "
+            "robust.rule=none or secure.aggregation=false"
+        )
+    secure = secure_stage(experiment, trainer, ask, hiding if isinstance(hiding, ClientPrivacy) else None)
+    found: list[Stage] = [hostile] if hostile else []
+    found.append(secure or Receiving(method, trainer.codec))
+    found += [user_stage(name) for name in experiment.stages]
+    if experiment.stages and isinstance(hiding, ClientPrivacy):
+        raise ConfigError(
+            f"stages: {experiment.stages[0]} might mix the uploads of several clients, which privacy.mode=client "
+            "does not allow: leave one of them out"
+        )
+    if secure is None and not isinstance(hiding, ClientPrivacy):
+        found.append(robust)
+    return [*found, *([hiding] if hiding else [])]
+
+
+def user_stage(name: str) -> Stage:
+    """Return the stage that ``package.module:Class`` or ``file.py:Class`` stands for.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    location, _, attribute = name.rpartition(":")
+    try:
+        found = getattr(user_module(location), attribute)
+    except (ImportError, OSError, AttributeError, ValueError) as error:
+        raise ConfigError(f"stage {name!r} cannot be imported: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Stage)):
+        raise ConfigError(f"stage {name!r} must be a subclass of protofed.federation.Stage")
+    return found()
+
+
+def _hiding(
+    experiment: Experiment, trainer: LocalTrainer, participation: Participation
+) -> ClientPrivacy | SamplePrivacy | None:
+    """Return the stage of differential privacy; None if there is none, or nothing is ever sent.
+
+    Raises:
+        ConfigError: If other options would undo it, or its own do not suit the method or the clients.
+    """
+    method, options = trainer.method, experiment.privacy
+    if options.mode == "none" or method.upload_schema is None:
+        return None
+    if options.mode == "sample":
+        members = {name: participation.executor.clients[name] for name in participation.trainable}
+        return SamplePrivacy(options, method, members)
+    o = participation.options
+    if experiment.robust.rule not in ("none", "clip"):
+        raise ConfigError(
+            f"robust.rule={experiment.robust.rule} lets one client change what others contribute, which the noise "
+            "of privacy.mode=client does not cover: choose none; privacy.clip limits every client"
+        )
+    if o.sampling == "samples":
+        raise ConfigError(
+            "participation.sampling=samples shows numbers of samples, which privacy.mode=client does not hide: "
+            "choose uniform or poisson"
+        )
+    able, shared = participation.able, experiment.secure.aggregation
+    rates, expected = [], []
+    for round in range(1, participation.rounds + 1):
+        drawn = o.sampling == "poisson" and not method.everyone(round)
+        # With secure aggregation, the clients of a round are told who else takes part.
+        coin = o.fraction if drawn and not shared else 1.0
+        rates.append(coin if participation.sends(round) else 0.0)
+        asked = len(able) if method.everyone(round) else participation.number_of(able)
+        expected.append(len(able) * o.fraction if drawn else asked)
+    source = from_system if participation.secret else from_seed(participation.seed, "privacy")
+    return ClientPrivacy(options, method, rates, expected, source, shared)
+
+
+def secure_stage(
+    experiment: Experiment, trainer: LocalTrainer, ask: Ask | None = None, hiding: ClientPrivacy | None = None
+) -> SecureSum | None:
+    """Return the stage of secure aggregation; None if the experiment has none.
+
+    Args:
+        experiment: The experiment.
+        trainer: The trainer, with the method and the codec.
+        ask: Asks clients that hold their own uploads; None for those of this process.
+        hiding: What hides clients in the sums.
+
+    Raises:
+        ConfigError: If the method needs more than sums.
+    """
+    if not experiment.secure.aggregation:
+        return None
+    method, noisy = trainer.method, None
+    if experiment.privacy.mode == "client" and method.upload_schema is not None:
+        # Clients of a round know each other's names, so no round is cheaper because some were drawn.
+        rates = [float(sends) for sends in experiment.participation.sending(method, experiment.rounds)]
+        noisy = NoisySums(experiment.privacy, method, rates, experiment.secure.fraction_bits)
+    seed = None if trainer.secret else trainer.seed
+    noise = NO_NOISE
+    if method.task.noise:
+        unit = math.hypot(*method.release.values()) * 2.0**experiment.secure.fraction_bits
+        noise = OwnNoise(multiplier(experiment.privacy) * unit, experiment.privacy.colluders)
+    return SecureSum(experiment.secure, method, trainer.codec, ask, noisy, seed, noise, hiding)
