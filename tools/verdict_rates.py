@@ -2,7 +2,7 @@
 
 Writes the tables of docs/reproduction/README.md: 2,000 simulated claims and numbers for every row. All methods of a
 claim share the luck of a seed's split, 5 points; each has noise of its own, so that a contrast varies by half a
-point over seeds, as the contrasts of FedProto's Table 2 do.
+point over seeds.
 """
 
 from __future__ import annotations

@@ -273,6 +273,39 @@ def _all_better(claim, paper, sign: float):
     return results.get
 
 
+def test_a_claim_as_coded_scores_prototypes_by_the_codes_rule_and_the_others_as_ever():
+    paper, scope = PAPERS["protonorm"], Scope("tenth", (0, 1, 2))
+    sheet = Sheet(paper, paper.table(1), scope, lambda k: None)
+    results = {}
+    for _, e, method in sheet.all():
+        best = {"protonorm": 0.7, "fedproto": 0.6}.get(method, 0.8) + 0.001 * e.seed
+        others = {"global": {"best": best + 0.2}} if method == "protonorm" else {}
+        others |= {"head": {"best": best - 0.5}} if method == "fixed_etf" else {}
+        results[e.key] = Result(
+            e.key, "tenth", "", method, e.seed, rule="local", values={"best": best}, others=others
+        )
+    claim, coded = paper.claim(1), replace(scope, rule=paper.coded)
+    assert judging.rules_of(paper, claim) == ["", "global"]
+    assert judged(paper, claim, scope, results.get).verdict == "contradicted"
+    by_code = judged(paper, claim, coded, results.get)
+    assert by_code.verdict == "reproduced"  # FML has no rule global
+    assert by_code.comparisons[0].differences == pytest.approx([10.0] * 3)
+    assert judging.rules_of(paper, paper.claim(13)) == [""]  # of heads alone, which ProtoNorm lacks here
+    assert judged(paper, paper.claim(13), coded, results.get).verdict == "not run"
+
+
+def test_most_cases_are_their_mean_and_privacy_an_example():
+    paper, scope = PAPERS["fedproto"], Scope("tenth", (0, 1, 2))
+    (comparison,) = judged(paper, paper.claim(2), scope, lambda k: None).comparisons
+    assert (comparison.what, len(comparison.cells)) == ("fedproto against all 4", 36)
+    assert judged(paper, paper.claim(9), scope, lambda k: None).verdict == "contradicted"
+
+
+def test_a_claim_runs_both_tables_that_it_compares():
+    tables, _, _ = parts_of("protonorm/claim14")
+    assert [table.number for _, table in tables] == [1, 5]
+
+
 def test_one_run_contradicts_a_claim_about_every_run():
     paper, scope = PAPERS["protonorm"], Scope("tenth", (0, 1, 2))
     claim = next(c for c in paper.claims if c.every)

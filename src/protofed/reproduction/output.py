@@ -402,7 +402,7 @@ def claim_lines(
     lines += textwrap.wrap(judgement.why or judgement.tally, WIDTH - 4)
     if claim.note:
         lines += textwrap.wrap(claim.note, WIDTH - 4)
-    if details:
+    if details and len(judgement.comparisons) > 1:
         for comparison in judgement.comparisons:
             lines += textwrap.wrap(comparison.text, WIDTH - 4)
     return [lines[0], *(f"    {line}" for line in lines[1:])]
