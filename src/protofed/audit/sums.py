@@ -13,7 +13,7 @@ from protofed.audit.findings import Finding
 from protofed.audit.measures import auc, auc_error
 from protofed.audit.membership import outputs
 from protofed.audit.seen import Seen
-from protofed.methods._moments import ClosedForm
+from protofed.methods import ClosedForm
 
 CLOSE = 0.01
 """Distance from a sample's features, as a share of their length, at which they count as read."""

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.methods._moments import Sums, within
-from protofed.methods._prior import own_classes
+from protofed.methods import Sums, own_classes, within
 from protofed.methods.fedlda import Shrinkage, discriminant
 from protofed.prototypes.inference import most_likely
 from protofed.samples import FederatedData, Samples

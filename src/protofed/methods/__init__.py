@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from protofed.errors import ConfigError
 from protofed.imports import user_module
+from protofed.methods._moments import ClosedForm, Sums, within
+from protofed.methods._prior import own_classes
 from protofed.methods.contract import (
     Aggregate,
     Batch,
@@ -34,6 +36,7 @@ __all__ = [
     "Aggregate",
     "Batch",
     "Build",
+    "ClosedForm",
     "Exchange",
     "Field",
     "Local",
@@ -41,6 +44,7 @@ __all__ = [
     "Payload",
     "Phase",
     "Schema",
+    "Sums",
     "Task",
     "Tensors",
     "Update",
@@ -48,7 +52,9 @@ __all__ = [
     "for_parts",
     "get",
     "methods",
+    "own_classes",
     "register",
+    "within",
 ]
 
 M = TypeVar("M", bound=type[Method])
@@ -106,7 +112,6 @@ def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int
         ConfigError: If the method needs features that are trained.
     """
     from protofed.methods._grouped import Grouped
-    from protofed.methods._moments import ClosedForm
 
     if issubclass(kind, ClosedForm):
         return Grouped(kind, options, task, widths) if widths else kind(options, task)
