@@ -14,7 +14,7 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from does_it_help import Arm, arms_of, final, save, shown, spread, union, unseen
+from does_it_help import Arm, arms_of, final, save, spread, union, unseen
 
 from protofed.analysis.paired import difference
 from protofed.formats import size
@@ -41,12 +41,13 @@ def row(recipe: str, arms: dict[str, Arm]) -> list[str]:
     """Return the figures of one recipe: own classes by ``head``, all others by ``global_model``."""
 
     def gain(one: str, other: str) -> str:
-        return shown(difference(arms[one].values("head", final), arms[other].values("head", final)))
+        found = difference(arms[one].values(final), arms[other].values(final))
+        return f"**{found.text()}**" if found.sign > 0 else found.text()
 
     def wide(name: str) -> list[str]:
-        return [spread(arms[name].values("global_model", figure)) for figure in (union, unseen)]
+        return [spread(arms[name].values(figure)) for figure in (union, unseen)]
 
-    own = {name: spread(arm.values("head", final)) for name, arm in arms.items()}
+    own = {name: spread(arm.values(final)) for name, arm in arms.items()}
     first = [own["fedlda"], *wide("fedlda"), own["local_lda"], gain("fedlda", "local_lda")]
     second = [own["fedncm"], wide("fedncm")[0], own["local_ncm"], gain("fedncm", "local_ncm")]
     return [
@@ -74,14 +75,13 @@ def table() -> str:
 
 
 def first() -> str:
-    """Return the table of the methods that ``protofed run`` compares, each by the rule that is best for it."""
+    """Return the table of the methods of ``protofed run``: own classes by ``head``, others by a rule on all."""
     arms = saved(FIRST).values()
     rows = []
-    for arm in sorted(arms, key=lambda arm: -fmean(arm.values(arm.best_rule(final), final))):
+    for arm in sorted(arms, key=lambda arm: -fmean(arm.values(final))):
         rounds = 1 if arm.label.endswith("-fixed") else 30
         sent = size(round(arm.bytes * rounds)) if arm.bytes else "nothing"
-        own, wide = arm.best_rule(final), arm.best_rule(union)
-        rows.append([f"`{arm.label}`", spread(arm.values(own, final)), spread(arm.values(wide, unseen)), sent])
+        rows.append([f"`{arm.label}`", spread(arm.values(final)), spread(arm.values(unseen)), sent])
     return markdown(("method", "own classes, %", "classes never seen, %", "sent in all"), rows)
 
 

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import torch
 
 from protofed.experiments.assemble import assemble
-from protofed.experiments.builder import secure_stage
 from protofed.experiments.config import Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.loading import load_data
+from protofed.experiments.stages import secure_stage
+from protofed.federation import Opened
 from protofed.formats import mean_std
 from protofed.methods._moments import Linear
 from protofed.methods.fedlda import FedLDA
@@ -78,7 +79,7 @@ def summed(recipe: Tree, data: FederatedData, dim: int) -> Iterator[Result]:
     secure = {"secure.aggregation": True, "privacy.mode": "sample", "privacy.epsilon": math.inf}
     federation, _ = assemble(resolve(apply_overrides(recipe, secure), method="fedlda"), data)
     with closing(federation.executor):
-        sent = federation.exchange(federation.trainable, 1)
+        sent = federation.exchange(federation.participation.trainable, 1)
     x, y = torch.cat([c.test.x for c in data.clients]), torch.cat([c.test.y for c in data.clients])
     held, counts = y.bincount(minlength=data.num_classes), [c.train.counts(data.num_classes) for c in data.clients]
     for epsilon, seed in product(BUDGETS, SEEDS):
@@ -90,7 +91,7 @@ def summed(recipe: Tree, data: FederatedData, dim: int) -> Iterator[Result]:
         method = FedLDA(chosen.method_options, task)
         stage = secure_stage(chosen, replace(federation.executor.trainer, method=method, seed=seed))
         assert stage is not None
-        state = method.aggregate({}, iter(stage.uploads(stage.shown(sent, {}, 1))), 1).state
+        state = method.aggregate({}, iter(stage.shown(sent, Opened(1, {}, None), seed)), 1).state
         made = Linear.named(state)
         right = made.scores(x).argmax(1) == y
         hits = y.bincount(right.double(), minlength=data.num_classes)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from protofed import claims, limits
@@ -55,18 +55,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         OutputError: If the file cannot be written; an existing file is left unchanged.
     """
-    with _whole(path) as partial:
-        partial.write_bytes(data)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Lend the path of a file that becomes ``path`` if the block ends without an error."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield partial
+            partial.write_bytes(data)
             os.replace(partial, path)
         except BaseException:
             with suppress(OSError):
@@ -179,8 +172,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     Raises:
         OutputError: As :func:`write_bytes`.
     """
-    with _whole(path) as partial:  # from where the tensors are, without a copy of all
-        save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, partial, metadata)
+    write_bytes(path, save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:

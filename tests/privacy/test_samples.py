@@ -22,6 +22,7 @@ from protofed.models import build as build_model
 from protofed.models import group_norm
 from protofed.privacy import SamplePrivacy
 from protofed.privacy.accounting import ORDERS, Release, epsilon
+from protofed.privacy.ledger import Budgeted
 from protofed.runs.spent import Spent
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.seeding import generator
@@ -430,7 +431,7 @@ def test_the_recipes_can_be_run_with_all_their_methods(recipe):
         chosen = {"method.name": method, "execution.executor": "sequential", **arm}
         federation, _ = assemble(resolve(apply_overrides(tree, chosen)))
         federation.executor.close()
-        assert (stage(federation, SamplePrivacy) is None) == (method == "local")
+        assert (stage(federation, Budgeted) is None) == (method == "local")
 
 
 def test_batchnorm_is_refused_and_group_norm_takes_its_place():

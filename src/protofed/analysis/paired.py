@@ -125,7 +125,7 @@ def relation(differences: Sequence[float], margin: float = POINT) -> str:
         margin: The largest difference that counts as none.
 
     Example:
-        >>> relation([0.2, -0.1, 0.1, 0.0]), relation([3.0, 1.0, 2.5]), relation([3.0, -1.0])
+        >>> relation([0.2, -0.1, 0.1, 0.0]), relation([3.0, 2.0, 2.5]), relation([3.0, -1.0])
         ('equal', 'better', 'cannot tell')
     """
     sign = interval(differences).sign

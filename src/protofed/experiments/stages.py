@@ -72,12 +72,12 @@ def stages(
     method = trainer.method
     robust.check(participation.number_of(participation.able))
     hiding = _hiding(experiment, trainer, participation)
-    if experiment.secure.aggregation and experiment.robust.rule != "none" and method.upload_schema is not None:
+    secure = secure_stage(experiment, trainer, ask, hiding if isinstance(hiding, ClientPrivacy) else None)
+    if secure is not None and experiment.robust.rule != "none" and method.upload_schema is not None:
         raise ConfigError(
             f"robust.rule={experiment.robust.rule} compares single uploads, which secure.aggregation hides: set "
             "robust.rule=none or secure.aggregation=false"
         )
-    secure = secure_stage(experiment, trainer, ask, hiding if isinstance(hiding, ClientPrivacy) else None)
     found: list[Stage] = [hostile] if hostile else []
     found.append(secure or Receiving(method, trainer.codec))
     found += [user_stage(name) for name in experiment.stages]
