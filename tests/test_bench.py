@@ -108,6 +108,7 @@ def test_overhead(tmp_path, monkeypatch, capsys):
     assert figures["ratios"]["sequential"]["bare loop"] > 0
 
 
+@pytest.mark.slow
 def test_scaling(tmp_path, monkeypatch, capsys):
     status, output, error = inside(
         *(monkeypatch, capsys, tmp_path, "bench", "scaling", "--clients", "2,4", "--rounds", "1"),
@@ -203,6 +204,7 @@ def htfllib(tmp_path) -> Path:
     return tmp_path / "htfllib"
 
 
+@pytest.mark.slow
 def test_peer(htfllib, tmp_path, monkeypatch, capsys):
     clients_of_images(tmp_path / "clients")
     arguments = ["bench", "peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", "--rounds", "2"]
@@ -379,6 +381,7 @@ def test_what_the_peer_cannot_do_is_said_before_anything_runs(
     assert expected in error
 
 
+@pytest.mark.slow
 def test_busy(tmp_path, monkeypatch, capsys):
     """Beside nothing and beside one process that takes a core."""
     clients_of_images(tmp_path / "clients")

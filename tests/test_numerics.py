@@ -184,6 +184,7 @@ def repeat(tests: tuple[str, ...], kernels: dict[str, str], cache: Path) -> None
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+@pytest.mark.slow
 def test_promises_hold_with_the_oldest_kernels(tmp_path):
     repeat(REPEATED, {name: values[0] for name, values in KERNELS.items()}, tmp_path / "t")
 

@@ -115,6 +115,7 @@ def test_less_noise_keeps_a_budget_by_the_tight_accountant(budget):
     assert noise <= find_noise(releases, budget, DELTA)
 
 
+@pytest.mark.slow
 def test_hardly_any_noise_or_hardly_any_sampling_does_not_take_forever():
     assert epsilon([Release(1e-3, 1.0, 100)], DELTA, "pld") == epsilon([Release(1e-3, 1.0, 100)], DELTA)
     assert epsilon([Release(0.5, 1e-9, 2)], DELTA, "pld") <= 1e-3

@@ -375,6 +375,7 @@ def test_every_claim_has_comparisons_or_a_reason():
                 assert judgement.comparisons, f"{paper.name} {claim.number}"
 
 
+@pytest.mark.slow
 def test_verdicts_on_committed_results_are_those_that_were_committed():
     """Whatever moves a verdict, be it a rule, a recipe or a result, has to be looked at and committed with it."""
     kept = json.loads((FOLDER / "verdicts.json").read_text())

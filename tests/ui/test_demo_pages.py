@@ -303,6 +303,7 @@ def test_widths_and_themes(served, visit, scheme):
     assert page.evaluate(ground) != first  # the choice is kept
 
 
+@pytest.mark.slow
 def test_tabs_learn_on_their_own_and_end_with_their_page_and_all_with_ctrl_c(serve, visit):
     served = serve("demo")
     visitor = opened(visit, served)

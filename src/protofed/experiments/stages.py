@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 def attackers(experiment: Experiment, trainer: LocalTrainer, executor: Executor) -> Attackers | None:
-    """Return the hostile clients of a simulation; None if there are none."""
+    """Return the hostile clients of a simulation; None if there are none.
+
+    Args:
+        experiment: The experiment.
+        trainer: The trainer, with the method and the codec.
+        executor: Runs the clients.
+    """
     if experiment.attack.kind == "none":
         return None
     return Attackers(experiment.attack, trainer, executor.clients)
