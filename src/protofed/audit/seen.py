@@ -179,7 +179,7 @@ def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: in
         draw: Number of the noise, 0 for that of the round; None for no noise.
     """
     seed = derive(federation.seed, "audit", draw) if draw else federation.seed
-    opened, seen = federation.open(federation.names, round), uploads
+    opened, seen = federation.open(federation.names[:1], round), uploads
     for stage in federation.stages:
         seen = stage.shown(seen, opened, None if draw is None else seed)
     return list(seen)
