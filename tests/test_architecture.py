@@ -57,7 +57,7 @@ MODULES = {
     "errors": set(),
     "files": {"claims", "errors", "formats", "limits", "reading"},
     "formats": set(),
-    "imports": set(),
+    "imports": {"errors"},
     "limits": {"errors"},
     "numerics": set(),
     "optimizers": set(),

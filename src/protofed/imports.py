@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
+
+from protofed.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -59,3 +64,25 @@ def user_module(location: str) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def user_class(kind: str, name: str, base: type[T], called: str) -> type[T]:
+    """Return the class that a user names.
+
+    Args:
+        kind: What it is, for messages: ``method``, ``stage``.
+        name: ``package.module:Class`` or ``file.py:Class``.
+        base: What it must be derived from.
+        called: How the documentation calls that.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    location, _, attribute = name.rpartition(":")
+    try:
+        found = getattr(user_module(location), attribute)
+    except (ImportError, OSError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{kind} {name!r} must be a subclass of {called}")
+    return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from protofed.errors import ConfigError
 from protofed.experiments.config import Experiment
 from protofed.federation import Participation, Receiving, Stage
-from protofed.imports import user_module
+from protofed.imports import user_class
 from protofed.privacy import ClientPrivacy, SamplePrivacy
 from protofed.privacy.clients import NoisySums
 from protofed.privacy.noise import NO_NOISE, OwnNoise, from_seed, from_system
@@ -86,7 +86,7 @@ def stages(
         )
     found: list[Stage] = [hostile] if hostile else []
     found.append(secure or Receiving(method, trainer.codec))
-    found += [user_stage(name) for name in experiment.stages]
+    found += [user_class("stage", name, Stage, "protofed.federation.Stage")() for name in experiment.stages]
     if experiment.stages and isinstance(hiding, ClientPrivacy):
         raise ConfigError(
             f"stages: {experiment.stages[0]} might mix the uploads of several clients, which privacy.mode=client "
@@ -95,22 +95,6 @@ def stages(
     if secure is None and not isinstance(hiding, ClientPrivacy):
         found.append(robust)
     return [*found, *([hiding] if hiding else [])]
-
-
-def user_stage(name: str) -> Stage:
-    """Return the stage that ``package.module:Class`` or ``file.py:Class`` stands for.
-
-    Raises:
-        ConfigError: If there is none.
-    """
-    location, _, attribute = name.rpartition(":")
-    try:
-        found = getattr(user_module(location), attribute)
-    except (ImportError, OSError, AttributeError, ValueError) as error:
-        raise ConfigError(f"stage {name!r} cannot be imported: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Stage)):
-        raise ConfigError(f"stage {name!r} must be a subclass of protofed.federation.Stage")
-    return found()
 
 
 def _hiding(

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from protofed.errors import ConfigError
-from protofed.imports import user_module
+from protofed.imports import user_class
 from protofed.methods._moments import ClosedForm, Sums, within
 from protofed.methods._prior import own_classes
 from protofed.methods.contract import (
@@ -89,14 +89,7 @@ def get(name: str) -> type[Method]:
     """
     if ":" not in name:
         return methods().get(name)
-    location, _, attribute = name.rpartition(":")
-    try:
-        method = getattr(user_module(location), attribute)
-    except (ImportError, OSError, AttributeError) as error:
-        raise ConfigError(f"method {name!r} cannot be imported: {error}") from None
-    if not (isinstance(method, type) and issubclass(method, Method)):
-        raise ConfigError(f"method {name!r} must be a subclass of protofed.methods.Method")
-    return method
+    return user_class("method", name, Method, "protofed.methods.Method")
 
 
 def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int]) -> Method:
