@@ -1,4 +1,4 @@
-"""Balanced softmax in the controls that send nothing, against a naive reference in double precision."""
+"""Balanced softmax of private heads, against a naive reference in double precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from naive import build, same_nets
 from protofed.methods import Batch
 from protofed.methods._prior import log_prior
 from protofed.prototypes.etf import spread_directions
-from support import K, client, degenerate, experiment, federated, visited
+from support import K, client, degenerate, federated, visited
 
 LAMBDA, GAMMA = 0.7, 3.0
 
@@ -27,10 +27,19 @@ def two():
     )
 
 
+def softmax(method: str) -> dict:
+    """Return the options of balanced softmax; a method around another has them in its base."""
+    return (
+        {"method.base_options": {"softmax": "balanced"}}
+        if method == "tinyproto"
+        else {"method.softmax": "balanced"}
+    )
+
+
 def balanced(method: str, data=None, **options):
     """Return a federation of networks in double precision; fixed_etf's pull as the tests have it."""
     pull = {"method.lambda": LAMBDA, "method.gamma": GAMMA} if method == "fixed_etf" else {}
-    return build(method, data or two(), method__softmax="balanced", **pull, **options)
+    return build(method, data or two(), **{**softmax(method), **pull, **options})
 
 
 @pytest.mark.parametrize("method", ["local", "fixed_etf"])
@@ -79,11 +88,14 @@ def test_equal_counts_are_cross_entropy_over_the_own_classes(method):
         torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(output.logits[:, A], places))
 
 
-@pytest.mark.parametrize("method", ["local", "fixed_etf", "beacon"])
+HEADS = ("local", "fixed_etf", "fedproto", "tinyproto", "protonorm", "fedtgp", "gfpl")
+"""Methods with a private head and the option."""
+
+
+@pytest.mark.parametrize("method", [*HEADS, "beacon"])
 def test_absent_classes_get_no_gradient(method):
     """Their rows of the head do not move, in any round; a plain head pushes them down."""
-    options = {} if method == "beacon" else {"method__softmax": "balanced"}
-    federation = build(method, two(), **options)
+    federation = build(method, two()) if method == "beacon" else balanced(method)
     before = {name: c.model.head.weight.clone() for name, c in visited(federation).items()}
     list(federation.run())
     for name, absent, held in (("ann", [3], [0, 1, 2]), ("bob", [0, 3], [1, 2])):
@@ -96,7 +108,24 @@ def test_absent_classes_get_no_gradient(method):
     assert not torch.equal(visited(plain)["ann"].model.head.weight[3], before[3])
 
 
-@pytest.mark.parametrize("method", ["local", "fixed_etf"])
+@pytest.mark.parametrize("method", HEADS)
+def test_a_balanced_head_without_a_pull_is_local_s(method):
+    """With a weight of 0, what is exchanged changes nothing: loss, gradients and predictions are those of local."""
+    nothing = {} if method == "local" else {"method.lambda": 0.0}
+    if method == "gfpl":
+        nothing |= {"method.pfg": False, "method.dcs": False}
+    alone, other = (balanced("local"), balanced(method, **nothing))
+    for a, b in zip(alone.run(), other.run(), strict=True):
+        assert b.losses["cross_entropy"] == pytest.approx(a.losses["cross_entropy"], abs=1e-12)
+        for rule in ("head", "all_classes"):
+            assert b.accuracy.clients[rule] == a.accuracy.clients[rule]
+    plain = build(method, two(), **nothing)
+    assert [r.losses["cross_entropy"] for r in plain.run()] != [
+        a.losses["cross_entropy"] for a in balanced("local").run()
+    ]
+
+
+@pytest.mark.parametrize("method", ["local", "fixed_etf", "fedproto", "gfpl"])
 def test_new_frequencies_replace_the_prior(method):
     """A_i stays, so classes that were never learned are no answer; plain softmax has no frequencies."""
     federation = balanced(method)
@@ -107,15 +136,15 @@ def test_new_frequencies_replace_the_prior(method):
     assert state["own"].tolist() == c.state["own"].tolist() == [False, True, True, False]
     assert state["prior"].tolist() == pytest.approx([math.log((n + 1) / 16) for n in counts])
     x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    received = federation.method.receive(c, None) if method == "fixed_etf" else {}
+    received = federation.method.receive(c, None)
     found = federation.method.predict(c.model, Batch(x, torch.zeros(60, dtype=torch.int64)), received, state)
     f = c.model(x).logits
     assert torch.equal(found["head"], 1 + (f + state["prior"])[:, 1:3].argmax(1))
     assert torch.equal(found["all_classes"], 1 + f[:, 1:3].argmax(1))
     plain = build(method, two())
-    state = plain.method.shifted(visited(plain)["bob"].state, torch.tensor(counts))
-    assert state.keys() == {"own"}
-    assert state["own"].tolist() == [False, True, True, False]
+    before = visited(plain)["bob"].state
+    assert plain.method.shifted(before, torch.tensor(counts)).keys() == before.keys()
+    assert "prior" not in before
 
 
 @pytest.mark.parametrize("method", ["local", "fixed_etf"])
@@ -135,11 +164,10 @@ def test_clients_of_one_class_and_of_none(method):
 
 def test_plain_softmax_is_the_default():
     """And has no more state or rules than before."""
-    for method, rules in (("local", ("head",)), ("fixed_etf", ("head", "global", "global_own"))):
+    for method in HEADS:
         federation = build(method, two())
-        assert federation.method.rules == rules
-        assert visited(federation)["ann"].state.keys() == {"own"}
-        assert experiment(method).method_options.softmax == "plain"
+        assert "all_classes" not in federation.method.rules
+        assert "prior" not in visited(federation)["ann"].state
 
 
 def test_the_prior_by_hand():

@@ -32,6 +32,8 @@ VARIANTS = {
     "beacon validation": ("beacon", {"fusion": "validation", "hidden": 3}),
     "beacon alone": ("beacon", {"exchange": False, "expert": "etf"}),
     "local balanced": ("local", {"softmax": "balanced"}),
+    "fedproto balanced": ("fedproto", {"softmax": "balanced"}),
+    "gfpl balanced": ("gfpl", {**GFPL, "softmax": "balanced"}),
     "fixed_etf balanced": ("fixed_etf", {"softmax": "balanced", "gamma": 3.0}),
 }
 

@@ -7,15 +7,17 @@ samples (see :func:`protofed.methods.beacon.fitted`), or equal ones. Client stat
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from protofed.methods._prior import over
+from protofed.methods._prior import cross_entropy, over
 from protofed.methods.beacon import fitted
-from protofed.methods.contract import Phase, Task, Tensors, Update
-from protofed.methods.local import LocalOptions, LocalTraining
+from protofed.methods.contract import Batch, Phase, Tensors, Terms, Update
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
 
 Expert = Literal["none", "plain", "balanced", "auto"]
 LEAST = 300
@@ -35,15 +37,23 @@ def trains(kind: Expert, counts: Tensor) -> Tensor:
     return counts.sum().cpu() >= least
 
 
-def phase(kind: Expert, task: Task) -> tuple[Phase, ...]:
+def phase(kind: Expert) -> tuple[Phase, ...]:
     """Return the training of a round, which is that of ``local``.
 
     Args:
         kind: The option.
-        task: The task.
     """
-    local = LocalTraining(LocalOptions(softmax="balanced" if kind == "balanced" else "plain"), task)
-    return (Phase((Update(local.loss),), only=lambda local: bool(local.state["trains"]), stays=True),)
+    loss = _balanced if kind == "balanced" else _plain
+    return (Phase((Update(loss),), only=lambda local: bool(local.state["trains"]), stays=True),)
+
+
+def _plain(model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+    return _balanced(model, batch, received, {})
+
+
+def _balanced(model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+    output = model(batch.x)
+    return {"cross_entropy": cross_entropy(batch, output.logits, state)}, output
 
 
 def likely(kind: Expert, logits: Tensor, state: Tensors) -> Tensor:

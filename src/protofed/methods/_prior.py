@@ -9,13 +9,37 @@ Client state of methods that use it: ``prior`` ``(K,)``, π_i, and ``own`` ``(K,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from protofed.methods.contract import Batch, Tensors
+from protofed.options import Options, option
 
 RHO = 1.0
 """ρ of the log-prior where a method has no such option."""
+
+
+@dataclass(frozen=True)
+class SoftmaxOptions(Options):
+    """The cross-entropy of a private head, for methods that have one."""
+
+    softmax: Literal["plain", "balanced"] = option(
+        "plain",
+        "cross-entropy of f(x), or of f(x) + π_i over the client's classes: balanced, as beacon's expert; predicts "
+        "over these, with π_i (head) and without (all_classes)",
+    )
+
+    @property
+    def balanced(self) -> bool:
+        """Whether clients remember π_i."""
+        return self.softmax == "balanced"
+
+    def head_rules(self, *others: str) -> tuple[str, ...]:
+        """Return the rules of a method: the head, others, and the head for equal frequencies if it is balanced."""
+        return ("head", *others, "all_classes") if self.balanced else ("head", *others)
 
 
 def log_prior(counts: Tensor, rho: float = RHO, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -42,6 +66,16 @@ def own_classes(counts: Tensor, dtype: torch.dtype, *, balanced: bool) -> Tensor
     return own | {"prior": log_prior(counts, dtype=dtype)} if balanced else own
 
 
+def shifted(state: Tensors, counts: Tensor) -> Tensors:
+    """Return a client's state with the log-prior of new frequencies, if it has one; A_i are those it learned.
+
+    Args:
+        state: The state.
+        counts: ``(K,)`` int64 samples per class.
+    """
+    return {**state, "prior": log_prior(counts, dtype=state["prior"].dtype)} if "prior" in state else state
+
+
 def over(scores: Tensor, classes: Tensor) -> Tensor:
     """Return scores in which the classes outside a set have no chance.
 
@@ -52,26 +86,31 @@ def over(scores: Tensor, classes: Tensor) -> Tensor:
     return scores.masked_fill(~classes, torch.finfo(scores.dtype).min)
 
 
-def balanced_cross_entropy(batch: Batch, logits: Tensor, state: Tensors) -> Tensor:
-    """Return the mean cross-entropy of ``f(x) + π_i`` over A_i: absent classes are left out.
+def cross_entropy(batch: Batch, logits: Tensor, state: Tensors) -> Tensor:
+    """Return the mean cross-entropy of ``f(x)``, or of ``f(x) + π_i`` over A_i: absent classes are left out.
 
     Args:
         batch: Samples of one step.
         logits: ``(B, K)`` outputs ``f(x)``.
-        state: π_i and A_i.
+        state: π_i and A_i; no π_i for plain softmax.
     """
-    return batch.cross_entropy(over(logits + state["prior"], state["own"]))
+    return batch.cross_entropy(over(logits + state["prior"], state["own"]) if "prior" in state else logits)
 
 
-def balanced_scores(logits: Tensor, state: Tensors) -> Tensors:
-    """Return scores of the classes of A_i, ``head`` given the client's class frequencies, ``all_classes`` without.
+def head_scores(logits: Tensor, state: Tensors) -> Tensors:
+    """Return the scores of a head: ``f(x)``, or those of A_i given the client's frequencies and without.
 
     A client without training samples may give any answer.
 
     Args:
         logits: ``(B, K)`` outputs ``f(x)``.
-        state: π_i and A_i.
+        state: π_i and A_i; no π_i for plain softmax.
+
+    Returns:
+        ``(B, K)`` scores of the rule ``head``, and with π_i of ``all_classes``.
     """
+    if "prior" not in state:
+        return {"head": logits}
     own = state["own"] | ~state["own"].any()
     return {
         "head": over(logits + state["prior"], own),

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods import register
-from protofed.methods._prior import balanced_cross_entropy, log_prior, over
+from protofed.methods._prior import cross_entropy, log_prior, over
 from protofed.methods._weights import WeightedMean, copied, load_weights, shared_weights
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
@@ -242,7 +242,7 @@ class Beacon(Method[BeaconOptions]):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy of ``f_i(x) + π_i`` over A_i, and the pull towards fixed targets if the expert has it."""
         output = model(batch.x)
-        terms = {"cross_entropy": balanced_cross_entropy(batch, output.logits, state)}
+        terms = {"cross_entropy": cross_entropy(batch, output.logits, state)}
         if self.options.expert == "etf":
             apart = pull(output.features, batch.y, Prototypes.of(received))
             terms["prototype"] = self.options.lambda_ * batch.mean(apart)

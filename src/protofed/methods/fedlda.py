@@ -230,7 +230,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         """The expert alone is trained."""
-        return expert.phase(self.options.expert, self.task) if self.options.expert != "none" else ()
+        return expert.phase(self.options.expert) if self.options.expert != "none" else ()
 
     def check_clients(self, names: Collection[str], validated: Collection[str]) -> None:
         """Refuse a choice by validation samples that nobody has."""

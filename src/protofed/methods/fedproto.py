@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
+from protofed.methods._prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Terms, Upload
-from protofed.options import Options, option
+from protofed.options import option
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.inference import Distance, closeness, most_likely, nearest, pull, pull_of_means
 from protofed.prototypes.means import RunningMean, class_means, class_sums
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedProtoOptions(Options):
+class FedProtoOptions(SoftmaxOptions):
     """Hyperparameters; λ of Eq. 7 is 1 for MNIST and FEMNIST and 0.1 for CIFAR-10 in the paper."""
 
     lambda_: float = option(1.0, "weight λ of the prototype term", least=0)
@@ -113,8 +114,13 @@ class FedProto(Method[P]):
     # The client: LocalUpdate(i, C).
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Start without local prototypes."""
-        return no_prototypes(self.task).tensors()
+        """Start without local prototypes, and for balanced softmax with the client's class frequencies."""
+        prior = own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
+        return no_prototypes(self.task).tensors() | prior
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies of the classes that were learned."""
+        return shifted(state, counts)
 
     @property
     def gamma(self) -> float:
@@ -133,7 +139,7 @@ class FedProto(Method[P]):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``CE + λ·MSE(f(x), γ·C_y)`` (Eq. 7, ProtoNorm Eq. 15), or another form of the second term (Eq. 8)."""
         o = self.options
-        return pulled(model, batch, received, o.lambda_, o.distance, by_class=o.regulariser == "prototypes")
+        return pulled(model, batch, received, state, o.lambda_, o.distance, by_class=o.regulariser == "prototypes")
 
     @property
     def statistics_from(self) -> Literal["after", "during", "before"]:
@@ -158,15 +164,15 @@ class FedProto(Method[P]):
     @property
     def rules(self) -> tuple[str, ...]:
         """The head; the nearest own prototype; the nearest global one of all classes, or of the client's own."""
-        return ("head", "local", "global", "global_own")
+        return self.options.head_rules("local", "global", "global_own")
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """The head, and the nearest prototypes; the head decides while there are none."""
-        return nearest_rules(model(batch.x), Prototypes.of(received), Prototypes.of(state))
+        return nearest_rules(model(batch.x), state, Prototypes.of(received), Prototypes.of(state))
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, and −‖f(x) − C_j‖² of prototypes."""
-        return nearest_scores(model(batch.x), Prototypes.of(received), Prototypes.of(state))
+        return nearest_scores(model(batch.x), state, Prototypes.of(received), Prototypes.of(state))
 
     # The server.
 
@@ -243,6 +249,7 @@ def pulled(
     model: SplitModel,
     batch: Batch,
     received: Tensors,
+    state: Tensors,
     weight: float,
     distance: Distance = "squared",
     *,
@@ -254,6 +261,7 @@ def pulled(
         model: The client's model.
         batch: The samples.
         received: The table of prototypes, as :meth:`Prototypes.tensors` names its parts.
+        state: The method's state of the client, with π_i for balanced softmax.
         weight: ``λ``.
         distance: ``ρ``.
         by_class: Whether the batch's prototypes are pulled (Eq. 8) instead of its samples.
@@ -267,31 +275,35 @@ def pulled(
         apart = pull_of_means(output.features, batch.y, prototypes, distance, batch.weight)
     else:
         apart = batch.mean(pull(output.features, batch.y, prototypes, distance))
-    return {"cross_entropy": batch.cross_entropy(output.logits), "prototype": weight * apart}, output
+    return {"cross_entropy": cross_entropy(batch, output.logits, state), "prototype": weight * apart}, output
 
 
-def nearest_rules(output: Output, shared: Prototypes, own: Prototypes) -> Tensors:
+def nearest_rules(output: Output, state: Tensors, shared: Prototypes, own: Prototypes) -> Tensors:
     """Classify a batch by the head and by nearest prototypes; the head decides while a rule has no prototype.
 
     Args:
         output: The model's ``(B, d)`` features and ``(B, K)`` logits of the batch.
+        state: The method's state of the client, with π_i for balanced softmax.
         shared: Global prototypes.
         own: The client's prototypes.
 
     Returns:
-        ``(B,)`` int64 classes of the rules ``head``, ``local``, ``global`` and ``global_own``.
+        ``(B,)`` int64 classes of the rules ``head``, ``local``, ``global`` and ``global_own``, with π_i also of
+        ``all_classes``.
     """
-    head = most_likely(output.logits)
+    answers = {rule: most_likely(scores) for rule, scores in head_scores(output.logits, state).items()}
+    head = answers["head"]
     tables = _tables(shared, own).items()
     chosen = {n: torch.where(t.present.any(), nearest(output.features, t), head) for n, t in tables}
-    return {"head": head, **chosen}
+    return {**answers, **chosen}
 
 
-def nearest_scores(output: Output, shared: Prototypes, own: Prototypes) -> Tensors:
+def nearest_scores(output: Output, state: Tensors, shared: Prototypes, own: Prototypes) -> Tensors:
     """Return the logits of the head and −‖f(x) − C_j‖², with whose softmax Snell et al. (2017, Eq. 2) classify.
 
     Args:
         output: The model's ``(B, d)`` features and ``(B, K)`` logits of the batch.
+        state: The method's state of the client, with π_i for balanced softmax.
         shared: Global prototypes.
         own: The client's prototypes.
 
@@ -299,9 +311,9 @@ def nearest_scores(output: Output, shared: Prototypes, own: Prototypes) -> Tenso
         ``(B, K)`` scores of the rules of :func:`nearest_rules`; those of classes without a prototype are the least
         number of their type.
     """
-    tables = _tables(shared, own).items()
-    chosen = {n: torch.where(t.present.any(), closeness(output.features, t), output.logits) for n, t in tables}
-    return {"head": output.logits, **chosen}
+    answers, tables = head_scores(output.logits, state), _tables(shared, own).items()
+    chosen = {n: torch.where(t.present.any(), closeness(output.features, t), answers["head"]) for n, t in tables}
+    return {**answers, **chosen}
 
 
 def _tables(shared: Prototypes, own: Prototypes) -> dict[str, Prototypes]:

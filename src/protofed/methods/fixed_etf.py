@@ -6,18 +6,17 @@ A control: does exchanging prototypes help at all? GFPL's ablation "w/o PFG" (Ta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import balanced_cross_entropy, balanced_scores, own_classes
+from protofed.methods._prior import SoftmaxOptions, own_classes, shifted
 from protofed.methods.contract import Batch, Local, Method, Tensors, Terms
 from protofed.methods.fedproto import nearest_rules, nearest_scores, pulled
-from protofed.options import Options, option
+from protofed.options import option
 from protofed.prototypes.etf import spread_directions
-from protofed.prototypes.inference import most_likely
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Payload
 
@@ -26,17 +25,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FixedETFOptions(Options):
+class FixedETFOptions(SoftmaxOptions):
     """Hyperparameters."""
 
     lambda_: float = option(1.0, "weight λ of the prototype term", least=0)
     gamma: float = option(100.0, "length γ of the targets, as ProtoNorm's upscaling", least=0)
-    prototypes: Literal["after", "during"] = option("after", "without effect: there are no local prototypes")
-    softmax: Literal["plain", "balanced"] = option(
-        "plain",
-        "cross-entropy of the head's f(x), or of f(x) + π_i over the client's classes: balanced, as beacon's "
-        "expert; the head then predicts over these, with π_i (head) and without (all_classes)",
-    )
 
 
 @register
@@ -49,11 +42,11 @@ class FixedETF(Method[FixedETFOptions]):
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember the classes that the client holds, and if need be how often."""
-        return own_classes(counts, self.task.dtype, balanced=self.options.softmax == "balanced")
+        return own_classes(counts, self.task.dtype, balanced=self.options.balanced)
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies of the classes that were learned."""
-        return {**self.client_state(counts), "own": state["own"]}
+        return shifted(state, counts)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Derive the targets of all classes from the seed, in the dimension of the client's features."""
@@ -64,31 +57,21 @@ class FixedETF(Method[FixedETFOptions]):
         return Prototypes(directions, present).scaled(self.options.gamma).tensors()
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """FedProto's, towards the fixed targets; its cross-entropy may be balanced."""
-        terms, output = pulled(model, batch, received, self.options.lambda_)
-        if self.options.softmax == "balanced":
-            assert output is not None
-            terms = {**terms, "cross_entropy": balanced_cross_entropy(batch, output.logits, state)}
-        return terms, output
+        """FedProto's, towards the fixed targets."""
+        return pulled(model, batch, received, state, self.options.lambda_)
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The head; the nearest target over all classes, or over the client's own."""
-        others = ("all_classes",) if self.options.softmax == "balanced" else ()
-        return ("head", "global", "global_own", *others)
+        return self.options.head_rules("global", "global_own")
 
     def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """The head, or the nearest target."""
         own = Prototypes(torch.zeros_like(received["prototypes"]), state["own"])
-        output = model(batch.x)
-        predicted = nearest_rules(output, Prototypes.of(received), own)
-        if self.options.softmax == "balanced":
-            predicted |= {n: most_likely(s) for n, s in balanced_scores(output.logits, state).items()}
+        predicted = nearest_rules(model(batch.x), state, Prototypes.of(received), own)
         return {rule: predicted[rule] for rule in self.rules}
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, or −‖f(x) − C_j‖² of the targets."""
         own = Prototypes(torch.zeros_like(received["prototypes"]), state["own"])
-        output = model(batch.x)
-        balanced = balanced_scores(output.logits, state) if self.options.softmax == "balanced" else {}
-        return nearest_scores(output, Prototypes.of(received), own) | balanced
+        return nearest_scores(model(batch.x), state, Prototypes.of(received), own)

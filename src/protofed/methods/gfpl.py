@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from protofed.errors import ConfigError
 from protofed.methods import register
+from protofed.methods._prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
-from protofed.options import Options, option
+from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
 from protofed.prototypes.mixtures import (
     Mixture,
@@ -44,7 +45,7 @@ MOST_COMPONENTS = 2**20
 
 
 @dataclass(frozen=True)
-class GFPLOptions(Options):
+class GFPLOptions(SoftmaxOptions):
     """Hyperparameters; the defaults are those of the paper's Sec. 5.1, Table 3 and appendix C.1."""
 
     lambda_: float = option(2.0, "weight λ of the dot regression (Eq. 13)", least=0)
@@ -116,6 +117,8 @@ class GFPL(Method[GFPLOptions]):
                 f"gfpl: its ETF needs {width} >= K, but {width} = {p} and K = {K}: raise {raised} or set "
                 "method.dcs=false"
             )
+        if o.balanced and not o.cross_entropy:
+            raise ConfigError("gfpl: method.softmax=balanced needs method.cross_entropy above 0")
         if o.projection_dim and not o.dcs:
             raise ConfigError("gfpl: method.projection_dim needs the projection of method.dcs=true")
         if not (o.cross_entropy or o.dcs):
@@ -188,6 +191,14 @@ class GFPL(Method[GFPLOptions]):
         K, p = self.task.num_classes, self.projection_dim
         return simplex_etf(K, p, self.task.seed, dtype=self.task.dtype).T.contiguous()
 
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Remember the client's class frequencies for balanced softmax."""
+        return own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies of the classes that were learned."""
+        return shifted(state, counts)
+
     def extend(self, model: SplitModel) -> None:
         """Add the learned projection l (DCS), and a source of pseudo-features."""
         if self.options.dcs:
@@ -252,7 +263,9 @@ class GFPL(Method[GFPLOptions]):
         """
         return F.normalize(model.extras["projection"](features), dim=-1)
 
-    def dual_loss(self, model: SplitModel, features: Tensor, logits: Tensor, batch: Batch, etf: Any) -> Tensors:
+    def dual_loss(
+        self, model: SplitModel, features: Tensor, logits: Tensor, batch: Batch, etf: Any, state: Tensors
+    ) -> Tensors:
         """Return the terms of ``λ·½(h·z_y − 1)² + w·CE(g(f), y)`` (Eq. 12-13, where w is 1).
 
         Args:
@@ -261,10 +274,11 @@ class GFPL(Method[GFPLOptions]):
             logits: ``(B, K)``, ``g(f)``.
             batch: The samples.
             etf: ``(K, p)`` directions ``z``; None without ``dcs``.
+            state: The client's π_i for balanced softmax; empty for samples of all classes alike.
         """
         terms = {}
         if self.options.cross_entropy:
-            terms["cross_entropy"] = self.options.cross_entropy * batch.cross_entropy(logits)
+            terms["cross_entropy"] = self.options.cross_entropy * cross_entropy(batch, logits, state)
         if self.options.dcs:
             cosine = (self.project(model, features) * etf[batch.y]).sum(-1)
             terms["dot_regression"] = self.options.lambda_ * batch.mean((cosine - 1).square() / 2)
@@ -273,7 +287,7 @@ class GFPL(Method[GFPLOptions]):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 13 on the client's samples."""
         output = model(batch.x)
-        return self.dual_loss(model, output.features, output.logits, batch, received.get("etf")), output
+        return self.dual_loss(model, output.features, output.logits, batch, received.get("etf"), state), output
 
     def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 14: the same on pseudo-features, through the heads only.
@@ -284,7 +298,7 @@ class GFPL(Method[GFPLOptions]):
             received: Tensors received by the client.
             state: The method's state of the client.
         """
-        terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received.get("etf"))
+        terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received.get("etf"), {})
         return {f"retrain_{name}": term for name, term in terms.items()}, None
 
     def drawn_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
@@ -337,12 +351,13 @@ class GFPL(Method[GFPLOptions]):
     @property
     def rules(self) -> tuple[str, ...]:
         """The learned head if cross-entropy trains it, and the ETF."""
-        return (*(["head"] if self.options.cross_entropy else []), *(["etf"] if self.options.dcs else []))
+        etf = ("etf",) if self.options.dcs else ()
+        return self.options.head_rules(*etf) if self.options.cross_entropy else etf
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, and ``h·z_j``."""
         output = model(batch.x)
-        found = {"head": output.logits}
+        found = head_scores(output.logits, state)
         if self.options.dcs:
             found["etf"] = self.project(model, output.features) @ received["etf"].T
         return found

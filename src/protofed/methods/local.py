@@ -8,24 +8,19 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import balanced_cross_entropy, balanced_scores, over, own_classes
+from protofed.methods._prior import SoftmaxOptions, cross_entropy, head_scores, over, own_classes, shifted
 from protofed.methods.contract import Batch, Method, Tensors, Terms
-from protofed.options import Options, option
+from protofed.options import option
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
-class LocalOptions(Options):
+class LocalOptions(SoftmaxOptions):
     """Hyperparameters."""
 
     predict_over: Literal["all", "own"] = option("all", "classes the head may answer: all K, or the client's own")
-    softmax: Literal["plain", "balanced"] = option(
-        "plain",
-        "cross-entropy of f(x), or of f(x) + π_i over the client's classes: balanced, as beacon's expert; predicts "
-        "over these, with π_i (head) and without (all_classes)",
-    )
 
 
 @register
@@ -38,29 +33,25 @@ class LocalTraining(Method[LocalOptions]):
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember the classes that the client holds, and if need be how often."""
-        return own_classes(counts, self.task.dtype, balanced=self.options.softmax == "balanced")
+        return own_classes(counts, self.task.dtype, balanced=self.options.balanced)
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies of the classes that were learned."""
-        return {**self.client_state(counts), "own": state["own"]}
+        return shifted(state, counts)
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy, plain or balanced."""
         output = model(batch.x)
-        if self.options.softmax == "plain":
-            return {"cross_entropy": batch.cross_entropy(output.logits)}, output
-        return {"cross_entropy": balanced_cross_entropy(batch, output.logits, state)}, output
+        return {"cross_entropy": cross_entropy(batch, output.logits, state)}, output
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The head; if it is free of class bias, for the client's class frequencies and for equal ones."""
-        return ("head",) if self.options.softmax == "plain" else ("head", "all_classes")
+        return self.options.head_rules()
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, over all classes or the client's own."""
         logits = model(batch.x).logits
-        if self.options.softmax == "balanced":
-            return balanced_scores(logits, state)
         if self.options.predict_over == "own":
             logits = over(logits, state["own"] | ~state["own"].any())
-        return {"head": logits}
+        return head_scores(logits, state)
