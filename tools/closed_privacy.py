@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rows import save
 
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Tree, apply_overrides, load_recipe, resolve
@@ -110,14 +115,6 @@ def read(path: Path) -> list[Result]:
             [r[0], int(r[1]), r[2], float(r[3]), int(r[4]), *map(float, r[5:])] for r in list(csv.reader(file))[1:]
         ]
     return [Result(*row) for row in rows]
-
-
-def save(found: list[Result], path: Path) -> None:
-    """Write one line per run."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(Result._fields)
-        out.writerows(found)
 
 
 def table(found: list[Result]) -> str:

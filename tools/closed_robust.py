@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rows import save
 
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import apply_overrides, load_recipe, resolve
@@ -82,10 +87,7 @@ def main() -> None:
     found = read(given.file) if given.file.exists() else []
     if given.run:
         found = [*found, *measured(given.run)]
-        with given.file.open("w", encoding="utf-8", newline="") as file:
-            out = csv.writer(file, lineterminator="\n")
-            out.writerow(Result._fields)
-            out.writerows(found)
+        save(found, given.file)
     print(table(found))
 
 

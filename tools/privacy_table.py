@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rows import save
 
 from protofed.formats import mean_std
 from protofed.runs import load_runs
@@ -57,19 +62,11 @@ def finished(directory: Path) -> Iterator[Result]:
 
 
 def read(path: Path) -> Iterator[Result]:
-    """Yield the results of a file that :func:`save` wrote."""
+    """Yield the results of a file that ``--save`` wrote."""
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             numbers = float(row["epsilon"]), int(row["seed"])
             yield Result(row["method"], *numbers, row["rule"], float(row["accuracy"]))
-
-
-def save(found: Sequence[Result], path: Path) -> None:
-    """Write one line per run and rule."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(Result._fields)
-        out.writerows(found)
 
 
 def table(found: Sequence[Result]) -> str:

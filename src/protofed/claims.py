@@ -269,7 +269,7 @@ def one_of(value: object, what: str, choices: Collection[str]) -> str:
         ValueError: If it is none of them.
     """
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{what}: must be {', '.join(choices)}, not {_shown(value)}")
+        raise ValueError(f"{what}: must be {' or '.join(choices)}, not {_shown(value)}")
     return value
 
 

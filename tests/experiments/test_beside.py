@@ -214,7 +214,7 @@ WRONG = [
     (("method.name=fedlda", "encoder.members=[3]"), "encoder.members"),
     (("method.name=fedlda", 'encoder.members=[{name="random", beside=true}]'), "each is an encoder with a name"),
     (("encoder.name=random", "encoder.beside=true", 'encoder.members=[{name="random"}]'), "choose one"),
-    (("method.name=fedlda", TWO, "secure.aggregation=true"), "needs single uploads"),
+    (("method.name=fedlda", TWO, "secure.aggregation=true"), "but encoder.members makes one per encoder"),
 ]
 
 

@@ -20,6 +20,7 @@ from protofed.errors import ProtofedError
 from protofed.experiments import forgetting
 from protofed.experiments.ending import forgotten
 from protofed.experiments.loading import _load_data
+from protofed.experiments.running import run_experiment
 from support import SMALL_RUN, command, ordinary
 
 CASES = {
@@ -118,8 +119,6 @@ def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
 
 
 def locally_resumed(experiment, out):
-    from protofed.experiments.running import run_experiment
-
     return run_experiment(experiment, out, resume=True)
 
 
@@ -156,6 +155,31 @@ def test_a_simulation_of_flower_too(root, tmp_path):
     found = api.forget(run.directory, "bob")
     same_tensors(found.directory / "server.safetensors", expected.directory / "server.safetensors")
     nothing_of_bob(found.directory)
+
+
+@pytest.mark.parametrize("engine", ["local", "simulation", "network"])
+def test_a_client_that_was_admitted_by_name(engine, root, tmp_path):
+    """The run without it is that of a list without it, and goes on with the list that was given."""
+    given = chosen("fedlda", root, robust__weight=1, robust__admitted={"ann": 5, "bob": 4})
+    rest = chosen("fedlda", without_bob(root), robust__weight=1, robust__admitted={"ann": 5})
+    if engine == "network":
+        grid = FakeGrid(nodes_of(root, tmp_path / "state"))
+    else:
+        grid = FakeGrid({101: {"partition-id": 0, "num-partitions": 1}})
+
+    def run(**more):
+        if engine == "local":
+            return run_experiment(given, tmp_path / "run", **more)
+        return over(grid, given, tmp_path / "run", simulated=engine == "simulation", **more)
+
+    run()
+    found = api.forget(tmp_path / "run", "bob")
+    network.forget()
+    found = run(resume=True) if found is None else found
+    expected = locally(rest, tmp_path / "expected")
+    same_tensors(found.directory / "server.safetensors", expected.directory / "server.safetensors")
+    network.forget()
+    assert run(resume=True).clients == ["ann", "cid"]
 
 
 def test_killed_at_any_moment_the_old_run_or_the_new_one_is_there(root, tmp_path):

@@ -204,6 +204,14 @@ def test_a_simulation_on_ray_gives_the_numbers_of_the_local_engine(method, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedncm", "fedlda", "local_lda"])
+def test_encoded_samples_on_ray_give_the_numbers_of_the_local_engine(method, tmp_path):
+    more = "[encoder]\nname = 'random'\ndim = 6\n"
+    chosen = recipe(folders(tmp_path / "data", 4), method, 2, more)
+    same(here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("protection", ["sample", "client", "secure", "both"])
 def test_a_simulation_on_ray_protects_as_the_local_engine_does(protection, tmp_path):
     mode = "client" if protection == "both" else protection

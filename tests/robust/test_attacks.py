@@ -224,6 +224,7 @@ def test_a_backdoor_reports_how_often_it_works():
         ({"attack__kind": "counts", "method__name": "fedproto"}, "fedproto sends no sample counts"),
         ({"attack__kind": "backdoor", "attack__target": 9}, "classes are 0 to 3"),
         ({"attack__scale": 0.0}, "scale must lie in"),
+        ({"attack__kind": "none", "attack__samples": 9}, "attack: samples has no effect without a kind"),
         ({"attack__kind": "nuisance"}, "attack.kind must be"),
         ({"robust__rule": "krum", "robust__attackers": 0.4}, "robust.rule=krum with 3 attackers needs 9 clients"),
     ],

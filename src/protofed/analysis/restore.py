@@ -59,7 +59,7 @@ def restore_features(
     """
     from protofed.experiments.assemble import assemble
     from protofed.experiments.config import resolve
-    from protofed.experiments.ending import forgotten
+    from protofed.experiments.ending import forgotten, without
     from protofed.experiments.loading import load_data
     from protofed.files import read_tensors
 
@@ -71,8 +71,9 @@ def restore_features(
     experiment = replace(
         experiment, execution=replace(experiment.execution, device="cpu", threads=0, executor="sequential")
     )
-    data = load_data(experiment).without(forgotten(run.directory))
-    federation, federated = assemble(experiment, data, pretrained=False)
+    gone = forgotten(run.directory)
+    data = load_data(experiment).without(gone)
+    federation, federated = assemble(without(experiment, gone), data, pretrained=False)
     roster = federation.executor.clients
     now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
     for described in run.clients:

@@ -15,7 +15,7 @@ from torch import Tensor
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, resolve
-from protofed.experiments.ending import ModelsDescription, forgotten, named_code, restore_end
+from protofed.experiments.ending import ModelsDescription, forgotten, named_code, restore_end, without
 from protofed.experiments.loading import load_data
 from protofed.federation import Federation
 from protofed.methods.contract import Method, Tensors, Upload
@@ -129,8 +129,9 @@ def reopened(run: RunData, trust_code: bool = False) -> tuple[Experiment, Federa
     experiment = resolve(run.config)
     execution = replace(experiment.execution, device="cpu", executor="sequential")
     experiment = replace(experiment, execution=execution)
-    data = load_data(experiment).without(forgotten(run.directory))
-    federation, federated = assemble(experiment, data, pretrained=False)
+    gone = forgotten(run.directory)
+    data = load_data(experiment).without(gone)
+    federation, federated = assemble(without(experiment, gone), data, pretrained=False)
     try:
         if not restore_end(run.directory, federation):
             raise CheckpointError(f"{run.directory}: has no end.json: an older version ran it, run it again")

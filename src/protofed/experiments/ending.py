@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +276,17 @@ def forgotten(folder: Path) -> dict[str, str]:
         return read_forgotten(read_json(path).get("forgotten", {})) if path.is_file() else {}
     except ValueError as error:
         raise CheckpointError(f"{path}: {claims.clean(error)}") from None
+
+
+def without(experiment: Experiment, gone: Collection[str]) -> Experiment:
+    """Return an experiment without what it says of forgotten clients: those in ``robust.admitted`` must exist.
+
+    Args:
+        experiment: The experiment.
+        gone: Their names.
+    """
+    admitted = {name: most for name, most in experiment.robust.admitted.items() if name not in gone}
+    return replace(experiment, robust=replace(experiment.robust, admitted=admitted))
 
 
 def left_out(gone: Mapping[str, str]) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from protofed import claims, methods
 from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError, unknown_name, writing
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, resolve
-from protofed.experiments.ending import END, forgotten, named_code, read_server, wipe
+from protofed.experiments.ending import END, forgotten, named_code, read_server, wipe, without
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, Run, run_experiment
@@ -88,7 +88,7 @@ def _take_out(run: RunData, files: RunDirectory, experiment: Experiment, client:
     gone = {**forgotten(where), client: time.strftime("%Y-%m-%d")}
     state = ServerState(tensors=_rest(run, kind, experiment, client), forgotten=gone)
     if not run.federation.network:  # what cannot be run must not be begun
-        assemble(experiment, load_data(experiment).without(gone))[0].executor.close()
+        assemble(without(experiment, gone), load_data(experiment).without(gone))[0].executor.close()
     shutil.rmtree(files.checkpoints, ignore_errors=True)  # a remnant: end.json is newer
     Checkpoint(files.checkpoints, state, names).write()
     with writing(where):

@@ -19,7 +19,7 @@ from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models, forgotten, left_out
+from protofed.experiments.ending import describe_models, forgotten, left_out, without
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
@@ -277,7 +277,7 @@ def run_experiment(
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:
         gone = forgotten(files.path)
         data = load_data(experiment).without(gone)
-        federation, federated = assemble(experiment, data, files.bfloat16(), hardware)
+        federation, federated = assemble(without(experiment, gone), data, files.bfloat16(), hardware)
         told = describe_clients(federation, federated) | {"models": describe_models(experiment, federated)}
         return federation, told | ({"left_out": left_out(gone)} if gone else {})
 

@@ -23,7 +23,7 @@ from protofed.experiments.builder import Builder
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.coverage import withholds_scores
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models, ended_generations
+from protofed.experiments.ending import describe_models, ended_generations, forgotten, without
 from protofed.experiments.executors import bfloat16_kinds, resting_place
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
@@ -114,7 +114,7 @@ def _federation(
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
     nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings())
     admitted = gathering.admitted(local.robust.admitted)
-    local = replace(local, robust=replace(local.robust, admitted=admitted))
+    local = without(replace(local, robust=replace(local.robust, admitted=admitted)), forgotten(files.path))
     record = files.path / NODES
     if record.is_file():
         party = recall(record, nodes, local, gathering, ended_generations(files.path) if files.finished else {})
@@ -127,8 +127,7 @@ def _federation(
             log.warning(
                 "robust.admitted: %s is not among the clients of this run (%s)", name, ", ".join(sorted(here))
             )
-        admitted = {name: number for name, number in admitted.items() if name in here}
-        local = replace(local, robust=replace(local.robust, admitted=admitted))
+        local = without(local, local.robust.admitted.keys() - here)
     # The requests of a restarted server must be numbered above all earlier ones, even if its clock was set back.
     party.order = max(party.order + 1, int(time.time()))
     write_json(record, party.to_tree())

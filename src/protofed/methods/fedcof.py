@@ -33,7 +33,7 @@ class FedCOF(ClosedForm[FedCOFOptions]):
     """
 
     name = "fedcof"
-    summary = "class means of fixed features, and the covariance that they betray: one round, no training"
+    summary = "class means of fixed features, and the covariance that they imply: one round, no training"
     reference = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"
     up = "K_i·d"
     down = "K·d + K"

@@ -48,6 +48,11 @@ class AttackOptions(Options):
     )
     target: int = option(0, "backdoor: the class that inputs with the trigger are to be given", least=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples and self.kind == "none":
+            raise ValueError("samples has no effect without a kind of attack: set attack.kind, e.g. sign_flip")
+
     @property
     def strength(self) -> float:
         """The given scale, or the default of the attack."""
