@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from protofed.analysis.style import method_styles, rule_title
+from protofed.experiments.config import load_recipe
 from protofed.formats import duration, mean_std, number, percent, size
 
 
@@ -51,6 +52,20 @@ def test_styles_are_stable_and_distinct():
     assert styles["fedtgp"] == alone
     assert styles == {name: method_styles(reversed(many))[name] for name in many}
     assert len({(s.colour, s.dashes) for s in styles.values()}) == len(many)
+
+
+def test_methods_of_the_default_comparison_are_told_apart():
+    names = load_recipe("quickstart")["compare"]["methods"]
+    styles = method_styles(names)
+    assert (
+        len({(s.colour, s.dashes) for s in styles.values()})
+        == len({s.marker for s in styles.values()})
+        == len(names)
+    )
+    assert len({styles[n].colour for n in ("local", "fixed_etf", "local_lda-fixed", "gfpl")}) == 4  # send nothing
+    assert len({styles[n].colour for n in ("beacon", "fixed_etf", "fedlda-fixed", "fedproto")}) == 4
+    assert styles["fedlda-fixed"] == method_styles(["FedLDA"])["FedLDA"]
+    assert len(set(method_styles(["fedlda", "fedlda-512", "fedlda-fixed"]).values())) == 3
 
 
 def test_more_methods_than_styles():

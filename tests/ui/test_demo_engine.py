@@ -6,10 +6,11 @@ import torch
 
 from protofed import methods
 from protofed.errors import ConfigError
+from protofed.experiments.encoding import encode
 from protofed.ui.demo import digits
-from protofed.ui.demo.engine import FederationPair, LiveFederation, Plane, federated_digits
+from protofed.ui.demo.engine import ENCODER, FederationPair, LiveFederation, Plane, federated_digits, whole_digits
 from protofed.ui.demo.setup import MAX_CLIENTS, VARIANTS, Chosen, Setup, usual
-from protofed.ui.demo.words import DOES, KNOBS, TITLES, in_order, look_for, why_low
+from protofed.ui.demo.words import DOES, KNOBS, TITLES, listed, look_for, why_low
 from support import visited
 
 
@@ -155,7 +156,13 @@ def test_every_method(name, d):
 
 def test_words_fit_the_clients_and_menus_their_names():
     assert "the three clients' markers" in look_for("fedproto", "fedtgp", 3)[0]
-    assert in_order(["local", "lg_fedavg", "gfpl", "fedproto"]) == ["fedproto", "gfpl", "lg_fedavg", "local"]
+    menu = listed({"local": None, "lg_fedavg": None, "fedlda": 1, "fedcof": 2})
+    assert list(menu.items()) == [
+        ("fedcof", "FedCOF, two rounds"),
+        ("fedlda", "FedLDA, one round"),
+        ("lg_fedavg", "LG-FedAvg"),
+        ("local", "Local"),
+    ]
 
 
 def test_it_says_why_both_sides_do_badly():
@@ -180,12 +187,57 @@ def test_methods_that_send_nothing():
     np.testing.assert_allclose(np.linalg.norm(right.shared, axis=1), usual("fixed_etf").options["gamma"], rtol=1e-5)
 
 
+CLOSED = ("fedlda", "fed3r", "fedcof", "fedncm", "local_lda", "local_ncm")
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_form_takes_fixed_features_and_one_round_while_the_other_goes_on(name):
+    pair = FederationPair(Setup(left=usual(name), models="mixed", clients=4))
+    live, other = pair.sides["left"], pair.sides["right"]
+    assert live.federated.input_shape == (ENCODER.dim,)
+    assert other.federated.input_shape == (1, 28, 28)
+    assert not live.knobs()
+    assert views(pair)[0].ended is None
+    pair.step()
+    done, before = views(pair)
+    pair.step()
+    after, later = views(pair)
+    assert (done.ended, later.ended) == (1, None)
+    assert (after.accuracy, after.bytes, after.seconds) == (done.accuracy, done.bytes, done.seconds)
+    assert (done.bytes == 0) == name.startswith("local")
+    assert len(done.shared) == (0 if name.startswith("local") else 4)
+    assert later.bytes > before.bytes
+    assert not pair.finished
+    assert any("scattering" in note for note in live.notes)
+    assert not any("scattering" in note for note in other.notes)
+
+
+def test_two_closed_forms_are_finished_after_one_round_and_say_what_joining_is_worth():
+    pair = FederationPair(Setup(left=usual("local_lda"), right=usual("fedlda"), skew="apart"))
+    assert [(v.accuracy, v.unseen) for v in views(pair)] == [(views(pair)[1].accuracy, 0.0)] * 2  # nothing sent yet
+    pair.step()
+    alone, together = views(pair)
+    assert pair.finished
+    assert (alone.unseen, alone.bytes) == (0.0, 0)
+    assert together.unseen > 0.9 < together.accuracy
+    assert max(alone.clients) < 0.55
+
+
+def test_the_class_means_of_a_closed_form_are_those_of_all_images_together():
+    pair = FederationPair(Setup(left=usual("fedlda"), skew="apart", clients=3))
+    pair.step()
+    live = pair.sides["left"]
+    whole = encode(whole_digits(pair.setup.digits), ENCODER, kept=False).clients[0].train
+    means = torch.stack([whole.x[whole.y == k].double().mean(0) for k in range(4)])
+    np.testing.assert_allclose(views(pair)[0].shared, live.plane.of(means), atol=1e-5)
+
+
 def test_gfpl_says_what_it_leaves_out():
     plane, space = (FederationPair(Setup(left=usual("gfpl"), d=d)).sides["left"] for d in (2, 8))
     assert plane.options["dcs"] is False
     assert "4" in plane.notes[0]
     assert "dcs" not in space.options
-    assert not space.notes
+    assert space.notes == ["Of 8 dimensions the two widest are seen: what overlaps may be apart in others."]
 
 
 def test_weights_cannot_be_averaged_over_different_models():

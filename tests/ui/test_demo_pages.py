@@ -194,6 +194,38 @@ def test_two_other_methods(changed):
     assert page.get_by_role("slider", name="γ").count() == 1  # Local has none
 
 
+def test_a_closed_form_finishes_while_the_other_side_goes_on(changed):
+    page = changed
+    choose(page, "Method on the right", "FedLDA, one round")
+    page.get_by_text("Right, FedLDA:").wait_for()
+    page.get_by_text("(encoder.name=scattering)").wait_for()
+    assert page.get_by_role("slider", name="λ").count() == 1  # the left side's
+    choose(page, "Divided", "by halves, each its own digits")
+    page.locator("table.counts td.none").nth(3).wait_for()
+    page.locator(".right .ended:empty").wait_for(state="attached")
+    press(page, "Step")
+    at(page, 1)
+    said = reads(page, "ended", "right")
+    assert said.startswith(f"Finished after one round, {reads(page, 'bytes', 'right')}, ")
+    finished = both(page)[1]
+    press(page, "Step")
+    at(page, 2)
+    assert both(page)[1] == finished
+    assert reads(page, "ended", "right") == said
+    assert reads(page, "ended", "left") == ""
+    assert float(reads(page, "unseen", "right").rstrip("%")) > 90
+    shown = page.locator("table.counts tbody tr").first.inner_text().split()
+    assert float(shown[-1].rstrip("%")) > 90 > float(shown[-2].rstrip("%"))
+    curve = "protofed.instance(document.querySelector('.curve')).getOption().series.find(s => s.id === 'right')"
+    assert page.evaluate(f"{curve}.markPoint.data[0].coord[0]") == 1
+    level = page.evaluate(f"{curve}.data.map(p => p[1])")
+    assert level[1] == level[2] > level[0]
+    press(page, "bytes")
+    ends = page.evaluate(f"{curve}.data.at(-1)[0] - {curve}.data[1][0]")
+    assert ends >= 0
+    press(page, "rounds")
+
+
 def test_one_method_twice(changed):
     page = changed
     choose(page, "Method on the left", "FedTGP")
@@ -211,20 +243,22 @@ def test_other_clients(changed):
     page = changed
     table = page.locator("table.counts tbody tr")
     assert [table.nth(i).inner_text().split() for i in (0, 1)] == [
-        ["A", "48", "48", "16", "16"],
-        ["B", "16", "16", "48", "48"],
+        ["A", "48", "48", "16", "16", "25.0%", "25.0%"],
+        ["B", "16", "16", "48", "48", "25.0%", "25.0%"],
     ]
     page.get_by_label("Clients", exact=True).fill("5")
     page.locator("table.counts tbody tr:nth-child(5)").wait_for()
     choose(page, "Digits", "7", "3")
     page.keyboard.press("Escape")
     page.wait_for_function(
-        "[...document.querySelectorAll('table.counts thead th')].map(th => th.innerText).join() === '0,1,2,7'",
+        "[...document.querySelectorAll('table.counts thead th:not([class])')]"
+        ".map(th => th.innerText).join() === '0,1,2,7'",
         timeout=WAIT_MS,
     )
     choose(page, "Divided", "by Dir(α)")
     page.wait_for_function(
-        "[...document.querySelectorAll('table.counts tbody tr')].some(r => !/16|10|11|5/.test(r.innerText))"
+        "[...document.querySelectorAll('table.counts tbody tr')]"
+        ".some(r => !/16|10|11|5/.test([...r.cells].slice(0, -2).map(c => c.innerText).join()))"
         " || [...document.querySelectorAll('table.counts td')].some(c => c.innerText === '0')",
         timeout=WAIT_MS,
     )

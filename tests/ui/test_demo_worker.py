@@ -33,6 +33,8 @@ def view(dots, **changes):
         "head": 0.25,
         "clients": [0.5, None],
         "bytes": 7,
+        "seconds": 0.5,
+        "ended": None,
         "separation": None,
         "unseen": None,
         "dots": np.asarray(dots, float),

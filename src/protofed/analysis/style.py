@@ -111,6 +111,7 @@ class LineStyle:
         return {"color": self.colour, "marker": self.marker, "linestyle": (0, self.dashes) if self.dashes else "-"}
 
 
+# Of more methods than colours some share one: not those that send nothing, whose strokes some charts make equal.
 _KNOWN = {
     "fedproto": LineStyle(BLUE, "o"),
     "protonorm": LineStyle(VERMILLION, "D"),
@@ -119,7 +120,10 @@ _KNOWN = {
     "gfpl": LineStyle(PURPLE, "v"),
     "fedavg": LineStyle(SKY, "P"),
     "local": LineStyle(GREY, "X", DASHES[1]),
-    "fixedetf": LineStyle(BLACK, "p", DASHES[2]),
+    "fixedetf": LineStyle(SKY, "p", DASHES[2]),
+    "locallda": LineStyle(BLACK, "<", DASHES[3]),
+    "fedlda": LineStyle(BLACK, "h"),
+    "beacon": LineStyle(PURPLE, ">", DASHES[1]),
 }
 _SLOTS = [
     [
@@ -135,8 +139,9 @@ _SLOTS = [
 def method_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     """Return a style per label: the same for a method in every figure, and no two alike within one figure.
 
-    Well-known methods have a style of their own. Any other takes a slot that follows from its name, or the next
-    free one: of another colour or other strokes, and with more than 32 labels of another marker.
+    Well-known methods have a style of their own, which the first of their variants (``fedlda-fixed``) has without
+    them. Any other takes a slot that follows from its name, or the next free one: of another colour or other
+    strokes, and with more than 32 labels of another marker.
     """
     names = list(dict.fromkeys(labels))
     styles = {n: _KNOWN[_plain(n)] for n in names if _plain(n) in _KNOWN}
@@ -145,7 +150,8 @@ def method_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     for name in sorted(n for n in names if n not in styles):
         start = zlib.crc32(_plain(name).encode())
         first, *others = ([part[(start + i) % len(part)] for i in range(len(part))] for part in _SLOTS)
-        free = [s for s in first if (s.colour, s.dashes) not in taken]
+        own = _KNOWN.get(_plain(name.partition("-")[0]))
+        free = [s for s in ([own] if own else []) + first if (s.colour, s.dashes) not in taken]
         free = free or [s for part in others for s in part if s not in used]
         styles[name] = (free or first)[0]
         taken.add((styles[name].colour, styles[name].dashes))

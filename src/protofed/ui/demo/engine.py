@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,10 @@ from torch import Tensor
 from protofed import data, methods
 from protofed.analysis import main_rule
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import resolve
+from protofed.experiments.config import ENCODED_MODEL, resolve
+from protofed.experiments.encoding import encode
 from protofed.methods import Batch, Local
+from protofed.models.encoders import EncoderOptions
 from protofed.models.grouping import Group, groups
 from protofed.options import build_options, option_rows, plain
 from protofed.prototypes.geometry import pairwise_distances
@@ -31,6 +35,8 @@ from protofed.ui.demo.words import KNOBS
 SHOWN = 320
 """Dots on one side: all test images of all clients, or an even choice of them."""
 MIXED = "demo4"
+ENCODER = EncoderOptions(name="auto", dim=64)
+"""What methods that train nothing take: of more numbers the answers are better, and the messages far longer."""
 
 groups.register(MIXED)(
     Group(
@@ -50,10 +56,12 @@ class View:
     """The visible state of one federation after a round.
 
     Attributes:
-        accuracy: On all clients' test images by the rule that headline figures are about, in ``[0, 1]``.
+        accuracy: On all clients' test images by :attr:`LiveFederation.rule`, in ``[0, 1]``.
         head: The same by the classifier head.
         clients: The first of these for each client.
         bytes: Sent so far, up and down.
+        seconds: Computed so far, features of an encoder included.
+        ended: The last round, if more would change nothing; None until then.
         separation: Distance of the two closest global prototypes, in mean distances of a test feature from its
             class's global prototype; None with fewer than two.
         unseen: Accuracy on test images of digits that a client has no training images of; None if each has all.
@@ -68,6 +76,8 @@ class View:
     head: float
     clients: list[float | None]
     bytes: int
+    seconds: float
+    ended: int | None
     separation: float | None
     unseen: float | None
     dots: NDArray[np.float64]
@@ -92,11 +102,11 @@ class FederationPair:
 
     @property
     def finished(self) -> bool:
-        """Whether the last round is over."""
-        return self.round >= ROUNDS
+        """Whether the last round of both is over."""
+        return all(live.finished for live in self.sides.values())
 
     def step(self) -> None:
-        """Run one round on either side."""
+        """Run one round on either side that has not finished."""
         for live in self.sides.values():
             live.step()
         self.round += 1
@@ -115,23 +125,42 @@ class FederationPair:
 
 
 class LiveFederation:
-    """One of the two federations, as it learns."""
+    """One of the two federations, as it learns.
+
+    Methods that need a known number of rounds train nothing: they take the features of an encoder, and no network.
+    """
 
     def __init__(self, setup: Setup, chosen: Chosen, federated: FederatedData) -> None:
-        self.federated = federated
         self.options, self.notes = fitting(chosen, setup)
-        self.federation, _ = assemble(resolve(_recipe(setup, chosen.name, self.options)), federated)
+        needed = rounds_needed(chosen.name, self.options)
+        self.untrained, self.seconds, self.bytes, self.d = needed is not None, 0.0, 0, setup.d
+        recipe = _recipe(setup, chosen.name, self.options)
+        if self.untrained:
+            whole, self.seconds = encoded_digits(setup.digits)
+            federated, (self.d,) = federated_digits(setup, whole), whole.input_shape
+            recipe |= {"rounds": needed, "model": {"name": ENCODED_MODEL}}
+        self.federated = federated
+        self.notes += federated.notes
+        if self.d > 2:
+            self.notes.append(
+                f"Of {self.d} dimensions the two widest are seen: what overlaps may be apart in others."
+            )
+        self.federation, _ = assemble(resolve(recipe), federated)
         self.rounds = self.federation.run()
-        self.bytes = 0
-        self.plane = Plane(setup.d)
+        self.plane = Plane(self.d)
         scores = self._executor.evaluate(self.federation.names, None, 0)
         self.accuracy = Accuracy.of([(s.correct, s.samples) for s in scores], self.federation.method.rules)
 
     @property
+    def finished(self) -> bool:
+        """Whether the last round is over."""
+        return self.federation.round >= self.federation.rounds
+
+    @property
     def rule(self) -> str:
         """The rule that figures are about: clients are asked about all digits, not only about their own."""
-        rules = self.federation.method.rules
-        return "all_classes" if "all_classes" in rules else main_rule(rules)
+        method = self.federation.method
+        return method.open_rule or main_rule(method.rules)
 
     @property
     def _executor(self) -> Sequential:
@@ -140,9 +169,12 @@ class LiveFederation:
         return executor
 
     def step(self) -> None:
-        """Run one round."""
-        record = next(self.rounds)
+        """Run one round, if there is another."""
+        record = next(self.rounds, None)
+        if record is None:
+            return
         assert record.accuracy is not None
+        self.seconds += record.seconds["total"]
         self.accuracy = record.accuracy
         self.bytes += sum(record.bytes.values())
 
@@ -164,6 +196,8 @@ class LiveFederation:
 
     def knobs(self) -> dict[str, float]:
         """Return the options that :meth:`change` may change, with their values."""
+        if self.untrained:
+            return {}
         options = plain(self.federation.method.options)
         inert = {"margin"} if options.get("loss", "hinge") != "hinge" else set()
         return {n: options[n] for n in KNOBS if isinstance(options.get(n), (int, float)) and n not in inert}
@@ -195,6 +229,8 @@ class LiveFederation:
             head=self.accuracy.weighted["head"],
             clients=self.accuracy.clients[rule],
             bytes=self.bytes,
+            seconds=self.seconds,
+            ended=self.federation.round if self.untrained and self.finished else None,
             separation=_separation(torch.cat(features), self.federated.clients[0].test.y, shared, labels),
             unseen=_unseen(found, self.federated),
             dots=self.plane.of(shown),
@@ -236,19 +272,39 @@ class Plane:
         return points
 
 
-def federated_digits(setup: Setup) -> FederatedData:
+def federated_digits(setup: Setup, whole: FederatedData | None = None) -> FederatedData:
     """Return the clients; all have the same test images.
+
+    Args:
+        setup: What they are divided by.
+        whole: One client with everything; by default the images of the setup's digits.
 
     Raises:
         ConfigError: If the partition cannot be made.
     """
-    train, test = (_samples(split, setup.digits) for split in ("train", "test"))
+    whole = whole or whole_digits(setup.digits)
+    train, test = whole.clients[0].train, whole.clients[0].test
     shares = _dirichlet(train.y, setup) if setup.skew == "dirichlet" else _paired(train.y, setup)
     clients = tuple(
         ClientData(name, Samples(train.x[rows], train.y[rows]), test)
         for name, rows in zip(LETTERS, shares, strict=False)
     )
-    return FederatedData(clients, len(setup.digits), tuple(map(str, setup.digits)), tuple(train.x.shape[1:]))
+    return replace(whole, clients=clients)
+
+
+def whole_digits(shown: tuple[int, ...]) -> FederatedData:
+    """Return one client with all images of some digits."""
+    train, test = (_samples(split, shown) for split in ("train", "test"))
+    client = ClientData("all", train, test)
+    return FederatedData((client,), len(shown), tuple(map(str, shown)), tuple(train.x.shape[1:]))
+
+
+@cache
+def encoded_digits(shown: tuple[int, ...]) -> tuple[FederatedData, float]:
+    """Return the same with :data:`ENCODER`'s features in place of the images, and the seconds that these took."""
+    started = time.perf_counter()
+    encoded = encode(whole_digits(shown), ENCODER, kept=False)
+    return encoded, time.perf_counter() - started
 
 
 def fitting(chosen: Chosen, setup: Setup) -> tuple[dict[str, Any], list[str]]:
@@ -269,6 +325,17 @@ def fitting(chosen: Chosen, setup: Setup) -> tuple[dict[str, Any], list[str]]:
         options["s"] = setup.d
     known = {name for name, _, _ in option_rows(methods.get(chosen.name).Options)}
     return {name: value for name, value in options.items() if name in known}, notes
+
+
+def rounds_needed(method: str, options: dict[str, Any]) -> int | None:
+    """Return the rounds after which a method has nothing more to do, as it trains nothing; None if it trains.
+
+    Args:
+        method: Its name in the library.
+        options: Its options.
+    """
+    kind = methods.get(method)
+    return kind.rounds_needed(build_options(kind.Options, options, "method"), validated=False)
 
 
 def _recipe(setup: Setup, method: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -339,11 +406,12 @@ def _own_prototypes(local: Local) -> Tensor:
 
 
 def _global_prototypes(received: dict[str, Tensor], server: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return what clients are pulled towards, or the server's mixtures: ``(m, d)`` and ``(m,)`` classes."""
-    if "prototypes" in received:
-        rows = received["prototypes"]
-        present = received.get("present", torch.ones(len(rows), dtype=torch.bool))
-        return rows[present], present.nonzero().flatten()
+    """Return what clients are pulled towards, or the server's means: ``(m, d)`` and ``(m,)`` classes."""
+    for tensors in (received, server):
+        if "prototypes" in tensors:
+            rows = tensors["prototypes"]
+            present = tensors.get("present", torch.ones(len(rows), dtype=torch.bool))
+            return rows[present], present.nonzero().flatten()
     if "means" in server:
         return server["means"], server["classes"]
     return torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)

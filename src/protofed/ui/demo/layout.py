@@ -11,7 +11,7 @@ from nicegui import ui
 
 from protofed.ui import shell
 from protofed.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Setup, Side
-from protofed.ui.demo.words import DOES, KNOBS, TITLES, in_order, look_for, title
+from protofed.ui.demo.words import DOES, KNOBS, TITLES, listed, look_for, title
 
 SKEWS = {"paired": "by halves, 3 : 1", "apart": "by halves, each its own digits", "dirichlet": "by Dir(α)"}
 MODELS = {"same": "784→64→16→d for all", "mixed": "four different ones"}
@@ -130,7 +130,7 @@ class Layout:
                 chosen = self.demo.setup.chosen(side).method
                 self._method[side] = (
                     ui.select(
-                        {name: title(name) for name in in_order(TITLES)},
+                        listed(dict.fromkeys(TITLES)),
                         label=f"Method on the {side}",
                         value=chosen,
                         on_change=lambda e, side=side: self.demo.choose(side, e.value),
@@ -148,7 +148,10 @@ class Layout:
             ).classes("plane")
             self.charts[side] = plane.id
             ui.html(
+                '<p class="ended" data-read="ended"></p>'
                 '<dl class="reads"><div><dt>Sent so far</dt><dd data-read="bytes">–</dd></div>'
+                '<div title="Time of computing on one core, features of an encoder included">'
+                '<dt>Computed</dt><dd data-read="seconds">–</dd></div>'
                 '<div title="Distance of the two closest circles, in mean distances of a dot from the circle of '
                 'its digit"><dt>Separation</dt><dd data-read="separation">–</dd></div>'
                 '<div title="Accuracy on test images of digits that a client has no training images of">'
@@ -318,6 +321,9 @@ class Layout:
         )
         for side in SIDES:
             self._does[side].set_text(does[side])
+            self._method[side].props(
+                f'display-value="{title(methods[side])}"'
+            )  # there is less room than in the list
         told = look_for(methods["left"], methods["right"], self.demo.setup.clients)
         self._paragraphs.set_content("".join(f"<p>{text}</p>" for text in told))
 
@@ -326,7 +332,7 @@ class Layout:
         setup = self.demo.setup
         names = setup.client_names()
         for side in SIDES:
-            self._method[side].set_options({name: title(name) for name in in_order(content["methods"])})
+            self._method[side].set_options(listed(content["methods"]))
             self._show_knobs(side, content["knobs"][side])
         self._table.set_content(counts_table(names, setup.digits, content["counts"], content["models"]))
         options = {-1: "all clients", **dict(enumerate(names))}
@@ -401,15 +407,19 @@ def counts_table(names: list[str], shown: tuple[int, ...], counts: list[list[int
     """
     most = max(max(row) for row in counts) or 1
     head = "".join(f'<th scope="col">{digit}</th>' for digit in shown)
+    head += "".join(
+        f'<th scope="col" class="{side}" aria-label="Accuracy, {side}">{_STROKE}</th>' for side in SIDES
+    )
     rows = "".join(
         f'<tr><th scope="row" title="{html.escape(model)}"><i data-client="{number}"></i>'
         f"{name.removeprefix('Client ')}</th>"
-        + "".join(f'<td style="--share:{n / most:.2f}">{n}</td>' for n in row)
+        + "".join(f'<td{"" if n else " class=none"} style="--share:{n / most:.2f}">{n}</td>' for n in row)
+        + "".join(f'<td class="accuracy" data-accuracy="{side}-{number}"></td>' for side in SIDES)
         + "</tr>"
         for number, (name, row, model) in enumerate(zip(names, counts, models, strict=True))
     )
     return (
-        '<table class="counts"><caption class="soft">Training images of each digit</caption>'
+        '<table class="counts"><caption class="soft">Training images of each digit, and accuracy</caption>'
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
 

@@ -14,12 +14,12 @@ from typing import Any
 from fastapi import Response
 from nicegui import Client, app, ui
 
-from protofed.formats import percent, size
+from protofed.formats import duration, percent, size
 from protofed.ui import shell
 from protofed.ui.demo import digits
 from protofed.ui.demo.layout import Layout
 from protofed.ui.demo.setup import SIDES, Chosen, Setup, Side, usual
-from protofed.ui.demo.words import title, why_low
+from protofed.ui.demo.words import in_rounds, title, why_low
 from protofed.ui.demo.worker import Message, Worker
 
 MAX_DEMOS = 8
@@ -219,7 +219,7 @@ class Demo:
             "dots": content["dots"],
             "images": digits.rows("test", self.setup.digits).tolist(),
             "columns": SHEET_COLUMNS,
-            "rays": self.setup.d == 2,
+            "rays": {side: d == 2 for side, d in content["dimensions"].items()},
             "methods": names,
         }
         self.script("scene", scene)
@@ -234,6 +234,12 @@ class Demo:
                 "accuracy": percent(view["accuracy"]),
                 "head": percent(view["head"]),
                 "bytes": size(view["bytes"]),
+                "seconds": duration(view["seconds"]),
+                "ended": ""
+                if view["ended"] is None
+                else f"Finished after {in_rounds(view['ended'])}, "
+                f"{size(view['bytes'])}, {duration(view['seconds'])}",
+                "clients": ["–" if a is None else percent(a) for a in view.pop("clients")],
                 "separation": "–" if separation is None else f"{separation:.1f}",
                 "unseen": "–" if unseen is None else percent(unseen),
             }

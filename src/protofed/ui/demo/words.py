@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protofed.ui.demo.setup import Setup
@@ -85,6 +85,10 @@ WATCH = {
     "nothing is sent.",
     "fixed_etf": "the rays never move: they follow from the seed alone, and not a byte is sent. Does exchanging "
     "prototypes do better?",
+    "fedlda": "nothing is trained. Every client sends the means and the spread of fixed features once, and the "
+    "answer is that of all images together. Divide by halves, each its own digits: it stays.",
+    "local_lda": "FedLDA's features and rule, and not a byte is sent. Divide by halves, each its own digits, and "
+    "put FedLDA on the other side: the gap is what joining is worth.",
     "local": "there are no circles. The clients' markers of one digit drift apart, since nobody tells them of each "
     "other.",
     "fedavg": "all clients end a round with the same weights. Look at the bytes.",
@@ -99,6 +103,7 @@ DOCUMENT = (
     "with room between them make fewer mistakes: that is the gap between the two lines.",
     "<b>Now move the margin</b>, while it runs. At 0 training is averaging, and both sides do the same. Around 0.8 "
     "the digits part. Far above 1 the circles flee faster than the images can follow, and learning breaks down.",
+    "<b>And choose FedLDA</b> on either side: no training, one round.",
 )
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -134,9 +139,19 @@ def title(method: str) -> str:
     return TITLES.get(method, method)
 
 
-def in_order(methods: Iterable[str]) -> list[str]:
-    """Return methods as menus list them: by what they are called."""
-    return sorted(methods, key=lambda method: title(method).casefold())
+def in_rounds(number: int) -> str:
+    """Return a small number of rounds in words."""
+    return f"{NUMBERS[number]} round{'s' * (number > 1)}"
+
+
+def listed(methods: Mapping[str, int | None]) -> dict[str, str]:
+    """Return methods as menus list them: by what they are called, with the rounds of those that soon finish.
+
+    Args:
+        methods: Rounds after which each has nothing more to do; None where it goes on.
+    """
+    names = sorted(methods, key=lambda method: title(method).casefold())
+    return {name: title(name) + (f", {in_rounds(n)}" if (n := methods[name]) else "") for name in names}
 
 
 def look_for(left: str, right: str, clients: int = 2) -> tuple[str, ...]:

@@ -191,6 +191,7 @@ class Session:
 
     def _describe(self) -> None:
         from protofed import methods
+        from protofed.ui.demo.engine import rounds_needed
 
         assert self.pair is not None
         pair = self.pair
@@ -201,8 +202,9 @@ class Session:
             models=[member.architecture for member in roster.values()],
             dots=pair.dots(self.client),
             knobs={side: live.knobs() for side, live in pair.sides.items()},
-            methods=[*methods.methods(), *VARIANTS],
-            notes=[note for live in pair.sides.values() for note in live.notes],
+            methods={name: rounds_needed(VARIANTS.get(name, name), {}) for name in (*methods.methods(), *VARIANTS)},
+            notes=[f"{side.capitalize()}: {note}" for side, live in pair.sides.items() for note in live.notes],
+            dimensions={side: live.d for side, live in pair.sides.items()},
         )
 
     def _show(self) -> None:
@@ -228,6 +230,8 @@ def pack(view: View) -> dict[str, Any]:
         "head": round(view.head, 5),
         "clients": [None if a is None else round(a, 4) for a in view.clients],
         "bytes": view.bytes,
+        "seconds": view.seconds,
+        "ended": view.ended,
         "separation": view.separation,
         "unseen": view.unseen,
         "scale": scale,

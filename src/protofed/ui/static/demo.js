@@ -56,7 +56,7 @@ window.protofedDemo = (() => {
   function square(side, dots, own, shared) {
     const far = dots.filter(Boolean).map(([x, y]) => Math.max(Math.abs(x), Math.abs(y))).sort((a, b) => a - b);
     const all = [...own, ...shared].filter(Boolean);
-    if (scene.rays) all.push([0, 0]);
+    if (scene.rays[side]) all.push([0, 0]);
     const limit = far.length ? 1.3 * far[Math.floor(0.97 * (far.length - 1))] : 0;
     all.push(...dots.filter((p) => p && Math.max(Math.abs(p[0]), Math.abs(p[1])) <= limit));
     if (!all.length) return extent[side] ?? { x: 0, y: 0, r: 1 };
@@ -152,7 +152,7 @@ window.protofedDemo = (() => {
         };
       }),
     });
-    series.push(rays(scene.rays && !crowd ? shared.flatMap((p, i) => (p ? [[...p, view.labels[i]]] : [])) : []));
+    series.push(rays(scene.rays[side] && !crowd ? shared.flatMap((p, i) => (p ? [[...p, view.labels[i]]] : [])) : []));
     const predicted = numbers(view.predicted, Int8Array);
     chart.setOption(
       {
@@ -186,12 +186,16 @@ window.protofedDemo = (() => {
   }
 
   function drawCurves() {
-    const [ink, soft] = ["ink", "soft"].map(protofed.variable);
+    const [ink, soft, ground] = ["ink", "soft", "card"].map(protofed.variable);
     const narrow = charts.curves.getWidth() < 520;
     const series = SIDES.map((side, s) => {
       const [accuracy, head, bytes] = [1, 2, 3].map((i) => i + 3 * s);
       const y = by === "head" ? head : accuracy;
       const data = points.map((p) => [against === "bytes" ? p[bytes] : p[0], p[y]]);
+      const ended = frame[side].ended;
+      const most = Math.max(frame.left.bytes, frame.right.bytes);
+      // A side that has finished sends no more: its line goes on, level, as far as the other's.
+      if (ended !== null && against === "bytes") data.push([most, data.at(-1)[1]]);
       return {
         id: side,
         name: scene.methods[side],
@@ -202,7 +206,20 @@ window.protofedDemo = (() => {
         lineStyle: { width: s ? 3 : 2.5, type: s ? "solid" : [7, 4], color: s ? ink : soft },
         itemStyle: { color: s ? ink : soft },
         endLabel: { show: false },
-        markPoint: undefined,
+        markPoint: {
+          silent: true,
+          symbol: "circle",
+          symbolSize: 9,
+          label: {
+            show: !narrow,
+            position: [0, 14],
+            align: against === "bytes" && 2 * frame[side].bytes > most ? "right" : "left",
+            color: s ? ink : soft,
+            backgroundColor: ground,
+            formatter: frame[side].texts.ended,
+          },
+          data: ended === null || !data[ended] ? [] : [{ coord: data[ended] }],
+        },
       };
     });
     charts.curves.setOption(
@@ -233,8 +250,9 @@ window.protofedDemo = (() => {
     for (const side of SIDES) {
       const texts = { ...frame[side].texts };
       if (by === "head") texts.accuracy = texts.head;
-      for (const name of ["accuracy", "bytes", "separation", "unseen"])
+      for (const name of ["accuracy", "bytes", "seconds", "separation", "unseen", "ended"])
         root().querySelector(`.side[data-side="${side}"] [data-read="${name}"]`).textContent = texts[name];
+      texts.clients.forEach((text, c) => (root().querySelector(`[data-accuracy="${side}-${c}"]`).textContent = text));
     }
   }
 
@@ -256,7 +274,7 @@ window.protofedDemo = (() => {
       `<li>${digits}<span>the digits</span></li>` +
       `<li><i class="dot"></i><span>a test image, as a client's model sees it</span></li>` +
       `<li>${clients}<span>their own prototypes</span></li>` +
-      `<li><i class="ring"></i><span>global prototype${scene.rays ? ", at the end of its ray" : ""}</span></li>`;
+      `<li><i class="ring"></i><span>global prototype${SIDES.some((side) => scene.rays[side]) ? ", at the end of its ray" : ""}</span></li>`;
     for (const side of SIDES)
       root().querySelector(`.line[data-side="${side}"] span`).textContent = scene.methods[side];
     root().querySelectorAll("[data-client]").forEach((e) => (e.innerHTML = shape(+e.dataset.client)));
