@@ -36,7 +36,9 @@ from protofed.flower.grid import RECORD
 from protofed.methods import methods
 from support import client, federated
 
-METHODS = sorted(methods())
+USUAL = {"beacon", "fedavg", "fedgen", "fedgh", "fedlda", "fedproto", "fedtgp", "gfpl", "local"}
+"""One method of each kind of message."""
+METHODS = [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in sorted(methods())]
 
 
 def reply_with(to: Message, /, **values) -> Message:
