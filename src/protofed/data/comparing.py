@@ -168,7 +168,7 @@ def _other_columns(site: Site, own: frozenset[str] | None, usual: frozenset[str]
     odd = sorted(usual - own or own - usual)
     has = ("lacks", "has") if usual - own else ("has", "lacks")
     what = f"{has[0]} the column {_listed(odd)}, which {home} {has[1]}"
-    text = RawColumn(odd[0], "text") in (site.columns or ())
+    text = " [wordllama " in odd[0] and any(column.kind == "text" for column in site.columns or ())
     advice = "install the version of wordllama that the others have" if text else ""
     return Finding(
         site.name, odd[0], (), what, advice or "all sites need the same columns (data.drop leaves some out)"

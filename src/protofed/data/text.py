@@ -7,7 +7,7 @@ run, because it looks for the tokenizer on the Hugging Face hub and sets up logg
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,7 +43,8 @@ def _static() -> _Static:
     try:
         from tokenizers import Tokenizer
 
-        weights, vocabulary = ((Path(next(iter(homes))) / name).read_bytes() for name in _FILES)
+        home = Path(next(iter(homes)))
+        weights, vocabulary = ((home / name).read_bytes() for name in _FILES)
     except (ImportError, StopIteration, OSError):
         raise ConfigError("text needs the package wordllama: pip install 'protofed[text]'") from None
     digest = blake2b(weights + vocabulary, digest_size=4).hexdigest()
@@ -125,6 +126,6 @@ def embedded(
         own = columns(name)
         if not set(own) <= set(known):
             raise ConfigError(f"data.text={name}: the run had another version of wordllama: install that one")
-        vectors = embed(table[name], lambda row, name=name: f"{where}: column {name!r}, row {row}", empty=empty)
+        vectors = embed(table[name], partial("{}: column {!r}, row {}".format, where, name), empty=empty)
         found |= {column.name: values for column, values in zip(own, vectors.double().T.numpy(), strict=True)}
     return found
