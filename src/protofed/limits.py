@@ -70,6 +70,8 @@ COLUMNS = 2**14
 """Columns of a table; in a parquet file, nested ones count individually."""
 CATEGORIES = 256
 """Categories of one column of a table."""
+TEXT = 2**18
+"""Characters of one text among the samples."""
 CSV_BYTES = 4 * GiB
 """Bytes of a CSV file."""
 PAGES = 2**20

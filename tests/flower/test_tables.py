@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from network import FakeGrid, locally, nodes_of, over, own_run, wanted
+from notes import write_notes
 from protofed import load_run
 from protofed.analysis.one_class import one_class
 from protofed.data import Table
@@ -126,7 +127,7 @@ GOOD = SiteColumn("age", "number", (), False, 5, 1.0, 2.0)
 @pytest.mark.parametrize(
     "change",
     [
-        {"name": 3}, {"name": "a\n"}, {"kind": "text"}, {"categories": ["x"]}, {"missing": 1}, {"number": -1},
+        {"name": 3}, {"name": "a\n"}, {"kind": "prose"}, {"categories": ["x"]}, {"missing": 1}, {"number": -1},
         {"number": 7}, {"number": 2**60}, {"number": 1.0}, {"mean": 1e31}, {"mean": float("nan")},
         {"squares": -1e-9}, {"squares": float("inf")}, {"more": 1},
         {"kind": "category", "categories": [str(i) for i in range(300)]},
@@ -318,3 +319,20 @@ def test_one_hostile_site_leaves_out_nobody_but_itself():
     admission = admit(experiment("fedproto", **MODEL), [hostile, *good])
     assert [d.name for d in admission.clients] == ["a", "b", "c"]
     assert admission.left_out["x"].isprintable()
+
+
+def test_every_node_embeds_its_own_texts(tmp_path):
+    pytest.importorskip("tokenizers", reason="wordllama is not installed: pip install 'protofed[text]'")
+    sites = write_notes(tmp_path / "data", n=14)
+    chosen = wanted("fedlda", sites, data__text=("note",), encoder__name="identity", model__name="identity")
+    local = locally(chosen, tmp_path / "a")
+    remote = over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "b")
+    assert local.rounds[-1]["accuracy"] == remote.rounds[-1]["accuracy"]
+    found = describe(sites, "site0", data__text=("note",), data__standardise="federated")
+    assert [(c.kind, c.number) for c in found.table[1:]] == [("text", 0)] * 256, "nothing is stated of texts"
+    assert read_descriptions(description_values([found])) == [found]
+    others = describe(sites, "site1", data__text=("note",)), describe(sites, "site2", data__text=("note",))
+    renamed = tuple(replace(c, name=c.name.replace("[wordllama ", "[wordllama 0")) for c in found.table)
+    left_out = admit(wanted("fedlda", sites, data__text=("note",)), [replace(found, table=renamed), *others])
+    assert "site0" in str(left_out)
+    assert "install the version of wordllama that the others have" in str(left_out)

@@ -7,6 +7,7 @@ from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Partition, Request, Share, partitions
 from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.tables import Table
+from protofed.data.text import embed as embed_texts
 from protofed.data.transforms import TransformOptions, augmentation, normalisation
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "augmentation",
     "datasets",
     "describe",
+    "embed_texts",
     "load",
     "load_pool",
     "normalisation",

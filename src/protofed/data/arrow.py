@@ -44,6 +44,7 @@ class Columns:
         missing: Whether missing values of tables are allowed.
         labelled: Whether the samples have labels; else columns that are not read may be absent too.
         ranged: Columns with a declared range.
+        text: Columns of free text.
     """
 
     image: str = ""
@@ -57,6 +58,7 @@ class Columns:
     missing: bool = False
     labelled: bool = True
     ranged: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
 
     @property
     def described(self) -> tuple[str, ...]:
@@ -73,7 +75,8 @@ class Columns:
             resize: Side in pixels to which images are resized.
         """
         fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
-        return cls(*names, 0, resize, data.drop, data.keep, data.renamed, fills, ranged=tuple(data.ranges))
+        ranged = tuple(data.ranges)
+        return cls(*names, 0, resize, data.drop, data.keep, data.renamed, fills, ranged=ranged, text=data.text)
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,8 @@ def choose(schema: Any, columns: Columns, where: str) -> Chosen:
     features = (image,) if image else tuple(rest)
     if not features:
         raise DataError(f"{where}: no column other than the label")
+    for name in columns.text:
+        _has(list(features), name, "text", where)
     listed = bool(image) and _is_list(schema.field(image).type)
     if listed:
         _check_numeric(image, schema.field(image).type, where)
@@ -172,8 +177,9 @@ def from_arrow(
         x = _numeric(table, chosen.features[0], where, budget)
         return Listing(labels, lambda rows: x[rows], where, chosen.classes, ids)
     sources = files or [(where, len(table))]
+    kept, missing = columns.described, columns.missing
     raw, kinds = read_columns(
-        table, chosen.features, columns.categories, columns.described, columns.missing, sources, budget
+        table, chosen.features, columns.categories, kept, missing, sources, budget, columns.text
     )
     return Listing(labels, lambda rows: raw[rows], where, chosen.classes, ids, kinds)
 

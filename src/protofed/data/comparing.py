@@ -32,7 +32,7 @@ _EMPTY = re.compile(
 )
 """Characters without a meaning of their own; between digits (``5-10``) or at an end (``A-``) they may have one."""
 _ROMAN = re.compile("x{0,3}(ix|iv|v?i{0,3})")
-_WORDS: dict[Kind, str] = {"number": "numbers", "category": "categories"}
+_WORDS: dict[Kind, str] = {"number": "numbers", "category": "categories", "text": "texts"}
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,11 @@ def _other_columns(site: Site, own: frozenset[str] | None, usual: frozenset[str]
     odd = sorted(usual - own or own - usual)
     has = ("lacks", "has") if usual - own else ("has", "lacks")
     what = f"{has[0]} the column {_listed(odd)}, which {home} {has[1]}"
-    return Finding(site.name, odd[0], (), what, "all sites need the same columns (data.drop leaves some out)")
+    text = " [wordllama " in odd[0] and any(column.kind == "text" for column in site.columns or ())
+    advice = "install the version of wordllama that the others have" if text else ""
+    return Finding(
+        site.name, odd[0], (), what, advice or "all sites need the same columns (data.drop leaves some out)"
+    )
 
 
 def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[Finding]:
@@ -338,7 +342,8 @@ def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
     for name in tables[0]:
         held = [table[name] for table in tables]
         union = {value for column in held for value in column.categories}
-        kind: Kind = "category" if any(column.kind == "category" for column in held) else "number"
+        kinds = {column.kind for column in held}
+        kind: Kind = "category" if "category" in kinds else "text" if "text" in kinds else "number"
         columns.append(RawColumn(name, kind, data.declared.get(name) or tuple(sorted(union))))
     return tuple(columns)
 

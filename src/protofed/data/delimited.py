@@ -21,6 +21,7 @@ MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "N
 _EXPANSION = 12
 """Bytes of memory per byte of a file: a short value takes up to as much as Arrow's offsets and a float64."""
 _HEADER_BYTES = 2**20
+_BLOCK_BYTES = 2**22
 _QUOTED = re.compile(rb'"[^"]*"')
 _ROW = re.compile(r"Row #(\d+): (Expected \d+ columns, got \d+)")
 
@@ -55,7 +56,9 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
         if sum(map(len, tables)) > limits.SAMPLES:
             raise DataError(f"{file}: more than {limits.SAMPLES} rows in all")
     sources = [(str(file), len(table)) for file, table in zip(files, tables, strict=True)]
-    return from_arrow(_typed(pa.concat_tables(tables), columns.categories), columns, where, budget, sources)
+    return from_arrow(
+        _typed(pa.concat_tables(tables), {*columns.categories, *columns.text}), columns, where, budget, sources
+    )
 
 
 def parse_csv(path: Path, texts: Collection[str], budget: Budget) -> Any:
@@ -92,8 +95,8 @@ def _table(path: Path, budget: Budget) -> Any:
         budget.take(_EXPANSION * size, path)
         try:
             # The names come first, because types are given by name.
-            read = csv.ReadOptions(use_threads=False, block_size=max(2**20, 2 * len(header)))
-            parse = csv.ParseOptions(delimiter=delimiter)
+            read = csv.ReadOptions(use_threads=False, block_size=max(_BLOCK_BYTES, 2 * len(header)))
+            parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
             names = csv.open_csv(file, read, parse, csv.ConvertOptions(strings_can_be_null=True)).schema.names
             file.seek(0)
             convert = csv.ConvertOptions(
@@ -114,6 +117,8 @@ def _reason(text: str) -> str:
         return "is not text in UTF-8: save it in that encoding"
     if "Empty CSV" in text:
         return "is empty: expected a header and rows"
+    if "straddling" in text:
+        return f"has a row of more than {_BLOCK_BYTES} bytes"
     if found := _ROW.search(text):
         row, numbers = found.groups()
         return f"line {row}: {numbers[0].lower()}{numbers[1:]}"

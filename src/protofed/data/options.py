@@ -42,6 +42,11 @@ class DataOptions(Options):
     labels: dict[str, str] = option({}, 'class names in place of those in the data: {M = "malignant"}')
     drop: tuple[str, ...] = option((), "columns of a table that are not read, e.g. patient")
     keep: tuple[str, ...] = option((), "columns of a table that are used although they look like identifiers")
+    text: tuple[str, ...] = option(
+        (),
+        "columns of a table that hold free text: each becomes 256 numbers, the mean of its tokens' rows in the "
+        "static table of the package wordllama",
+    )
     categories: dict[str, Any] = option(
         {},
         "columns of a table that hold categories, with these in order ([] = all that occur), or with names in "

@@ -57,6 +57,8 @@ def raw_parts(
         ConfigError: If an option of tables, or ``data.standardise``, does not apply to these data.
     """
     named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
+    if data.text and not any(c.kind == "text" for item in listings for c in item.columns or ()):
+        raise ConfigError(f"data.text={','.join(data.text)}: {listings[0].where} has no texts")
     if any(item.columns is not None for item in listings):
         agreed = merged([Site(item.where, columns=item.columns) for item in listings], data)
         _check_named(data, agreed, listings[0].where)

@@ -23,7 +23,7 @@ from protofed.errors import DataError, unknown_name
 
 Standardise = Literal["none", "site", "federated"]
 Missing = Literal["refuse", "mean", "indicator"]
-Kind = Literal["number", "category", "identifier", "unknown"]
+Kind = Literal["number", "category", "text", "identifier", "unknown"]
 Ranges = Mapping[str, tuple[float, float]]
 """Least and largest value of columns of numbers by name; ``*`` for all others."""
 
@@ -41,7 +41,8 @@ class RawColumn:
 
     Attributes:
         name: Name of the column.
-        kind: ``number``; ``category``; ``identifier`` if its values hardly repeat; ``unknown`` if it has none.
+        kind: ``number``; ``category``; ``text`` for one of the numbers of a text, which is used as it is;
+            ``identifier`` if its values hardly repeat; ``unknown`` if it has none.
         categories: Names of the categories, in the order of their numbers.
     """
 
@@ -93,7 +94,7 @@ class Column:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the model's inputs for this column."""
-        own = (self.name,) if self.kind == "number" else tuple(f"{self.name}={c}" for c in self.categories)
+        own = (self.name,) if self.kind != "category" else tuple(f"{self.name}={c}" for c in self.categories)
         return (*own, f"{self.name} missing") if self.indicator else own
 
 
@@ -136,12 +137,16 @@ class Table:
             "site": "numbers are standardised by the training samples of each site",
             "federated": "numbers are standardised by the training samples of all sites, from sums",
         }
-        few = ", ".join(column.name for column in self.columns[:_SHOWN]) + ", …" * (len(self.columns) > _SHOWN)
+        names = list(
+            dict.fromkeys(c.name.rpartition(" [")[0] if c.kind == "text" else c.name for c in self.columns)
+        )
+        few = ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+        texts = "; those of texts are as they are" * any(column.kind == "text" for column in self.columns)
         within = sum(column.bounded for column in self.columns)
         ranged = f"; {within} are clamped to declared ranges and map these to [-1, 1]" if within else ""
         return (
-            f"Inputs: {len(self.inputs)} from {len(self.columns)} columns or channels ({few}); "
-            f"{how[self.standardise]} (data.standardise={self.standardise}){ranged}."
+            f"Inputs: {len(self.inputs)} from {len(names)} columns or channels ({few}); "
+            f"{how[self.standardise]} (data.standardise={self.standardise}){ranged}{texts}."
         )
 
     def apply(self, raw: Tensor) -> Tensor:
@@ -158,7 +163,7 @@ class Table:
         for c in self.columns:
             own = inputs[:, at : at + len(c.inputs)].double()
             at += len(c.inputs)
-            if c.kind == "number":
+            if c.kind != "category":
                 value = own[:, 0] * c.scale + c.mean
             else:  # an unknown category has the number after the last
                 n = len(c.categories)
@@ -246,9 +251,9 @@ class TableInputs(nn.Module):
         # Of every input: its column, whether it is a number or 1 for a missing value, and its category's number.
         rows: list[tuple[float, ...]] = []
         for i, c in enumerate(table.columns):
-            codes = [0] if c.kind == "number" else range(len(c.categories))
+            codes = range(len(c.categories)) if c.kind == "category" else [0]
             most = 1.0 if c.bounded else math.inf
-            rows += [(i, c.kind == "number", 0, code, c.mean, c.scale, c.fill, most) for code in codes]
+            rows += [(i, c.kind != "category", 0, code, c.mean, c.scale, c.fill, most) for code in codes]
             rows += [(i, 0, 1, 0, 0, 1, 0, math.inf)] if c.indicator else []
         kinds = (torch.int64, torch.bool, torch.bool, *[torch.float64] * 5)
         names = ("source", "numeric", "shown", "code", "mean", "scale", "fill", "most")
@@ -277,8 +282,8 @@ def _column(item: object) -> Column:
     given = {"bounded": False, **item} if isinstance(item, Mapping) else item  # absent until 0.2.0
     fields = claims.mapping(given, "column", Column.__dataclass_fields__)
     raw = raw_column(fields["name"], fields["kind"], fields["categories"])
-    if raw.kind not in ("number", "category"):
-        raise ValueError(f"column {raw.name}: must be number or category")
+    if raw.kind not in ("number", "category", "text"):
+        raise ValueError(f"column {raw.name}: must be number, category or text")
     mean, fill = (claims.number(fields[n], n, -2 * limits.LARGEST, limits.LARGEST) for n in ("mean", "fill"))
     scale = claims.number(fields["scale"], "scale", 0.0, limits.LARGEST)
     indicator, bounded = (claims.flag(fields[name], name) for name in ("indicator", "bounded"))
@@ -306,6 +311,8 @@ def raw_column(name: object, kind: object, categories: object) -> RawColumn:
 def _encoded(
     column: Column, values: list[Any], where: str, unknown: bool, renamed: Mapping[str, str]
 ) -> np.ndarray:
+    if column.kind == "text":
+        return np.array(values, dtype=np.float64)
     codes = {category(name): float(code) for code, name in enumerate(column.categories)}
     found = np.full(len(values), np.nan)
     for row, value in enumerate(values):
@@ -503,7 +510,7 @@ def range_of(column: RawColumn, ranges: Ranges) -> tuple[float, float] | None:
         if column.name in ranges:
             raise DataError(f"data.ranges.{column.name}: the column holds categories: declare data.categories")
         return None
-    return ranges.get(column.name, ranges.get("*"))
+    return None if column.kind == "text" else ranges.get(column.name, ranges.get("*"))
 
 
 def fit(

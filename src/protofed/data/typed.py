@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from protofed import claims, limits
+from protofed.data import text
 from protofed.data.tables import RawColumn, category, is_number
 from protofed.errors import DataError
 from protofed.limits import Budget
@@ -44,17 +46,19 @@ def read_columns(
     missing: bool,
     files: Files,
     budget: Budget,
+    texts: Collection[str] = (),
 ) -> tuple[Tensor, tuple[RawColumn, ...]]:
     """Return the columns of a table as raw values.
 
     Args:
         table: A ``pyarrow.Table``.
         names: Columns to read.
-        renamed: Columns that hold categories whatever their type; text always does.
+        renamed: Columns that hold categories whatever their type; text does unless it is free.
         keep: Columns that are used although they look like identifiers.
         missing: Whether values may be missing.
         files: Name and number of rows of each file of the table, for error messages.
         budget: Memory budget charged for the result.
+        texts: Columns of free text, each of which becomes as many columns as its vectors have numbers.
 
     Returns:
         ``(n, C)`` float64 values with NaN where they are missing, and the columns.
@@ -64,16 +68,24 @@ def read_columns(
             message names the file, the column and the row.
     """
     where = files[0][0]
-    budget.take(16 * len(table) * len(names), where)
-    raw = np.empty((len(table), len(names)))
-    columns = []
-    for number, name in enumerate(names):
+    width = len(names) + (text.WIDTH - 1) * len(texts)
+    if width > limits.COLUMNS:
+        raise DataError(f"{where}: has more than {limits.COLUMNS} columns with those of texts (data.text)")
+    budget.take(16 * len(table) * width, where)
+    raw = np.empty((len(table), width))
+    columns: list[RawColumn] = []
+    for name in names:
         try:
             claims.class_name(name)
         except ValueError as error:
             raise DataError(f"{where}: a column cannot be used ({error}): rename it, or set data.drop") from None
+        if name in texts:
+            vectors = text.embed(_strings(table[name], name, files), partial(_at, files, name), empty=missing)
+            raw[:, len(columns) : len(columns) + text.WIDTH] = vectors
+            columns += text.columns(name)
+            continue
         values, column = _read(table[name], name, renamed.get(name), name in keep, files)
-        raw[:, number] = values
+        raw[:, len(columns)] = values
         columns.append(column)
         absent = np.flatnonzero(np.isnan(values))
         if len(absent) and not missing and column.kind != "identifier":
@@ -81,6 +93,17 @@ def read_columns(
                 f"{_at(files, name, absent[0])} has no value: fill it in, or set data.missing=mean or indicator"
             )
     return torch.from_numpy(raw), tuple(columns)
+
+
+def _strings(column: Any, name: str, files: Files) -> list[str | None]:
+    found = []
+    for row, value in enumerate(column):
+        try:
+            given = value.as_py()
+        except UnicodeDecodeError:
+            raise DataError(f"{_at(files, name, row)} is not text in UTF-8") from None
+        found.append(given.strip() if isinstance(given, str) else given)
+    return found
 
 
 def _at(files: Files, name: str, row: int) -> str:
@@ -167,21 +190,27 @@ def _categories(
     order = tuple(sorted({text for text in named if text}))
     if not order:
         return np.full(len(column), np.nan), RawColumn(name, "unknown")
+    # Texts of four words on average are hardly names.
+    free = f" (for free text, set data.text={name})" * (sum(n.count(" ") for n in order) >= 3 * len(order))
     if renamed is None and not keep and _identifies(name, np.array(named)[indices[~absent]]):
+        if free:
+            raise DataError(
+                f"{files[0][0]}: column {name!r}: its texts hardly repeat: leave it out by data.drop={name}{free}"
+            )
         return np.zeros(len(column)), RawColumn(name, "identifier")
     if len(order) > limits.CATEGORIES:
         raise DataError(
             f"{files[0][0]}: column {name!r} has {len(order)} different texts, more than {limits.CATEGORIES}: "
-            f"leave it out by data.drop={name}"
+            f"leave it out by data.drop={name}{free}"
         )
-    for text in order:
+    for value in order:
         try:
-            claims.class_name(text)
+            claims.class_name(value)
         except ValueError as error:
-            row = int(np.flatnonzero(np.array(named)[indices] == text)[0])
-            raise DataError(f"{_at(files, name, row)}: not a category ({error})") from None
-    code = {text: float(number) for number, text in enumerate(order)}
-    codes = np.array([code.get(text, np.nan) for text in named])
+            row = int(np.flatnonzero(np.array(named)[indices] == value)[0])
+            raise DataError(f"{_at(files, name, row)}: not a category ({error}){free}") from None
+    code = {value: float(number) for number, value in enumerate(order)}
+    codes = np.array([code.get(value, np.nan) for value in named])
     return np.where(absent, np.nan, codes[indices]), RawColumn(name, "category", order)
 
 

@@ -121,7 +121,7 @@ def _column(experiment: Experiment, mode: str, column: RawColumn) -> str:
         if not data.declared.get(name):
             return f'categories as they occur: column {name!r} needs data.categories.{name}=["…", …]'
         return _indicator(data.missing, name, "choose data.missing=mean")
-    if range_of(column, data.ranges) is not None:
+    if column.kind == "text" or range_of(column, data.ranges) is not None:
         return ""
     standardised, needs = data.standardised(table=True), f"data.ranges.{name}=[least, largest]"
     if mode == "client":

@@ -22,6 +22,7 @@ from protofed.data.npz import read_npz
 from protofed.data.parquet import parse_parquet
 from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table
+from protofed.data.text import embedded
 from protofed.errors import DataError
 from protofed.limits import Budget
 from protofed.models import Classifier
@@ -166,7 +167,8 @@ def _from_rows(path: Path, trained: TrainedClient, resize: int) -> Tensor:
     id = trained.data.options.get("id_column", "") if isinstance(trained.data.options, dict) else ""
     columns = replace(Columns.of(trained.data, id), labelled=False)
     if kind == ".csv":
-        texts = [column.name for column in trained.table.columns if column.categories] if trained.table else []
+        held = trained.table.columns if trained.table else ()
+        texts = [*(column.name for column in held if column.categories), *trained.data.text]
         table = parse_csv(path, texts, budget)
     else:
         table, _ = parse_parquet(path, columns, budget)
@@ -182,6 +184,8 @@ def _from_rows(path: Path, trained: TrainedClient, resize: int) -> Tensor:
 def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, where: str) -> Tensor:
     """Return the columns of a table by their names; where the run knows none, all but a label's in their order."""
     if (table := trained.table) is not None:
+        empty = trained.data.missing != "refuse"
+        columns = embedded(columns, trained.data.text, table.raw, where, empty=empty)
         raw = table.encode(columns, where, trained.embeds, trained.data.renamed)
         _warn(trained, columns, raw, where)
         return _completed(raw, table, trained, where)
