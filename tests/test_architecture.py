@@ -39,7 +39,6 @@ MODULES = {
     "cli": {
         "analysis",
         "api",
-        "benchmark",
         "catalogue",
         "commands",
         "errors",
@@ -141,7 +140,6 @@ PACKAGES = {
         "experiments",
         "analysis",
     },
-    "benchmark": {"analysis", "runs", "models", "data", "methods", "training", "federation", "experiments"},
     "ui": {
         "runs",
         "prototypes",

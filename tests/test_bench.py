@@ -6,6 +6,7 @@ import json
 import os
 import textwrap
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,20 @@ import psutil
 import pytest
 import torch
 
+import test_cli
+from benchmarks import busy
+from benchmarks.__main__ import app
+from benchmarks.bare import BareLoop
+from benchmarks.ours import Rounds
+from benchmarks.scaling import alike
+from benchmarks.timing import Timings, Variant, take_turns
+from benchmarks.until import Course
 from conftest import REPOSITORY
-from protofed.benchmark import busy
-from protofed.benchmark.bare import BareLoop
-from protofed.benchmark.ours import Rounds
-from protofed.benchmark.scaling import alike
-from protofed.benchmark.timing import Timings, Variant, take_turns
-from protofed.benchmark.until import Course
+from protofed import cli
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.training.batches import normalise
 from support import experiment, script
-from test_cli import inside
 
 DIGITS = {
     "data__source": "digits",
@@ -85,13 +88,18 @@ def test_the_bare_loop_computes_the_same_as_a_round(method, options, reduced):
                 assert loop.correct[rule] == found
 
 
+def inside(*arguments):
+    """Call ``python -m benchmarks`` in this process; see :func:`test_cli.inside`."""
+    return test_cli.inside(*arguments, main=partial(cli.main, app))
+
+
 def round_half(number: float) -> int:
     return int(number + 0.5)
 
 
 def test_overhead(tmp_path, monkeypatch, capsys):
     status, output, error = inside(
-        *(monkeypatch, capsys, tmp_path, "bench", "overhead", "--cases", "fedproto-small4", "--rounds", "2"),
+        *(monkeypatch, capsys, tmp_path, "overhead", "--cases", "fedproto-small4", "--rounds", "2"),
         *("--threads", "1", "--processes", "1", "--json", "found.json", "data.samples=200", "data.clients=3"),
     )
     assert (status, error) == (0, "")
@@ -111,7 +119,7 @@ def test_overhead(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_scaling(tmp_path, monkeypatch, capsys):
     status, output, error = inside(
-        *(monkeypatch, capsys, tmp_path, "bench", "scaling", "--clients", "2,4", "--rounds", "1"),
+        *(monkeypatch, capsys, tmp_path, "scaling", "--clients", "2,4", "--rounds", "1"),
         *("--per-client", "12", "--json", "found.json", "data.source=spiral", "model.name=mlp", "model.d=8"),
         "execution.clients_in=disk",
     )
@@ -207,7 +215,7 @@ def htfllib(tmp_path) -> Path:
 @pytest.mark.slow
 def test_peer(htfllib, tmp_path, monkeypatch, capsys):
     clients_of_images(tmp_path / "clients")
-    arguments = ["bench", "peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", "--rounds", "2"]
+    arguments = ["peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", "--rounds", "2"]
     arguments += ["--threads", "1", "--processes", "1", "data.path=.", "--json", "found.json"]
     status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert (status, error) == (0, "")
@@ -249,7 +257,7 @@ def clients_of_images(folder: Path) -> None:
 
 def test_until(htfllib, tmp_path, monkeypatch, capsys):
     clients_of_images(tmp_path / "clients")
-    arguments = ["bench", "until", "--cases", "fedproto-cnn2", "--threads", "1", "data.path=.", "--limit", "4"]
+    arguments = ["until", "--cases", "fedproto-cnn2", "--threads", "1", "data.path=.", "--limit", "4"]
     theirs = ["--peer", "htfllib", "--json", "found.json", "--target", "0.5", "--seeds"]
     status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, *theirs, "3,4", "--figure", "course")
     assert (status, error) == (0, "")
@@ -287,7 +295,7 @@ def test_a_closed_form_until(htfllib, tmp_path, monkeypatch, capsys):
     """One round, no steps; its time includes the features, which no cache has, and its bytes the classifier."""
     monkeypatch.setenv("PROTOFED_CACHE", str(tmp_path / "cache"))
     clients_of_images(tmp_path / "clients")
-    arguments = ["bench", "until", "--cases", "fedlda-random", "data.path=.", "--target", "0.01", "--seeds", "3"]
+    arguments = ["until", "--cases", "fedlda-random", "data.path=.", "--target", "0.01", "--seeds", "3"]
     more = ["--peer", "htfllib", "--json", "found.json"]
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments, *more)
     assert (status, error) == (0, "")
@@ -355,7 +363,7 @@ def test_a_lucky_round_is_not_enough():
     ],
 )
 def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):
-    status, _, error = inside(monkeypatch, capsys, tmp_path, "bench", *arguments)
+    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert status == 2
     assert error.startswith("error: ")
     assert error.count("\n") == 1
@@ -375,7 +383,7 @@ def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsy
 def test_what_the_peer_cannot_do_is_said_before_anything_runs(
     htfllib, override, expected, tmp_path, monkeypatch, capsys
 ):
-    arguments = ["bench", "peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", override]
+    arguments = ["peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", override]
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert (status, error.count("\n")) == (2, 1)
     assert expected in error
@@ -388,7 +396,7 @@ def test_busy(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(busy, "settings", lambda: [busy.Setting("sequential", 2, busy.PASSIVE)])
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("GOMP_SPINCOUNT", "5")
-    arguments = ["bench", "busy", "data.path=.", "--rounds", "1", "--loads", "1", "--json", "found.json"]
+    arguments = ["busy", "data.path=.", "--rounds", "1", "--loads", "1", "--json", "found.json"]
     status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert (status, error) == (0, "")
     assert "Beside other work" in output

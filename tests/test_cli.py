@@ -44,13 +44,13 @@ def protofed(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def inside(monkeypatch, capsys, cwd: Path, *arguments: str) -> tuple[int, str, str]:
+def inside(monkeypatch, capsys, cwd: Path, *arguments: str, main=cli.main) -> tuple[int, str, str]:
     """Call the same entry point in this process; return exit status, output and errors."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["protofed", *arguments])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     printed = capsys.readouterr()
     return int(ended.value.code or 0), printed.out, printed.err
 

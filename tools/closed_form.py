@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,8 +21,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.scaling import alike
 from protofed.analysis.report import write_report
-from protofed.benchmark.scaling import alike
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.description import describe_clients

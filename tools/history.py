@@ -1,6 +1,6 @@
 """Ratios of the releases' benchmarks over time: ``python tools/history.py [benchmarks/history]``.
 
-Reads each release's ``VERSION.json``, written by ``protofed bench --json``, and writes ``README.md`` and
+Reads each release's ``VERSION.json``, written by ``python -m benchmarks --json``, and writes ``README.md`` and
 ``ratios.svg`` beside them. Machines differ, so seconds are not compared, but ratios within one run are.
 """
 
@@ -9,20 +9,23 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.overhead import BARE, REDUCED
 from protofed.analysis.figures.base import log_axis
-from protofed.benchmark.overhead import BARE, REDUCED
 
 ROOT = Path(__file__).parents[1] / "benchmarks/history"
 HEAD = """# Benchmarks of each release
 
-Ratios of medians within one run of `protofed bench` on one machine. There is one file per release, as `--json`
-wrote it. `python tools/history.py` writes this page.
+Ratios of medians within one run of `python -m benchmarks` on one machine. There is one file per release, as
+`--json` wrote it. `python tools/history.py` writes this page.
 
 ![Ratios by release](ratios.svg)
 """

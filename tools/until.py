@@ -1,20 +1,23 @@
 """Table of docs/performance.md, seconds and bytes until an accuracy: ``python tools/until.py [--figure STEM]``.
 
-Reads files of ``protofed bench until --json`` (all of ``benchmarks/until`` if none is named) and finds where each
-course reached the accuracies asked for, which may be lower than the one that it was run for.
+Reads files of ``python -m benchmarks until --json`` (all of ``benchmarks/until`` if none is named) and finds where
+each course reached the accuracies asked for, which may be lower than the one that it was run for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.htfllib import PEER
+from benchmarks.until import OURS, Course, draw_courses, median
 from protofed.analysis.figures import save_figure
-from protofed.benchmark.htfllib import PEER
-from protofed.benchmark.until import OURS, Course, draw_courses, median
 
 FILES = sorted((Path(__file__).parents[1] / "benchmarks/until").glob("*.json"), key=lambda path: path.stem)
 TARGETS = "0.65,0.85,0.9,0.93"
@@ -24,14 +27,14 @@ NEVER = "–"
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return the figures of ``protofed bench until`` in files, each with the ``options`` that were given."""
+    """Return the figures of ``python -m benchmarks until`` in files, each with the ``options`` that were given."""
     rows = []
     for path in paths:
         try:
             found = json.loads(path.read_text("utf-8"))
             rows += [{**row, "options": found["options"]} for row in found["until"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: no figures of `protofed bench until --json` ({error})") from None
+            raise ValueError(f"{path}: no figures of `python -m benchmarks until --json` ({error})") from None
     return rows
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,8 +23,6 @@ from protofed.imports import uncollected
 from protofed.ui import cli as ui
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from protofed.progress import Kept
 
 app = typer.Typer(
@@ -448,89 +446,13 @@ def figure(
 ) -> None:
     """Draw one figure of one or more runs as PNG and SVG."""
     with uncollected():
-        from protofed.analysis.figures import draw_figure, figures
+        from protofed.analysis.figures import draw_figure, figures, save_figure
         from protofed.experiments.config import parse_overrides
         from protofed.runs import load_runs
 
     figures.get(name)
     drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
-    _save(drawn, out or Path(name))
-
-
-@app.command()
-def bench(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[BENCHMARK] [NAME=VALUE]...",
-            help="overhead, peer, scaling, until, busy or all (the default), then options by dotted name.",
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Number of rounds to measure, after one to warm up.")] = 3,
-    cases: Annotated[str, typer.Option(help="Cases of overhead, peer, until and busy, separated by commas.")] = "",
-    threads: Annotated[str, typer.Option(help="Numbers of threads to try (default: 1 to all cores).")] = "",
-    processes: Annotated[
-        int, typer.Option(help="Processes of the executor workers (0: one per core, 1: leave it out).")
-    ] = 0,
-    peer: Annotated[Path | None, typer.Option(help="A clone of github.com/TsingZ0/HtFLlib.")] = None,
-    clients: Annotated[str, typer.Option(help="Numbers of clients for scaling.")] = "20,100,500,1000",
-    per_client: Annotated[int, typer.Option(help="Number of samples per client for scaling.")] = 60,
-    target: Annotated[float, typer.Option(help="Accuracy that until waits for, from 0 to 1.")] = 0.93,
-    limit: Annotated[int, typer.Option(help="Rounds after which until gives up.")] = 60,
-    seeds: Annotated[str, typer.Option(help="Seeds of until.")] = "0,1,2",
-    loads: Annotated[str, typer.Option(help="Numbers of competing processes of busy.")] = "1,2",
-    json: Annotated[Path | None, typer.Option(help="Output file for the figures and facts of the machine.")] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(help="until: path without suffix for a picture of accuracy against seconds and bytes."),
-    ] = None,
-    device: Device = "auto",
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-) -> None:
-    """Measure the speed of this package against alternatives, as ratios.
-
-    overhead: against a bare PyTorch loop, and executors against each other; peer: against a clone of HtFLlib;
-    scaling: time and memory for growing numbers of clients; until: seconds, rounds, steps and bytes until an
-    accuracy, and those of the clone if --peer is given; busy: executors beside competing processes; all (the
-    default): overhead and scaling, and peer if --peer is given.
-    """
-    with uncollected():
-        from protofed import benchmark
-
-    name, items = _split_recipe(arguments or [], default="all")
-    request = benchmark.Request(
-        rounds,
-        _overrides(items, device, data_dir),
-        _names(cases),
-        [_integer(number, "--threads") for number in _names(threads)],
-        processes,
-        peer,
-        [_integer(number, "--clients") for number in _names(clients)],
-        per_client,
-        target,
-        limit,
-        [_integer(number, "--seeds") for number in _names(seeds)],
-        [_integer(number, "--loads") for number in _names(loads)],
-    )
-    if figure is not None and name != "until":
-        raise ConfigError(f"--figure: only until has a picture, not {name}")
-    results = benchmark.Report(json, items)
-    console.print(results.machine_line(), highlight=False, soft_wrap=True)
-    # A display that refreshes often would slow down the measurement.
-    with nullcontext() if quiet else console.status("starting", refresh_per_second=1) as status:
-        for measured, result in benchmark.measure(name, request, status.update if status else lambda text: None):
-            console.print(result.table)
-            results.add(measured, result)
-            if figure is not None and result.draw is not None:
-                _save(result.draw(), figure)
-
-
-def _save(drawn: Figure, stem: Path) -> None:
-    """Write a figure as PNG and SVG and print where."""
-    from protofed.analysis.figures import save_figure
-
-    console.print(f"Drawn: {', '.join(str(path) for path in save_figure(drawn, stem))}", soft_wrap=True)
+    console.print(f"Drawn: {', '.join(map(str, save_figure(drawn, out or Path(name))))}", soft_wrap=True)
 
 
 def _show(result: Any, *, table: bool = True) -> None:
@@ -636,11 +558,11 @@ def _show_worth(result: Any) -> None:
     console.print(f"Report: {result.directory / 'report.html'}", soft_wrap=True, markup=False)
 
 
-def _split_recipe(arguments: list[str], default: str = "") -> tuple[str, list[str]]:
-    """Return the recipe or benchmark (the first argument, if it has no ``=``) and the overrides."""
+def _split_recipe(arguments: list[str]) -> tuple[str, list[str]]:
+    """Return the recipe (the first argument, if it has no ``=``) and the overrides."""
     if arguments and "=" not in arguments[0]:
         return arguments[0], arguments[1:]
-    return default, arguments
+    return "", arguments
 
 
 def _overrides(items: list[str], device: str, data_dir: Path | None) -> dict[str, Any]:
@@ -690,8 +612,12 @@ _signals: list[int] = []
 """Signals that asked this command to stop: SIGINT (Ctrl-C) or SIGTERM."""
 
 
-def main() -> None:
-    """Run the command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM."""
+def main(command: typer.Typer = app) -> None:
+    """Run a command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM.
+
+    Args:
+        command: The command line: this one, or that of a program beside the package.
+    """
     _signals.clear()
 
     def stop(number: int, frame: object) -> None:
@@ -702,7 +628,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` and `&` ignore it
         signal.signal(signal.SIGINT, stop)
     try:
-        app()
+        command()
     except ProtofedError as error:
         _fail(str(error))
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from protofed.benchmark.timing import Variant, cores
+from benchmarks.timing import Variant, cores
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware

@@ -12,8 +12,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from protofed.benchmark.cases import case_experiment
-from protofed.benchmark.htfllib import (
+from benchmarks.cases import case_experiment
+from benchmarks.htfllib import (
     AS_PEER,
     PEER,
     Peer,
@@ -22,9 +22,9 @@ from protofed.benchmark.htfllib import (
     check_experiment,
     steps_per_round,
 )
-from protofed.benchmark.ours import our_variants
-from protofed.benchmark.request import Note, Request, Result
-from protofed.benchmark.timing import Timings, take_turns, thread_counts
+from benchmarks.ours import our_variants
+from benchmarks.request import Note, Request, Result
+from benchmarks.timing import Timings, take_turns, thread_counts
 from protofed.errors import ConfigError
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware

@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
+from benchmarks.cases import case_experiment
+from benchmarks.ours import Rounds
+from benchmarks.request import Note, Request, Result
+from benchmarks.timing import cores
 from protofed import numerics
-from protofed.benchmark.cases import case_experiment
-from protofed.benchmark.ours import Rounds
-from protofed.benchmark.request import Note, Request, Result
-from protofed.benchmark.timing import cores
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.training.workers import stay_with_parent

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from protofed.benchmark.busy import busy, check_busy
-from protofed.benchmark.overhead import check_overhead, overhead
-from protofed.benchmark.peer import check_peer, peer
-from protofed.benchmark.request import Note, Request, Result
-from protofed.benchmark.scaling import check_scaling, scaling
-from protofed.benchmark.until import check_until, until
+from benchmarks.busy import busy, check_busy
+from benchmarks.overhead import check_overhead, overhead
+from benchmarks.peer import check_peer, peer
+from benchmarks.request import Note, Request, Result
+from benchmarks.scaling import check_scaling, scaling
+from benchmarks.until import check_until, until
 from protofed.errors import ConfigError, unknown_name
 
 

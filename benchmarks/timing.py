@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from protofed.benchmark.request import Note
+from benchmarks.request import Note
 
 MOST_COUNTS = 8
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from rich import box
 from rich.table import Table
 
-from protofed.benchmark.bare import BareLoop, check_method
-from protofed.benchmark.cases import case_experiment
-from protofed.benchmark.ours import SEQUENTIAL, Rounds, our_variants
-from protofed.benchmark.request import Note, Request, Result
-from protofed.benchmark.timing import Timings, Variant, take_turns, thread_counts
+from benchmarks.bare import BareLoop, check_method
+from benchmarks.cases import case_experiment
+from benchmarks.ours import SEQUENTIAL, Rounds, our_variants
+from benchmarks.request import Note, Request, Result
+from benchmarks.timing import Timings, Variant, take_turns, thread_counts
 from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data

@@ -14,10 +14,10 @@ import torch
 from rich import box
 from rich.table import Table
 
+from benchmarks.cases import refuse
+from benchmarks.request import Note, Request, Result
 from protofed import scratch
 from protofed.analysis.report import write_report
-from protofed.benchmark.cases import refuse
-from protofed.benchmark.request import Note, Request, Result
 from protofed.data.loading import load_pool
 from protofed.experiments.assemble import assemble
 from protofed.experiments.config import Experiment, Tree, apply_overrides, resolve

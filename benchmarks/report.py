@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import protofed
-from protofed.benchmark.request import Result
-from protofed.benchmark.timing import cores
+from benchmarks.request import Result
+from benchmarks.timing import cores
 from protofed.errors import ConfigError
 from protofed.files import write_json
 

@@ -25,7 +25,7 @@ class Request:
     Attributes:
         rounds: Number of measured rounds, which follow one warm-up round.
         overrides: Options of every experiment by dotted name.
-        cases: Names in :data:`protofed.benchmark.cases.CASES`; if empty, the default cases of the benchmark.
+        cases: Names in :data:`benchmarks.cases.CASES`; if empty, the default cases of the benchmark.
         threads: Numbers of threads to try; if empty, 1 to all cores.
         processes: Number of processes of the executor ``workers``; 0 for one per core, 1 to leave it out.
         peer: A checkout of HtFLlib, or None.

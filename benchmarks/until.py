@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from benchmarks.cases import case_experiment
+from benchmarks.htfllib import AS_PEER, PEER, Peer, steps_per_round
+from benchmarks.ours import Rounds
+from benchmarks.peer import check_supported, checkout
+from benchmarks.request import Note, Request, Result
+from benchmarks.timing import cores
 from protofed import methods
 from protofed.analysis.figures.base import legend_below, log_axis, panels, percent_axis, themed
 from protofed.analysis.style import method_styles
-from protofed.benchmark.cases import case_experiment
-from protofed.benchmark.htfllib import AS_PEER, PEER, Peer, steps_per_round
-from protofed.benchmark.ours import Rounds
-from protofed.benchmark.peer import check_supported, checkout
-from protofed.benchmark.request import Note, Request, Result
-from protofed.benchmark.timing import cores
 from protofed.errors import ConfigError
 from protofed.experiments.config import Experiment
 from protofed.experiments.encoding import encode

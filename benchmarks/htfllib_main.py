@@ -1,4 +1,4 @@
-"""Script that runs HtFLlib's main.py in a separate process; see :mod:`protofed.benchmark.htfllib`.
+"""Script that runs HtFLlib's main.py in a separate process; see :mod:`benchmarks.htfllib`.
 
 The arguments are HtFLlib's folder ``system``, the number of threads, the models as JSON, and those of main.py.
 """
