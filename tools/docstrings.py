@@ -1,8 +1,9 @@
-"""List public functions with incomplete docstrings: ``python tools/docstrings.py [PACKAGE]...``.
+"""List public functions whose docstrings are at fault: ``python tools/docstrings.py [PACKAGE]...``.
 
-A function with two or more parameters needs an ``Args:`` section that names all of them, and a function with a
-``raise`` statement needs ``Raises:``. Overrides of base-class methods, commands of the command line and figures,
-which describe their options to users under ``Options:``, are exempt.
+``Args:`` holds parameters of which there is more to say than name and type: it may name no others, and "client: The
+client." is one line too many. A function with a ``raise`` statement needs ``Raises:``. Overrides of base-class
+methods, commands of the command line and figures, which describe their options to users under ``Options:``, are
+exempt.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ def _draws(function: Callable[..., Any]) -> bool:
 
 
 def faults(function: Callable[..., Any]) -> list[str]:
-    """Return what is missing from the docstring of a function."""
+    """Return what is wrong with the docstring of a function."""
     doc = inspect.getdoc(function) or ""
-    parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
-    undocumented = [name for name in parameters if not re.search(rf"^    \*{{0,2}}{name}:", doc, re.M)]
-    missing = []
-    if undocumented and (len(parameters) > 1 or "Args:" in doc):
-        missing.append(f"Args: {', '.join(undocumented)}")
+    section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", doc, re.M)
+    entries = re.findall(r"^    \*{0,2}(\w+):\s*((?:.|\n(?!    \w|\n))*)", section[1] if section else "", re.M)
+    missing = [f"no parameter {name}" for name, _ in entries if name not in inspect.signature(function).parameters]
+    missing += [
+        f"nothing said of {name}" for name, text in entries if re.fullmatch(rf"(The |A )?{name}\.", text, re.I)
+    ]
     if "Raises:" not in doc and not doc.startswith("Raise ") and _raises(function):
-        missing.append("Raises")
+        missing.append("no Raises")
     return missing
 
 
@@ -76,7 +78,7 @@ def _raises(function: Callable[..., Any]) -> bool:
 def main() -> None:
     """Print one line per function, and end with status 1 if there is any."""
     lines = [
-        f"{name}: no {'; no '.join(missing)}"
+        f"{name}: {'; '.join(missing)}"
         for root in sys.argv[1:] or ["protofed"]
         for module in modules(root)
         for name, function in functions(module)

@@ -190,7 +190,6 @@ def tune(
         seeds: Seeds of every trial; by default the recipe's.
         overrides: Further values by dotted name, as for :func:`run`.
         out: Directory of the search; by default ``runs/RECIPE-METHOD-tuned``. The same call goes on in it.
-        progress: Receives progress reports.
         trials: Number of trials in all.
         jobs: Number of trials that run at a time.
         budget: Seconds after which no further round begins; None for no limit.
@@ -230,9 +229,7 @@ def forget(
 
     Args:
         run: The run, or its directory.
-        client: Name of the client.
         trust_code: Whether to import the code that the run's configuration names, if it names any.
-        progress: Receives progress reports.
 
     Returns:
         The run without the client; None if its other clients are at the nodes of a network and have yet to be told.
@@ -264,8 +261,6 @@ def worth(
             with at most 512 features.
         out: Directory of the comparison, of ``worth.html`` and of ``worth.json``; by default ``runs/RECIPE`` or
             ``runs/worth``, with a number appended if that exists.
-        progress: Receives progress reports.
-        jobs: Number of parallel runs.
 
     Raises:
         ProtofedError: As :func:`compare`.
@@ -320,7 +315,6 @@ def figure(
     Args:
         name: Name of a figure (``protofed list figures``).
         runs: One or several runs, comparisons, or directories of either.
-        options: Options of the figure.
 
     Returns:
         A matplotlib figure, which notebooks show and ``savefig`` writes.

@@ -124,8 +124,6 @@ def whole(value: object, what: str, least: int, most: int) -> int:
     Args:
         value: The number as received.
         what: Name of the value in error messages.
-        least: Smallest allowed value.
-        most: Largest allowed value.
 
     Raises:
         ValueError: If it is out of range or not an ``int`` (a bool, a float or text is not accepted).
@@ -143,8 +141,6 @@ def number(value: object, what: str, above: float, most: float) -> float:
     Args:
         value: The number as received.
         what: Name of the value in error messages.
-        above: Exclusive lower bound.
-        most: Largest allowed value.
 
     Raises:
         ValueError: If it is out of range or neither an ``int`` nor a ``float``.
@@ -177,7 +173,6 @@ def counts(values: object, what: str, classes: int, kind: str) -> tuple[int, ...
     Args:
         values: The counts as received.
         what: Name of the value in error messages.
-        classes: Expected number of classes.
         kind: How far the counts are disclosed, one of :data:`COUNTS`.
 
     Raises:
@@ -263,7 +258,6 @@ def one_of(value: object, what: str, choices: Collection[str]) -> str:
     Args:
         value: The string as received.
         what: Name of the value in error messages.
-        choices: Allowed values.
 
     Raises:
         ValueError: If it is none of them.
@@ -282,7 +276,6 @@ def parse(text: object, what: str, most: int = limits.JSON_CHARACTERS) -> Any:
     Args:
         text: The text as received.
         what: Name of the value in error messages.
-        most: Maximum number of characters.
 
     Raises:
         ValueError: If it is not text, is too long, is not JSON, or contains NaN or an infinity.
@@ -305,7 +298,6 @@ def items(values: object, what: str, most: int) -> Sequence[Any]:
     Args:
         values: The list as received.
         what: Name of the value in error messages.
-        most: Maximum number of entries.
 
     Raises:
         ValueError: If it is not a list or is too long.
@@ -323,7 +315,6 @@ def mapping(values: object, what: str, keys: Iterable[str], *, complete: bool = 
     Args:
         values: The table as received.
         what: Name of the value in error messages.
-        keys: Allowed keys.
         complete: Whether all keys are required.
 
     Raises:

@@ -92,8 +92,6 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
 
     Args:
         kind: Kind of object that is named.
-        name: The unknown name.
-        valid: All valid names.
 
     Example:
         >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])

@@ -48,10 +48,6 @@ def lock(file: IO[str] | int) -> bool:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically, creating its folder.
 
-    Args:
-        path: Path of the file.
-        data: Contents of the file.
-
     Raises:
         OutputError: If the file cannot be written; an existing file is left unchanged.
     """
@@ -73,8 +69,6 @@ def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
     Args:
         folder: Folder that will hold them, or will be created for them.
         needed: Their size in bytes.
-        what: Name of their content.
-        advice: What to do otherwise.
 
     Raises:
         OutputError: If there is too little room.
@@ -113,10 +107,6 @@ def remove_partial(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, in UTF-8.
 
-    Args:
-        path: Path of the file.
-        text: Contents of the file.
-
     Raises:
         OutputError: As :func:`write_bytes`.
     """
@@ -136,7 +126,6 @@ def write_json(path: Path, value: Any) -> None:
     """Write indented JSON atomically.
 
     Args:
-        path: Path of the file.
         value: A value without NaN or infinities.
 
     Raises:
@@ -165,7 +154,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     """Write a safetensors file atomically.
 
     Args:
-        path: Path of the file.
         tensors: Tensors by name.
         metadata: Text entries of the file's header.
 
@@ -179,7 +167,6 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Te
     """Read a safetensors file.
 
     Args:
-        path: The file.
         names: Names of the tensors to read, which may be missing; all by default.
 
     Raises:
@@ -200,7 +187,6 @@ def check_format(path: Path, written: object, reads: int) -> None:
     """Check that this version of the library reads a file's format.
 
     Args:
-        path: The file.
         written: Format version that the file states.
         reads: Format version that this version of the library reads.
 

@@ -71,7 +71,6 @@ def mean_std(values: Sequence[float | None], write: Callable[[float], str] = per
 
     Args:
         values: Numbers; None is left out.
-        write: Writes one number.
 
     Example:
         >>> mean_std([0.70, 0.72])

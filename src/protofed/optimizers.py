@@ -37,7 +37,6 @@ def kept_state(optimizer: Optimizer, parameters: Mapping[str, Tensor], scope: st
     """Return the state of an optimiser as flat tensors named ``SCOPE/PARAMETER/NAME``.
 
     Args:
-        optimizer: The optimiser.
         parameters: The parameters that it steps, by name.
         scope: Beginning of all names.
     """
@@ -55,10 +54,8 @@ def restore_state(
     """Let a new optimiser go on from copies of the state that :func:`kept_state` returned.
 
     Args:
-        optimizer: The optimiser.
         parameters: The parameters that it steps, by name.
         kept: The state, and possibly that of other scopes.
-        scope: Beginning of the names.
     """
     for place, tensor in kept.items():
         owner, _, key = place.removeprefix(f"{scope}/").rpartition("/")

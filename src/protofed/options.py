@@ -71,9 +71,6 @@ def option(
         default: The default value; a dict is copied for every record.
         doc: One line of description, with unit, equation or source.
         least: Inclusive lower bound of a number, or of each number in a tuple; None passes any bound, NaN none.
-        above: Exclusive lower bound.
-        most: Inclusive upper bound.
-        below: Exclusive upper bound.
     """
     metadata = {"doc": doc, "range": Range(least, above, most, below)}
     if isinstance(default, dict):

@@ -25,11 +25,7 @@ FORMATS = ("auto", "text", "json")
 
 
 class Several(Progress):
-    """Receiver that passes reports on to several others.
-
-    Args:
-        receivers: The others.
-    """
+    """Receiver that passes reports on to several others."""
 
     def __init__(self, receivers: Sequence[Progress]) -> None:
         self.receivers = receivers
@@ -101,7 +97,6 @@ class Shown(Progress):
         """Return a sentence about the first round of a run that is in trouble; "" for all others.
 
         Args:
-            label: Name of the run.
             record: The round's line of ``rounds.jsonl``.
         """
         found = trouble(record)
@@ -115,9 +110,6 @@ class BarProgress(Shown):
     """Progress display with one bar per run, which shows the accuracy and traffic of the last round.
 
     Where many runs are planned, one bar counts them.
-
-    Args:
-        bars: The display of the bars.
     """
 
     def __init__(self, bars: Bars) -> None:
@@ -224,7 +216,6 @@ class JsonProgress(Shown):
 
         Args:
             event: ``started``, ``round``, ``warning`` or ``finished``.
-            label: Name of the run.
             values: What else is said of it.
         """
         line = json.dumps({"event": event, "run": label, **values}, ensure_ascii=False, allow_nan=False)
@@ -364,7 +355,6 @@ def progress_bar(console: Console, *, quiet: bool, log_format: str = "auto") -> 
     """Yield a progress display: bars in a terminal, and one line per round elsewhere.
 
     Args:
-        console: Console to draw on.
         quiet: Whether to yield a receiver that shows nothing instead.
         log_format: ``auto``; ``text`` for lines everywhere, ``json`` for one JSON object per line.
 

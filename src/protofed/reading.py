@@ -26,7 +26,6 @@ def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:
     """Open an ordinary file for reading; a pipe or a device neither blocks nor is read.
 
     Args:
-        path: The file.
         most: Maximum size in bytes, or None.
 
     Raises:
@@ -50,7 +49,6 @@ def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of an ordinary file.
 
     Args:
-        path: The file.
         most: Maximum size in bytes.
 
     Raises:
@@ -68,7 +66,6 @@ def read_text(path: Path, most: int) -> str:
     """Return the text of an ordinary file in UTF-8.
 
     Args:
-        path: The file.
         most: Maximum size in bytes.
 
     Raises:
@@ -108,7 +105,6 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     """Return the value of a JSON text.
 
     Args:
-        text: The text.
         pairs: Function from the names and values of an object to the result; by default ``dict``.
 
     Raises:
@@ -134,7 +130,6 @@ def lines(file: BinaryIO, most: int) -> Iterator[bytes]:
     """Yield the lines of a file, including line ends.
 
     Args:
-        file: The open file.
         most: Maximum number of bytes per line.
 
     Raises:

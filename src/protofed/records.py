@@ -117,7 +117,6 @@ def read_at(file: BinaryIO, offset: int, length: int) -> Tensor:
 
     Args:
         file: The file, opened without a buffer.
-        offset: Position of the first byte.
         length: Number of bytes.
 
     Raises:
@@ -140,7 +139,6 @@ def write_at(file: BinaryIO, offset: int, data: memoryview) -> None:
 
     Args:
         file: The file, opened without a buffer.
-        offset: Position of the first byte.
         data: The bytes to write.
 
     Raises:

@@ -124,11 +124,7 @@ class FederatedData:
         return torch.stack(rows) if rows else torch.zeros(0, self.num_classes, dtype=torch.int64)
 
     def without(self, names: Collection[str]) -> FederatedData:
-        """Return the same federation without some clients.
-
-        Args:
-            names: Their names.
-        """
+        """Return the same federation without some clients."""
         return replace(self, clients=tuple(c for c in self.clients if c.name not in names)) if names else self
 
     def map(self, function: Callable[[Samples], Samples]) -> FederatedData:

@@ -18,7 +18,6 @@ def derive(seed: int, *scope: str | int) -> int:
     independent streams.
 
     Args:
-        seed: Seed of the experiment.
         scope: Strings and numbers that identify the purpose.
     """
     text = "\x1f".join([str(seed), *(f"{type(s).__name__}:{s}" for s in scope)])
@@ -30,7 +29,6 @@ def generator(seed: int, *scope: str | int) -> torch.Generator:
     """Return a new CPU generator seeded with :func:`derive`.
 
     Args:
-        seed: Seed of the experiment.
         scope: Purpose of the numbers, as in :func:`derive`.
     """
     return torch.Generator().manual_seed(derive(seed, *scope))
@@ -42,7 +40,6 @@ class Stream:
     The previous state of the generators is restored after each block.
 
     Args:
-        seed: Seed of the experiment.
         scope: Purpose of the numbers, as in :func:`derive`.
     """
 
@@ -73,7 +70,6 @@ def seeded(seed: int, *scope: str | int) -> Stream:
     """Seed torch's default generators inside a ``with`` block (initial weights, dropout) and restore them after.
 
     Args:
-        seed: Seed of the experiment.
         scope: Purpose of the numbers, as in :func:`derive`.
     """
     return Stream(seed, *scope)
@@ -90,9 +86,6 @@ def normal_from_system(n: int) -> torch.Tensor:
 
     Each is half the sum of four, because the low bits of a single one give away more than the theory of
     differential privacy says (Mironov 2012; Holohan and Braghin 2021).
-
-    Args:
-        n: How many.
     """
     uniform = uniform_from_system(4 * n).reshape(4, n)
     # Box and Muller: two independent numbers from each of two pairs.

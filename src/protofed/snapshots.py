@@ -91,10 +91,6 @@ def unpack(data: bytes) -> Snapshot:
 def write(path: Path, snapshot: Snapshot) -> None:
     """Write a snapshot to a new file.
 
-    Args:
-        path: Path of the file.
-        snapshot: The snapshot.
-
     Raises:
         OutputError: If the file cannot be written; a partial file is removed.
     """
@@ -105,9 +101,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], version: int = WITH
     """Write named tensors, such as the weights of a model, to a new file.
 
     Args:
-        path: Path of the file.
         tensors: Tensors by name.
-        version: Format version of the file.
 
     Raises:
         OutputError: If the file cannot be written; a partial file is removed.

@@ -36,8 +36,6 @@ class Tracker(Progress):
         """Begin a run, and return what the tracker needs to go on with it.
 
         Args:
-            label: Name of the run.
-            directory: The run directory.
             config: The resolved configuration by dotted names.
 
         Raises:
@@ -50,7 +48,6 @@ class Tracker(Progress):
 
         Args:
             run: Result of :meth:`begin`.
-            round: The round.
             values: Scalars by name.
 
         Raises:

@@ -25,19 +25,12 @@ def remarks(runs: Sequence[RunData]) -> list[str]:
     """Return lines on the gain from exchanging, and on hyperparameters and models if methods differ in them.
 
     Runs are compared with those of the same values along the axes of their comparison.
-
-    Args:
-        runs: The runs.
     """
     return [line for line in (gain(runs), own_classes(runs), hyperparameters(runs), models(runs)) if line]
 
 
 def hyperparameters(runs: Sequence[RunData]) -> str:
-    """Return in one line in which hyperparameters methods differ; "" if in none.
-
-    Args:
-        runs: The runs.
-    """
+    """Return in one line in which hyperparameters methods differ; "" if in none."""
     found = {name: _groups(runs, partial(_value, name)) for name in _names(runs)}
     parts = [
         f"{NAMES.get(name, name)} ({'; '.join(f'{value} for {_listed(names)}' for value, names in groups.items())})"
@@ -48,11 +41,7 @@ def hyperparameters(runs: Sequence[RunData]) -> str:
 
 
 def models(runs: Sequence[RunData]) -> str:
-    """Return in one line which models each method trains; "" if all train the same.
-
-    Args:
-        runs: The runs.
-    """
+    """Return in one line which models each method trains; "" if all train the same."""
     groups = _groups(runs, model_names)
     parts = [f"{_listed(names)}: {value}" for value, names in groups.items()]
     return f"Models differ: {'; '.join(parts)}." if len(parts) > 1 else ""

@@ -18,9 +18,6 @@ def gain(runs: Sequence[RunData]) -> str:
     the seeds that they have in common. The best are chosen by the same test samples, which favours whichever side
     has more methods.
 
-    Args:
-        runs: The runs of one comparison.
-
     Returns:
         The line; "" if one of the two sides is missing, or the comparison has axes.
     """
@@ -47,11 +44,7 @@ def gain(runs: Sequence[RunData]) -> str:
 
 
 def own_classes(runs: Sequence[RunData]) -> str:
-    """Return why training alone can be ahead, and where to look then; "" if no method sends nothing.
-
-    Args:
-        runs: The runs of one comparison.
-    """
+    """Return why training alone can be ahead, and where to look then; "" if no method sends nothing."""
     if all(run.outcome.communication.sent for run in runs if run.rounds) or len(by_label(runs)) < 2:
         return ""
     measured = any(outcome.unseen for run in runs for outcome in run.outcome.accuracy.values())

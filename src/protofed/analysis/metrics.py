@@ -19,7 +19,6 @@ def overall_text(metrics: Sequence[Metrics], name: str) -> str:
 
     Args:
         metrics: Metrics of runs that differ in their seed.
-        name: Name of the metric.
     """
     return mean_std([getattr(each.overall, name) for each in metrics], writer(name))
 
@@ -29,7 +28,6 @@ def spread_text(metrics: Sequence[Metrics], name: str) -> str:
 
     Args:
         metrics: Metrics of runs that differ in their seed.
-        name: Name of the metric.
     """
     found = [over for each in metrics if (over := each.over_clients(name))]
     if not found:

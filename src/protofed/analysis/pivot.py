@@ -65,9 +65,6 @@ class Pivot:
 def written(cell: Interval) -> str:
     """Return a mean with half of its interval, which one value does not have.
 
-    Args:
-        cell: In percent.
-
     Example:
         >>> written(Interval(90.0, 89.0, 91.0)), written(Interval(90.0, float("-inf"), float("inf")))
         ('90.0 ±1.0', '90.0')
@@ -87,7 +84,6 @@ def pivot(
     Options that are neither rows nor columns stand in further columns on the left, so that no run is hidden.
 
     Args:
-        runs: Finished runs are used.
         axes: Names of the values along each axis.
         rows: ``method`` or an axis; by default ``method``.
         columns: ``method`` or an axis; by default the last axis.

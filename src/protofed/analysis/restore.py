@@ -46,7 +46,6 @@ def restore_features(
     """Return the features of test samples, from the models the run ended with.
 
     Args:
-        run: A finished run.
         clients: Names; None for all.
         most: At most so many samples of each client, drawn with ``seed``; None for all.
         seed: See ``most``.
@@ -97,7 +96,6 @@ def prototypes(run: RunData, whose: str) -> dict[str, Tensor]:
     """Return tensors of ``prototypes.safetensors``; none where the run has left no such file.
 
     Args:
-        run: The run.
         whose: ``global``, or ``local.`` and a client's name: no others are read.
 
     Returns:
@@ -155,7 +153,6 @@ def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
     server. Of a user's own method the server's are returned as they are.
 
     Args:
-        run: The run.
         server: The server's prototypes; None if it has none.
     """
     import torch
@@ -190,7 +187,6 @@ def sent(run: RunData, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
     """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are.
 
     Args:
-        run: The run.
         own: Clients' prototypes by name.
     """
     from protofed.methods.tinyproto import TinyProto

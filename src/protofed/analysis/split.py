@@ -23,7 +23,6 @@ def inspect_split(
 
     Args:
         recipe: Built-in name or TOML file.
-        overrides: Dotted names to values.
         out: Path of the drawing, without suffix.
         width: Characters in a line; classes that do not fit beside the others follow in further tables.
 

@@ -193,7 +193,6 @@ def trials_table(trials: Sequence[Trial], most: int = 12) -> Table:
 
     Args:
         trials: All trials in order.
-        most: How many to show.
     """
     ended = {how: sum(trial.ended == how for trial in trials) for how in ("complete", "pruned", "failed")}
     count = ", ".join(f"{number} {how}" for how, number in ended.items() if number)

@@ -36,7 +36,6 @@ def network(sender: Sender, stranger: SplitModel) -> tuple[SplitModel, bool]:
     """Return the network that an attacker looks through: a stranger's, with the weights that the upload brings.
 
     Args:
-        sender: The client under attack.
         stranger: A model of the same architecture that the client has not trained.
 
     Returns:
@@ -61,10 +60,6 @@ def strangers(seen: Seen, shadow: Seen) -> dict[str, SplitModel]:
     """Return for each client a model of its architecture that it has not trained.
 
     It is that of the shadow federation's client, other than the namesake, whose classes are most like its own.
-
-    Args:
-        seen: The federation under attack.
-        shadow: The shadow federation.
     """
     K, result = seen.num_classes, {}
     for sender in seen.senders:
@@ -82,8 +77,6 @@ def public(shadow: Seen, but: str, most: int = 2**62) -> Samples:
     """Return training samples of all shadow clients but one, which are public to the attacker.
 
     Args:
-        shadow: The shadow federation.
-        but: The client to leave out.
         most: Largest number of samples, which are then taken at equal distances.
     """
     parts = [s.train for s in shadow.senders if s.name != but] or [s.train for s in shadow.senders]
@@ -102,7 +95,6 @@ def evidence(sender: Sender, num_classes: int) -> tuple[Tensor, bool]:
     and the change of each class's row of a head.
 
     Args:
-        sender: The client under attack.
         num_classes: ``K``.
 
     Returns:
@@ -132,12 +124,7 @@ def evidence(sender: Sender, num_classes: int) -> tuple[Tensor, bool]:
 
 
 def classes(seen: Seen, shadow: Seen) -> Finding:
-    """Work out which classes each client holds.
-
-    Args:
-        seen: The federation under attack.
-        shadow: The shadow federation.
-    """
+    """Work out which classes each client holds."""
     attack, key, K = "Which classes does a client hold?", "classes", seen.num_classes
     x, held, x_there, held_there = _evidence(seen, shadow)
     share = float(held.double().mean())
@@ -168,12 +155,7 @@ def _error_of_share(share: float, number: int) -> float:
 
 
 def counts(seen: Seen, shadow: Seen) -> list[Finding]:
-    """Estimate the numbers of samples ``n_ij`` of the classes that a client holds, and ``n_i``.
-
-    Args:
-        seen: The federation under attack.
-        shadow: The shadow federation.
-    """
+    """Estimate the numbers of samples ``n_ij`` of the classes that a client holds, and ``n_i``."""
     K, measure = seen.num_classes, "error (median of |n̂/n − 1|)"
     x, held, x_there, held_there = _evidence(seen, shadow)
     n, n_there = (torch.cat([s.train.counts(K) for s in one.senders]).double() for one in (seen, shadow))
@@ -218,9 +200,7 @@ def participation(seen: Seen, shadow: Seen, seed: int, halves: int = HALVES) -> 
     excess of the usual one with what the upload of the client's namesake has in excess of the usual upload.
 
     Args:
-        seen: The federation under attack.
         shadow: The shadow federation, whose uploads are what the attacker knows of the clients.
-        seed: Seed of the halves.
         halves: Number of halves; each is aggregated once.
     """
     attack, key = "Did a client take part?", "participation"

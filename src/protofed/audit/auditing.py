@@ -52,7 +52,6 @@ def compared(run: RunData, trust_code: bool = False) -> tuple[Experiment, Seen, 
     The findings are those of a server that does more than look on.
 
     Args:
-        run: The run.
         trust_code: Whether to import code that the run's configuration names.
 
     Raises:
@@ -75,10 +74,7 @@ def attack(
     """Return the findings of all attacks, and the pictures; neither where nothing is sent.
 
     Args:
-        seen: The federation under attack.
-        shadow: The shadow federation.
         class_names: Names of the ``K`` classes.
-        seed: Seed of the attacks.
     """
     if not seen.senders:
         return [], []
@@ -112,7 +108,6 @@ def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
     """Return what stood between clients and observers, as sentences.
 
     Args:
-        experiment: The experiment.
         noisy: Whether noise was added: ``privacy.mode`` alone shortens vectors, which hides nothing.
     """
     sentences = []

@@ -44,13 +44,7 @@ class Door(NamedTuple):
 
 
 def door(federation: Federation, model: SplitModel, shape: tuple[int, ...]) -> Door | None:
-    """Return the layers to craft; None if the weights do not travel or the network begins with another layer.
-
-    Args:
-        federation: The federation.
-        model: A client's model.
-        shape: Shape of its inputs.
-    """
+    """Return the layers to craft; None if the weights do not travel or the network begins with another layer."""
     up, down = federation.method.upload_schema, federation.method.broadcast_schema
     if up is None or down is None or federation.method.personal_broadcast:
         return None
@@ -72,12 +66,9 @@ def crafted(weights: Tensors, at: Door, known: Tensor, step: float, random: torc
     of what unit k and unit k + 1 move comes from the samples between their quantiles.
 
     Args:
-        weights: The weights to send.
-        at: The layers to craft.
         known: ``(n, D)`` public samples.
         step: Quotient of the learning rate, a client's number of samples, and the change that is wanted of its
             weights relative to their length.
-        random: Generator of the direction.
     """
     weight, second = weights[f"{at.first}.weight"], weights[f"{at.second}.weight"]
     units = len(weight)
@@ -101,7 +92,6 @@ def readings(before: Tensors, after: Tensors, at: Door) -> Tensor:
 
     Args:
         before: The weights that were sent.
-        after: Those of the upload.
         at: The layers that were crafted.
     """
     weight, bias = ((after[n] - before[n]).double() for n in (f"{at.first}.weight", f"{at.first}.bias"))
@@ -115,8 +105,6 @@ def read_verbatim(federation: Federation, federated: FederatedData, round: int, 
 
     Args:
         federation: The federation; the clients' models change, the server's state stays as it is.
-        federated: The clients' data.
-        round: The round.
         free: Whether the server chooses the batch size and the number of epochs as well.
     """
     question, key = "Which training samples can be read?", "verbatim" if free else "verbatim_pinned"

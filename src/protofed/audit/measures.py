@@ -31,13 +31,7 @@ def auc(positive: Tensor, negative: Tensor) -> float:
 
 
 def auc_error(value: float, positive: int, negative: int) -> float:
-    """Return the standard error of an AUC (Hanley and McNeil 1982).
-
-    Args:
-        value: The AUC.
-        positive: Number of positives.
-        negative: Number of negatives.
-    """
+    """Return the standard error of an AUC (Hanley and McNeil 1982)."""
     if not positive or not negative:
         return math.nan
     one, two = value / (2 - value), 2 * value**2 / (1 + value)
@@ -120,7 +114,6 @@ def similarity(a: Tensor, b: Tensor, window: int = 7) -> Tensor:
 
     Args:
         a: ``(n, C, H, W)`` images, or ``(n, D)`` vectors.
-        b: As many.
         window: Side of the window in pixels.
 
     Returns:

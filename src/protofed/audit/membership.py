@@ -64,12 +64,7 @@ Attack = Callable[[Observed], Callable[[Observed], Tensor]]
 
 
 def membership(seen: Seen, shadow: Seen) -> list[Finding]:
-    """Tell training samples from others of the same client and classes.
-
-    Args:
-        seen: The federation under attack.
-        shadow: The shadow federation.
-    """
+    """Tell training samples from others of the same client and classes."""
 
     def through(models: dict[str, SplitModel]) -> Look:
         return lambda sender: network(sender, models[sender.name])[0] if sender.name in models else None
@@ -95,7 +90,6 @@ def observed(seen: Seen, shadow: Seen, look: Look, *, upload: bool = True) -> Ob
     """Return what is observed of all clients' training samples, and of their other samples of the same classes.
 
     Args:
-        seen: The federation under attack.
         shadow: The shadow federation, whose training samples are public to the attacker.
         look: The network that the attacker looks through; None to leave a client out.
         upload: Whether uploads are compared with samples.
@@ -295,7 +289,6 @@ def _findings(
     """Fit the strongest attack where the truth is known, and judge it, over all samples and by size of the class.
 
     Args:
-        observer: Who attacks.
         known: What is observed of the shadow federation.
         wanted: What is observed of the run.
         alone: Figures that are reached without the upload, by key, which are the guess; None for 0.5.

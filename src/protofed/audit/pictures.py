@@ -30,12 +30,10 @@ def reconstruct(
     """Make typical inputs of clients' largest classes from their uploads (Fredrikson et al. 2015).
 
     Args:
-        seen: The federation under attack.
         shadow: The shadow federation, whose training samples are public to the attacker.
         class_names: Names of the ``K`` classes.
         seed: Seed of the optimisation's start.
         clients: Number of clients; those with the most samples are attacked.
-        each: Number of their classes.
 
     Returns:
         The findings, through a stranger's model and through the sender's, and the pictures of the latter, if any.

@@ -21,10 +21,6 @@ WORDS = {True: "yes", False: "no", None: "–"}
 def write_audit(audit: Audit, out: Path) -> Path:
     """Write one page about an audit, and ``audit.json`` beside it.
 
-    Args:
-        audit: The audit.
-        out: The page.
-
     Raises:
         OutputError: If a file cannot be written.
     """

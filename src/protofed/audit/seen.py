@@ -108,7 +108,6 @@ def reopened(run: RunData, trust_code: bool = False) -> tuple[Experiment, Federa
     """Return the federation of a finished run as the run left it; the caller closes its executor.
 
     Args:
-        run: The run.
         trust_code: Whether to import code that the run's configuration names.
 
     Raises:
@@ -146,7 +145,6 @@ def observe(federation: Federation, federated: FederatedData) -> Seen:
 
     Args:
         federation: The federation; its server's state stays as it is.
-        federated: The clients' data.
     """
     method, first = federation.method, federation.round + 1
     round = next((r for r in range(first, first + SILENCE) if _sends(method, r)), 0)
@@ -174,7 +172,6 @@ def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: in
     """Return what those see of some uploads from whom single ones are hidden: what has their sum, or the same.
 
     Args:
-        federation: The federation.
         uploads: At least one upload.
         round: Number of the round, from 1.
         draw: Number of the noise, 0 for that of the round; None for no noise.
@@ -244,7 +241,6 @@ def shadow(experiment: Experiment, federated: FederatedData) -> tuple[Federation
     numbers of samples per client and class stay. The caller closes its executor.
 
     Args:
-        experiment: The experiment of the run.
         federated: The clients' data in the run.
 
     Raises:

@@ -22,11 +22,7 @@ LOST = 1e-6
 
 
 def sums(seen: Seen) -> list[Finding]:
-    """Attack class means and second moments; nothing for methods that send no sums of fixed features.
-
-    Args:
-        seen: The federation under attack.
-    """
+    """Attack class means and second moments; nothing for methods that send no sums of fixed features."""
     method = seen.method
     if not isinstance(method, ClosedForm):
         return []
@@ -34,12 +30,7 @@ def sums(seen: Seen) -> list[Finding]:
 
 
 def alone(seen: Seen, method: ClosedForm[Any]) -> Finding:
-    """Count the class means that are the features of one training sample: classes of one sample have no others.
-
-    Args:
-        seen: The federation under attack.
-        method: Its method.
-    """
+    """Count the class means that are the features of one training sample: classes of one sample have no others."""
     read, sent, clients = 0, 0, 0
     for sender in seen.senders:
         means = method.sums_of(sender.payload).means
@@ -61,10 +52,6 @@ def span(seen: Seen, method: ClosedForm[Any]) -> Finding:
     """Tell training samples from others by their distance to what a second moment spans.
 
     ``Σ φφᵀ`` of fewer than d samples has no other directions than theirs.
-
-    Args:
-        seen: The federation under attack.
-        method: Its method.
     """
     attack, measure, key = "Was a sample used, by the second moment?", "AUC", "sums_span"
     members: list[Tensor] = []

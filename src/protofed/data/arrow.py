@@ -70,8 +70,6 @@ class Columns:
         """Return the columns that the options ask for.
 
         Args:
-            data: Data options of the run.
-            id: Column of natural ids.
             resize: Side in pixels to which images are resized.
         """
         fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)

@@ -77,7 +77,6 @@ def authors(request: Request, options: AuthorsOptions) -> list[Share]:
 
     Args:
         request: Labels to divide and number of clients.
-        options: Whose code, and its arguments.
 
     Raises:
         ConfigError: If the code would fail, or give an image to two clients.

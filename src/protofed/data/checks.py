@@ -312,7 +312,6 @@ def check_validation(client: ClientData, where: str) -> None:
     """Check that a client's validation split leaves it training data.
 
     Args:
-        client: The client.
         where: What the error message begins with.
 
     Raises:

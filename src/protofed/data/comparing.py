@@ -78,7 +78,6 @@ def check(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ())
 
     Args:
         sites: The sites, see :func:`compare`.
-        data: Data options of the run.
         classes: Names of all classes, if they are given.
 
     Raises:
@@ -93,7 +92,6 @@ def told(findings: Sequence[Finding], named: bool = True) -> str:
 
     Args:
         findings: At least one finding.
-        named: Whether to name the sites.
     """
     groups: dict[str, list[str]] = {}
     remedies: dict[str, None] = {}
@@ -214,7 +212,6 @@ def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str
     """Return the findings for the names of classes (``column`` is "") or of the categories of a column.
 
     Args:
-        column: Name of the column.
         sites: Name and names of each site.
         settled: Names in place of others; those in place of themselves are not compared.
     """
@@ -281,7 +278,6 @@ def _abbreviations(
 
     Args:
         holders: Places in ``lists`` of the lists with each name.
-        lists: Different lists of names.
         number: Number of sites that have each name.
     """
     pairs = _pairs(list(holders))
@@ -333,7 +329,6 @@ def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
     """Return the columns of sites without findings, in the order of the first site.
 
     Args:
-        sites: The sites.
         data: Data options of the run. The categories of a column are those that they declare, or else the sorted
             union of those that the sites have.
     """

@@ -36,10 +36,6 @@ def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
     The names ``<split>-00000-of-00001.parquet``, ``<split>.parquet`` and ``<split>/0000.parquet`` are
     recognised, directly in ``folder`` or in one sub-folder (the hub's ``data`` or configuration name).
 
-    Args:
-        folder: Folder to search.
-        splits: Names of the splits.
-
     Returns:
         The files in the order of ``splits``; empty if ``folder`` holds no parquet file.
 

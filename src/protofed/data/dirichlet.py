@@ -41,7 +41,6 @@ def dirichlet(request: Request, options: DirichletOptions) -> list[Share]:
 
     Args:
         request: Labels to divide and number of clients.
-        options: Concentration, smallest client and balancing.
 
     Raises:
         ConfigError: If an option is out of range, or ``alpha`` is so small that not every client gets
@@ -115,8 +114,6 @@ def _drawn(
     Args:
         sizes: ``(K,)`` samples per class.
         clients: Number of clients ``M``.
-        options: Concentration and smallest client.
-        rng: Source of random numbers.
     """
     done, best, missing = 0, np.zeros((clients, len(sizes)), dtype=np.int64), np.inf
     for doubling in count():

@@ -51,8 +51,6 @@ def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: i
     number of names in ``federation.toml``, or else of those stored in the files, or else the largest label plus 1.
 
     Args:
-        root: The federation folder.
-        data: Data options of the run.
         options: Options of ``data.source=path``.
         seed: Seed of the run; decides subsets and held-out validation samples.
 
@@ -121,7 +119,6 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
 
     Args:
         folder: Folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``.
-        data: Data options of the run.
         seed: Seed of the run; decides which samples are held out for validation.
         classes: Names of all classes of the federation in order; by default those of the client itself.
 

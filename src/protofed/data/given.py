@@ -75,7 +75,6 @@ def from_file(request: Request, options: FileOptions) -> list[Share]:
 
     Args:
         request: Labels to divide; the number of clients is ignored.
-        options: Path of the file.
 
     Raises:
         ConfigError: If no path is set.

@@ -91,8 +91,6 @@ def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:
     """Return all splits of a data set as one listing.
 
     Args:
-        spec: The data set.
-        data: Data options of the run.
         options: An instance of ``spec.Options``.
 
     Raises:

@@ -14,7 +14,6 @@ def iid(request: Request, options: NoOptions) -> list[Share]:
 
     Args:
         request: Labels to divide and number of clients.
-        options: No options.
     """
     require_clients(request)
     order = torch.randperm(len(request.y), generator=generator(request.seed, "partition", "order"))

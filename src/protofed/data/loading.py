@@ -30,8 +30,6 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
     ``data.clients`` and ``data.test_fraction`` do not apply to it.
 
     Args:
-        data: Data options of the run.
-        partition_name: Name of a registered partition.
         partition_options: An instance of the partition's ``Options``, a mapping, or None for the defaults.
         seed: Seed of subset, partition and splits; the same seed gives the same clients.
 
@@ -78,7 +76,6 @@ def load_pool(data: DataOptions, seed: int) -> Pool:
     """Load ``data`` as one pool, not divided among clients.
 
     Args:
-        data: Data options of the run.
         seed: Seed of the subset, if ``data.samples`` asks for one.
 
     Raises:

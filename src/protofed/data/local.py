@@ -55,7 +55,6 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
     """Return the data at ``data.path`` as one listing; files are read in the order of their names.
 
     Args:
-        data: Data options of the run.
         options: Options of ``data.source=path``.
         seed: Unused; part of the interface of data sets.
 

@@ -29,8 +29,6 @@ def breast_cancer(data: DataOptions, options: NoOptions, seed: int) -> Listing:
 
     Args:
         data: Unused; part of the interface of data sets.
-        options: No options.
-        seed: Unused.
     """
     names, x, y, classes = read_breast_cancer()
     raw = torch.from_numpy(x)
@@ -95,7 +93,6 @@ def motion(data: DataOptions, options: MotionOptions, seed: int) -> Pool:
     frequency and strength of its own; a person scales both and wears the sensor at an angle. Nothing is measured.
 
     Args:
-        data: Ignored.
         options: Numbers of people, series and steps, and the noise.
         seed: Seed of people, phases and noise.
     """
@@ -135,8 +132,6 @@ def basic_motions(data: DataOptions, options: NoOptions, seed: int) -> Pool:
 
     Args:
         data: Unused; part of the interface of data sets.
-        options: No options.
-        seed: Unused.
 
     Raises:
         DataError: If aeon is not installed, or has no such file.

@@ -48,7 +48,6 @@ def read_npz(path: Path, budget: Budget) -> Listing:
     uint8 arrays ``(n, H, W)``, ``(n, C, H, W)`` or ``(n, H, W, C)`` are images; other features become float32.
 
     Args:
-        path: The file.
         budget: Memory budget charged for the arrays.
 
     Raises:

@@ -71,9 +71,7 @@ def footprint(file: BinaryIO, summary: Struct, names: list[str]) -> Footprint:
     """Return the memory footprint of some columns.
 
     Args:
-        file: The open parquet file.
         summary: Its metadata, from :func:`read_summary`.
-        names: Names of the top-level columns.
 
     Raises:
         ValueError: If page headers are damaged, disagree with the metadata, or are too many.

@@ -68,7 +68,6 @@ def parse_parquet(path: Path, columns: Columns, budget: Budget, before: int = 0)
     """Return the needed columns of a file as a ``pyarrow.Table``, and the names of all.
 
     Args:
-        path: Parquet file.
         columns: The columns the user asked for.
         budget: Memory budget charged for the columns that are read.
         before: Number of rows of earlier files of the data set.

@@ -79,12 +79,7 @@ def names(count: int) -> list[str]:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ConfigError unless a condition holds.
-
-    Args:
-        condition: Condition to check.
-        message: Error message.
-    """
+    """Raise ConfigError unless a condition holds."""
     if not condition:
         raise ConfigError(message)
 

@@ -44,9 +44,7 @@ def raw_parts(
     """Bring the features of several files into one form.
 
     Args:
-        listings: The files.
         x: Features of each, as :func:`protofed.data.checks.features` returns them.
-        data: Data options of the run.
 
     Returns:
         The features, all of one shape and type; the columns of tables and of numbers to standardise, or None; and
@@ -104,7 +102,6 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
     Args:
         federated: Raw samples.
         columns: The columns of the samples; None to leave them as they are.
-        data: Data options of the run.
     """
     if columns is None:
         return federated
@@ -122,7 +119,6 @@ def prepare_alone(
     Args:
         federated: Raw samples of the client.
         columns: The columns of the samples; None to leave them as they are.
-        data: Data options of the run.
         agreed: What the federation agreed on; None for what the client has itself.
         where: The client's folder, which errors name.
 

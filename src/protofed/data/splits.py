@@ -98,9 +98,6 @@ def limited(y: Tensor, data: DataOptions, seed: int, client: str) -> Tensor:
 
     Args:
         y: ``(n,)`` int64 labels.
-        data: Data options of the run.
-        seed: Seed of the run.
-        client: Name of the client.
     """
     if not 0 < data.train_samples < len(y):
         return torch.arange(len(y))

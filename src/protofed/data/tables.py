@@ -231,9 +231,6 @@ class TableInputs(nn.Module):
     """A preparation as a module, which exported models contain.
 
     Its numbers are buffers that are not saved, so that a model has the same weights with and without it.
-
-    Args:
-        table: The preparation.
     """
 
     source: Tensor
@@ -292,11 +289,6 @@ def _column(item: object) -> Column:
 
 def raw_column(name: object, kind: object, categories: object) -> RawColumn:
     """Return a raw column from plain values of another party.
-
-    Args:
-        name: Name of the column.
-        kind: Its kind.
-        categories: Names of its categories.
 
     Raises:
         ValueError: If a value is of another type or out of range.
@@ -394,7 +386,6 @@ def stated(
     """Return what a site states of its columns.
 
     Args:
-        columns: Its columns.
         sums: Sums over its training samples.
         standardise: Sums are stated only if it is ``federated``.
         missing: Missing values are stated only if it is ``indicator``.
@@ -500,7 +491,6 @@ def range_of(column: RawColumn, ranges: Ranges) -> tuple[float, float] | None:
     """Return the declared range of a column of numbers, that of ``*`` if it has none of its own, or None.
 
     Args:
-        column: The column.
         ranges: Declared ranges by name of the column.
 
     Raises:
@@ -523,10 +513,8 @@ def fit(
     """Return the preparation of the columns on which sites agreed.
 
     Args:
-        columns: The agreed columns.
         sites: Sums over the training samples of each site, for each of the columns.
         standardise: ``federated`` for numbers over all sites. With ``site`` each site has its own, see :func:`own`.
-        missing: What becomes of missing values.
         ranges: Declared ranges, for whose columns the samples have no influence.
     """
     fitted = []
@@ -555,7 +543,6 @@ def own(table: Table, site: Sequence[Moments]) -> Table:
     """Return the preparation for one site, with its own numbers unless they are those of all sites.
 
     Args:
-        table: What the sites agreed on.
         site: Sums over the site's training samples.
     """
     if table.standardise == "federated":

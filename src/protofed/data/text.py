@@ -110,7 +110,6 @@ def embedded(
 
     Args:
         table: Values of each column by name.
-        names: Columns of text.
         known: Columns that the run had.
         where: What error messages begin with.
         empty: Whether texts may be absent.

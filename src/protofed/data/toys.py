@@ -38,9 +38,7 @@ def spiral(data: DataOptions, options: SpiralOptions, seed: int) -> Pool:
     by default the noise is smaller and the arms wind alike, as in the paper's figure of separable arms.
 
     Args:
-        data: Ignored.
         options: Number, length and shape of the arms.
-        seed: Seed of the noise.
     """
     along = torch.linspace(0, 1, options.points, dtype=torch.float64)
     arm = torch.arange(options.arms, dtype=torch.float64)[:, None]
@@ -58,8 +56,6 @@ def digits(data: DataOptions, options: NoOptions, seed: int) -> Pool:
 
     Args:
         data: Unused; part of the interface of data sets.
-        options: No options.
-        seed: Unused.
     """
     images, labels = read_digits()
     x = torch.from_numpy(images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)

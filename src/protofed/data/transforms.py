@@ -54,9 +54,6 @@ class TransformOptions(Options):
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that the transforms suit the samples.
 
-        Args:
-            shape: Shape of one sample.
-
         Raises:
             ConfigError: If samples are no images, or an option does not suit images of this shape.
         """
@@ -76,11 +73,7 @@ class TransformOptions(Options):
 
 
 def augmentation(options: TransformOptions) -> Callable[[Samples, torch.Generator], Samples] | None:
-    """Return the function that augments a client's training samples for a round, or None if nothing is asked for.
-
-    Args:
-        options: Crop, flip and rotation.
-    """
+    """Return what augments a client's training samples for a round, or None if nothing is asked for."""
     return partial(_augmented, options) if options.augments else None
 
 

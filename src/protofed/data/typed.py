@@ -52,7 +52,6 @@ def read_columns(
 
     Args:
         table: A ``pyarrow.Table``.
-        names: Columns to read.
         renamed: Columns that hold categories whatever their type; text does unless it is free.
         keep: Columns that are used although they look like identifiers.
         missing: Whether values may be missing.

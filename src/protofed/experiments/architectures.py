@@ -90,7 +90,6 @@ class FederationSummary:
         """Summarise a federation.
 
         Args:
-            experiment: The experiment.
             federated: The data of all clients.
 
         Raises:
@@ -121,7 +120,6 @@ class FederationSummary:
         """Return the summary with a template that no client chose for itself, if clients may differ.
 
         Args:
-            experiment: The experiment.
             own: Indices of the clients that chose their architectures themselves.
         """
         if one_architecture(experiment):
@@ -229,8 +227,6 @@ def taken(experiment: Experiment, federated: FederatedData, turn: int) -> Taken:
     """Return the part of a sample that a client's own network takes.
 
     Args:
-        experiment: The experiment.
-        federated: The clients' data.
         turn: Number of the client's own part.
 
     Raises:
@@ -252,8 +248,6 @@ def own_width(experiment: Experiment, name: str, shape: tuple[int, ...]) -> int:
     """Return the length of the features of a client's own network.
 
     Args:
-        experiment: The experiment.
-        name: Its architecture.
         shape: Shape of one of its samples.
     """
     return math.prod(shape) if name == "identity" else experiment.model.d
@@ -265,23 +259,13 @@ def is_code(name: str) -> bool:
 
 
 def recipe_names(experiment: Experiment, name: str) -> bool:
-    """Return whether the experiment itself names a model.
-
-    Args:
-        experiment: The experiment.
-        name: Name of the model.
-    """
+    """Return whether the experiment itself names a model."""
     model = experiment.model
     return name in (model.name, model.shared, *(member["name"] for member in model.members))
 
 
 def check_trusted(experiment: Experiment, client: str, name: str) -> None:
     """Check that a model named by a ``client.toml`` is not untrusted code.
-
-    Args:
-        experiment: The experiment.
-        client: Name of the client.
-        name: Name of the model.
 
     Raises:
         ConfigError: If ``name`` is code, the experiment does not name it, and ``data.trust_code`` is not set.
@@ -326,8 +310,6 @@ def with_embeddings(experiment: Experiment, architecture: Architecture, table: T
     """Return a client's architecture with embeddings of categories, if it can have them and they are asked for.
 
     Args:
-        experiment: The experiment.
-        architecture: The architecture.
         table: Preparation of the samples, if they are a table.
     """
     if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":

@@ -37,7 +37,6 @@ def assemble(
     """Build the method, the clients and the engine; the caller closes ``federation.executor``.
 
     Args:
-        experiment: The experiment.
         federated: The clients' data; loaded according to the experiment by default.
         bfloat16: Kinds of models that a resumed run computes in bfloat16; measured by default, with
             ``execution.precision=bf16``.
@@ -74,7 +73,6 @@ def start_from(directory: Path, federation: Federation) -> None:
     The networks and the server's state of the same method are taken over as well.
 
     Args:
-        directory: Directory of a finished run.
         federation: The federation before its first round.
 
     Raises:
@@ -121,7 +119,6 @@ def build_federation(
     """Return a federation before its first round.
 
     Args:
-        experiment: The experiment.
         trainer: The trainer, with the method and the codec.
         executor: The executor of the clients' visits.
         state: The server's state, if the executor shares it; a new one by default.

@@ -38,9 +38,6 @@ def folder(experiment: Experiment) -> str:
 def claim(directory: Path) -> None:
     """Make ``directory`` a folder of runs that are found by their configuration, or check that it is one.
 
-    Args:
-        directory: The folder.
-
     Raises:
         ConfigError: If it holds anything else.
         CheckpointError: If another version of the library wrote it, or it cannot be read.
@@ -118,7 +115,6 @@ class Task:
         """Run it; return None if the time is up before its end.
 
         Args:
-            progress: Receives progress reports.
             deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
         """
         if deadline is not None and time.monotonic() >= deadline and not self.finished:
@@ -165,7 +161,6 @@ class Job(Protocol):
         """Run it; return None if the time is up before its end.
 
         Args:
-            progress: Receives progress reports.
             deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
         """
 
@@ -185,7 +180,6 @@ def run_tasks(
     """Run tasks and yield the place and the outcome of each as it ends.
 
     Args:
-        tasks: The tasks.
         jobs: Number of simultaneous runs, each in a process of its own.
         progress: Receives progress reports; with several jobs, only of finished runs.
         deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.

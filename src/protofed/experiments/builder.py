@@ -42,9 +42,7 @@ class Builder:
     """Builds the parts of a federation.
 
     Args:
-        experiment: The experiment.
         federated: The clients' data, on the device (:meth:`Hardware.place`).
-        hardware: The hardware to compute on.
         summary: Facts about all clients, with the architectures of those in ``federated``; computed from
             ``federated`` by default.
         absent: Names of the clients whose models are not built.
@@ -224,9 +222,7 @@ def build_model(
     """Build a model in the experiment's precision.
 
     Args:
-        experiment: The experiment.
         federated: The clients' data, which determine the input shape and the number of classes.
-        architecture: The architecture.
         scope: Purpose of the model, which determines the random weights together with the seed.
         pretrained: Whether to read the file of initial weights that the options may name.
 

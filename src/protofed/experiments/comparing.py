@@ -141,7 +141,6 @@ class Plan:
 
         Args:
             tree: A recipe with its overrides.
-            keyed: See the attribute.
 
         Raises:
             ProtofedError: If any of the runs is invalid.
@@ -167,7 +166,6 @@ class Plan:
         """Return the task of every cell.
 
         Args:
-            directory: Directory of the comparison.
             resume: Whether it may contain a part of this comparison.
         """
         several = len({cell.seed for cell in self.experiments}) > 1
@@ -198,7 +196,6 @@ class Plan:
             resume: Whether it may contain a part of this comparison.
             progress: Receives progress reports; with several jobs, only of finished runs.
             jobs: Number of parallel runs, each in a process of its own.
-            report: Writes the HTML report.
             budget: Seconds after which no further round begins; None for no limit.
 
         Raises:
@@ -280,9 +277,6 @@ class Plan:
 
 def kept_recipe(directory: Path) -> Tree:
     """Return the recipe of the run or the comparison that a directory holds.
-
-    Args:
-        directory: The directory.
 
     Raises:
         ConfigError: If it holds neither, or its recipe cannot be read or names code, which only a recipe that is

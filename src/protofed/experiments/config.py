@@ -152,7 +152,6 @@ def check_device(name: str, what: str) -> None:
     """Check that a name is one of a device, whether there is such a device or not.
 
     Args:
-        name: The name.
         what: Where it stands, for the message.
 
     Raises:
@@ -344,9 +343,6 @@ def identity(tree: Mapping[str, Any]) -> Tree:
     """Return a configuration without what does not determine results: the recipe's name, where data lie, speed.
 
     Metrics follow from the results, now or later.
-
-    Args:
-        tree: A resolved configuration.
     """
     kept = {k: v for k, v in tree.items() if k not in ("recipe", "execution", "checkpoint")}
     for section, without in _WITHOUT_EFFECT.items():
@@ -414,7 +410,6 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
     the features.
 
     Args:
-        tree: A recipe.
         overrides: Values by dotted name; a value may be a whole table.
 
     Raises:
@@ -496,10 +491,6 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Return a list of names.
 
-    Args:
-        name: The option.
-        value: Anything.
-
     Raises:
         ConfigError: If it is something else.
     """
@@ -516,7 +507,6 @@ def check_number(name: str, value: Any) -> None:
 
     Args:
         name: ``seed`` or ``rounds``.
-        value: Anything.
 
     Raises:
         ConfigError: If it is no integer, or is out of range.
@@ -528,12 +518,7 @@ def check_number(name: str, value: Any) -> None:
 
 @cache
 def defaults(method: str, partition: str) -> dict[str, Any]:
-    """Return what determines results of an experiment that names only its method and partition, by dotted name.
-
-    Args:
-        method: Name of the method.
-        partition: Name of the partition.
-    """
+    """Return what determines results of an experiment that names only its method and partition, by dotted name."""
     return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
 
 
@@ -545,7 +530,6 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
     win over all others.
 
     Args:
-        tree: A recipe.
         name: A method or variant; None for ``method.name``.
 
     Raises:

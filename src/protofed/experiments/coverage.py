@@ -20,7 +20,6 @@ def check_steps(experiment: Experiment, columns: Sequence[RawColumn]) -> None:
     """Refuse steps that depend on protected data and that neither noise nor public bounds cover.
 
     Args:
-        experiment: The experiment.
         columns: Columns of the samples; none if the samples are not prepared.
 
     Raises:
@@ -40,9 +39,7 @@ def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
     """Refuse a list of classes that follows from the labels of a node's samples.
 
     Args:
-        experiment: The experiment.
         declared: Whether the classes are known without the labels.
-        client: Name of the client.
 
     Raises:
         ConfigError: If they are not, and something is protected.
@@ -56,10 +53,6 @@ def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
 
 def check_method(experiment: Experiment, method: Method) -> None:
     """Refuse early stopping by scores that no noise hides, and what one release does not cover.
-
-    Args:
-        experiment: The experiment.
-        method: Its method.
 
     Raises:
         ConfigError: If there is something that is not covered.
@@ -91,12 +84,7 @@ def keeps_unprotected(method: Method) -> bool:
 
 
 def withholds_scores(experiment: Experiment, method: Method) -> bool:
-    """Return whether scores stay at the nodes for good.
-
-    Args:
-        experiment: The experiment.
-        method: Its method.
-    """
+    """Return whether scores stay at the nodes for good."""
     return experiment.privacy.mode == "sample" and keeps_unprotected(method)
 
 

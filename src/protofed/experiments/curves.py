@@ -41,7 +41,6 @@ def curves(data: FederatedData, shrinkage: Shrinkage, seed: int) -> list[Curves]
     Args:
         data: The sites' samples as fixed features.
         shrinkage: That of ``local_lda`` and ``fedlda``.
-        seed: Seed of the subsamples.
     """
     K, d = data.num_classes, int(np.prod(data.input_shape))
     orders = [
@@ -85,7 +84,6 @@ def fitted(shares: Sequence[float], values: Sequence[float]) -> tuple[float, flo
 
     Args:
         shares: ``s``, shares of a site's samples.
-        values: Accuracies.
     """
     s, y = np.asarray(shares), np.asarray(values)
     found = []
@@ -104,7 +102,6 @@ def missed(shares: Sequence[float], values: Sequence[float]) -> float:
 
     Args:
         shares: As in :func:`fitted`.
-        values: As there.
     """
     a, b, c = fitted(shares[:-1], values[:-1])
     return float(a - b * shares[-1] ** -c - values[-1])
@@ -115,7 +112,6 @@ def multiple(values: Sequence[float], target: float) -> float:
 
     Args:
         values: Accuracy at each of :data:`SHARES`.
-        target: The accuracy to reach.
     """
     a, b, c = fitted(SHARES, values)
     if a <= target:

@@ -57,7 +57,6 @@ def describe_clients(
 
     Args:
         federation: The federation before its first round.
-        federated: The clients' data.
         sizes: Sizes of the models that are not built here, as :func:`sizes_of` returns them, by client.
     """
     notes = [*_rule_notes(federation), *(note for stage in federation.stages for note in stage.note())]
@@ -72,15 +71,7 @@ def describe_roster(
     notes: Sequence[str] = (),
     sizes: Mapping[str, Tree] | None = None,
 ) -> Tree:
-    """Return what :func:`describe_clients` does of clients, whoever runs them.
-
-    Args:
-        method: The method.
-        roster: The clients.
-        federated: Their data.
-        notes: Further notes.
-        sizes: As there.
-    """
+    """Return what :func:`describe_clients` does of clients, whoever runs them."""
     K = federated.num_classes
     known = dict(sizes or {})
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}

@@ -44,7 +44,6 @@ def encode(
 
     Args:
         federated: Samples as models would take them.
-        options: Options of the encoder.
         weights_dir: Folder in which files of weights are found by name; "" for where the options say.
         kept: Whether features are read from the cache, and kept in it.
 

@@ -53,8 +53,6 @@ def describe_models(
     """Return the architectures and the preprocessing of the clients' models, for ``federation.json``.
 
     Args:
-        experiment: The experiment.
-        federated: The clients' data.
         architectures: Each client's architecture; assigned as the experiment says by default.
     """
     architectures = architectures or FederationSummary.of(experiment, federated).architectures
@@ -204,7 +202,6 @@ def restore_end(folder: Path, federation: Federation) -> bool:
     """Give a federation the state with which a run ended.
 
     Args:
-        folder: The run directory.
         federation: The federation before its first round.
 
     Returns:
@@ -247,9 +244,6 @@ def restore_end(folder: Path, federation: Federation) -> bool:
 def ended_generations(folder: Path) -> dict[str, str]:
     """Return the names of the states with which the clients of a network ended a run; empty for those of others.
 
-    Args:
-        folder: The run directory.
-
     Raises:
         CheckpointError: If the record is damaged.
     """
@@ -264,9 +258,6 @@ def ended_generations(folder: Path) -> dict[str, str]:
 def forgotten(folder: Path) -> dict[str, str]:
     """Return the date on which each client was taken out of a run, by name.
 
-    Args:
-        folder: The run directory.
-
     Raises:
         CheckpointError: If the record is damaged.
     """
@@ -279,12 +270,7 @@ def forgotten(folder: Path) -> dict[str, str]:
 
 
 def without(experiment: Experiment, gone: Collection[str]) -> Experiment:
-    """Return an experiment without what it says of forgotten clients: those in ``robust.admitted`` must exist.
-
-    Args:
-        experiment: The experiment.
-        gone: Their names.
-    """
+    """Return an experiment without what it says of forgotten clients: those in ``robust.admitted`` must exist."""
     admitted = {name: most for name, most in experiment.robust.admitted.items() if name not in gone}
     return replace(experiment, robust=replace(experiment.robust, admitted=admitted))
 
@@ -302,9 +288,6 @@ def wipe(folder: Path) -> None:
     """Remove all that tells of forgotten clients from a run that begins again without them, save who they were.
 
     Nothing happens to any other run; what an interruption leaves is removed the next time.
-
-    Args:
-        folder: The run directory.
 
     Raises:
         CheckpointError: If a file is damaged.
@@ -353,22 +336,12 @@ def _wiped(tree: Tree, gone: Mapping[str, str]) -> Tree:
 
 
 def client_model(folder: Path, client: str) -> Path:
-    """Return the file of a client's weights.
-
-    Args:
-        folder: The run directory.
-        client: Name of the client.
-    """
+    """Return the file of a client's weights."""
     return folder / "clients" / client / "model.safetensors"
 
 
 def client_state(folder: Path, client: str) -> Path:
-    """Return the file of a client's state.
-
-    Args:
-        folder: The run directory.
-        client: Name of the client.
-    """
+    """Return the file of a client's state."""
     return folder / "clients" / client / "state.safetensors"
 
 
@@ -386,8 +359,6 @@ def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapsho
     """Return what a client kept at the end of a run, without its model.
 
     Args:
-        folder: The run directory.
-        client: Name of the client.
         server: The server's tensors, which the client may have received as they are.
 
     Raises:
@@ -411,7 +382,6 @@ def named_code(config: dict[str, Any], architectures: dict[str, Architecture]) -
     """Return the names of code that using a run's models would import.
 
     Args:
-        config: The run's configuration.
         architectures: Architecture of each client's model.
     """
     method, model, encoder = (config.get(name, {}) for name in ("method", "model", "encoder"))

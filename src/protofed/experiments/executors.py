@@ -50,9 +50,6 @@ def build_executor(
     """Build the executor that the experiment selects, with a suitable store.
 
     Args:
-        experiment: The experiment.
-        hardware: Hardware of this process.
-        builder: Parts of the federation.
         bfloat16: Kinds of models found faster in bfloat16 before; None to measure.
 
     Raises:

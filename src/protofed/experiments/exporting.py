@@ -98,7 +98,6 @@ def export(
 
     Args:
         run: The run; if its data are at hand, the real samples are the client's own test samples.
-        trained: The client.
         path: The file; replaced whole.
         format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
         rule: Inference rule, as :meth:`TrainedClient.rule` takes it.
@@ -176,12 +175,7 @@ def _compare(trained: TrainedClient, rule: str, path: Path, read: Read, samples:
 
 
 def described(trained: TrainedClient, rule: str) -> dict[str, str]:
-    """Return the facts about a model that every exported file carries, as texts; lists are JSON.
-
-    Args:
-        trained: The client.
-        rule: The inference rule.
-    """
+    """Return the facts about a model that every exported file carries, as texts; lists are JSON."""
     classifier, table = trained.classifier, trained.table
     scale = classifier.model.scale
     normalisation = getattr(scale, "normalisation", None)

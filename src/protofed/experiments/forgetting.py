@@ -36,10 +36,7 @@ def forget(
     the run as it was or the new one, which ``--resume`` or the same call completes.
 
     Args:
-        directory: The run directory.
-        client: Name of the client.
         trust_code: Whether to import the code that the run's configuration names, if it names any.
-        progress: Receives progress reports.
         report: Writes the HTML report; None for no report.
 
     Returns:

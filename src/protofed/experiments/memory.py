@@ -16,9 +16,6 @@ class PeakMemory:
     """Peak memory since the creation of this object: of the GPU if that is the device, else of the process.
 
     Systems other than Linux cannot reset the peak of the process, so there it covers the time before as well.
-
-    Args:
-        device: The device of the run.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -77,8 +77,6 @@ def answers(run: RunData, rule: str = "", trust_code: bool = False) -> dict[str,
 
     Args:
         run: As in :func:`compute`.
-        rule: As there.
-        trust_code: As there.
 
     Raises:
         DataError, CheckpointError, ConfigError: As there.
@@ -97,11 +95,6 @@ def answers(run: RunData, rule: str = "", trust_code: bool = False) -> dict[str,
 def store(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
     """Compute the metrics of a run as :func:`compute` does, and write them to its ``metrics.json``.
 
-    Args:
-        run: As there.
-        rule: As there.
-        trust_code: As there.
-
     Raises:
         OutputError: If the file cannot be written; and as :func:`compute`.
     """
@@ -114,7 +107,6 @@ def data_of(run: RunData, trust_code: bool = False) -> FederatedData:
     """Return the data of a run, before any encoder.
 
     Args:
-        run: The run.
         trust_code: Whether to import the code that its data name, if they name any.
 
     Raises:

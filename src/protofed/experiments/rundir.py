@@ -183,9 +183,6 @@ class RunDirectory:
     def changed(self, experiment: Experiment) -> bool:
         """Return whether an experiment is that of this directory with more rounds, or another point to stop.
 
-        Args:
-            experiment: The experiment.
-
         Raises:
             ConfigError: If it is another experiment; the message names an option that differs. Or if it has other
                 rounds, and what was done depends on their number.
@@ -312,7 +309,6 @@ class RunDirectory:
         """Record a round and, if one is due, write a checkpoint.
 
         Args:
-            record: The record of the round.
             federation: The federation after the round.
             every: Number of rounds between checkpoints; 0 for none.
 
@@ -357,7 +353,6 @@ class RunDirectory:
 
         Args:
             federation: The federation after the last round.
-            summary: The summary of the run.
 
         Raises:
             OutputError: If a file cannot be written, or the directory is gone.
@@ -435,7 +430,6 @@ def directory_for(out: str | Path | None, experiment: Experiment, *, resume: boo
 
     Args:
         out: The directory, if one is requested.
-        experiment: The experiment.
         resume: Whether to return an existing directory of this experiment, if there is one.
     """
     method = experiment.method.rpartition(":")[2]

@@ -41,11 +41,7 @@ class Progress:
     """Receiver of progress reports; this base class ignores them."""
 
     def planned(self, runs: int) -> None:
-        """Report that many runs follow, which are to be counted rather than shown one by one.
-
-        Args:
-            runs: Their number.
-        """
+        """Report that many runs follow, which are to be counted rather than shown one by one."""
 
     def advanced(self) -> None:
         """Report the end of one of the runs that were planned."""
@@ -54,27 +50,18 @@ class Progress:
         """Report the start of a run, or its resumption.
 
         Args:
-            label: Name of the run.
-            rounds: Total number of rounds.
             done: Number of rounds already completed.
-            directory: The run directory.
         """
 
     def round(self, label: str, record: Mapping[str, Any]) -> None:
         """Report the end of a round.
 
         Args:
-            label: Name of the run.
             record: The round's line of ``rounds.jsonl``.
         """
 
     def finished(self, label: str, run: Run) -> None:
-        """Report the end of a run.
-
-        Args:
-            label: Name of the run.
-            run: The finished run.
-        """
+        """Report the end of a run."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,9 +105,6 @@ class Run:
     def client(self, name: str) -> TrainedClient:
         """Return a client as it was after the last round, ready to classify.
 
-        Args:
-            name: Name of the client.
-
         Raises:
             ProtofedError: As :func:`~protofed.experiments.trained.open_client`.
         """
@@ -134,7 +118,6 @@ class Run:
         Their softmax are the probabilities of :meth:`predict` by the same rule.
 
         Args:
-            client: Name of the client.
             rule: Inference rule, as for :meth:`predict`.
 
         Raises:
@@ -146,7 +129,6 @@ class Run:
         """Classify samples with a client's model.
 
         Args:
-            client: Name of the client.
             samples: An array or tensor with or without a dimension of samples, a pandas table, pictures of PIL, or
                 paths of images and tables; see :func:`~protofed.experiments.inputs.as_samples`.
             rule: Inference rule, e.g. ``head`` or ``global``; ``prototypes`` for the nearest prototype, ``""`` for
@@ -168,8 +150,6 @@ class Run:
         """Write a client's model with its preprocessing, a rule and the names of the classes, and check the file.
 
         Args:
-            client: Name of the client.
-            path: The file.
             format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
             rule: Inference rule, as for :meth:`predict`.
             samples: Files with samples on which to check; by default the client's own test samples, if the run's
@@ -230,7 +210,6 @@ def load_run(directory: str | Path, trust_code: bool = False) -> Run:
     """Return a finished run from its directory.
 
     Args:
-        directory: The run directory.
         trust_code: Whether code that the run's configuration names may be imported for its models.
 
     Raises:
@@ -259,10 +238,8 @@ def run_experiment(
     """Run one experiment.
 
     Args:
-        experiment: The experiment.
         directory: The run directory; a complete run in it is returned if ``resume`` is set.
         resume: Whether ``directory`` may contain a part of this run.
-        progress: Receives progress reports.
         label: Name of the run for ``progress``; the method's name by default.
         report: Writes the HTML report; None for no report.
 
@@ -297,11 +274,9 @@ def run_federation(
     """Run a federation, with local or remote clients, from its last checkpoint to its end.
 
     Args:
-        experiment: The experiment.
         files: The run directory; a complete run in it is returned if ``resume`` is set.
         begin: Builds the federation for the hardware of this process; also returns the description of its clients.
         resume: Whether ``files`` may contain a part of this run.
-        progress: Receives progress reports.
         label: Name of the run for ``progress``; the method's name by default.
         report: Writes the HTML report; None for no report.
 
@@ -357,8 +332,6 @@ def summary_of(
     """Return the summary of a run after its last round.
 
     Args:
-        experiment: The experiment.
-        device: Device of the run.
         rounds: Records of all rounds.
         federation: The federation after the last round.
         memory: Peak memory in bytes.

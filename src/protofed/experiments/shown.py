@@ -18,7 +18,6 @@ def run_line(directory: Path, summary: Mapping[str, Any]) -> str:
     """Return a run in one line.
 
     Args:
-        directory: The run directory.
         summary: The contents of ``summary.json``.
     """
     rule = _rule(summary)
@@ -36,7 +35,6 @@ def comparison_line(directory: Path, runs: Mapping[str, Sequence[Any]]) -> str:
     """Return a comparison in one line.
 
     Args:
-        directory: The directory of the comparison.
         runs: Runs by label.
     """
     number = sum(len(group) for group in runs.values())
@@ -47,7 +45,6 @@ def run_html(directory: Path, summary: Mapping[str, Any], rounds: Sequence[Mappi
     """Return a run as a table of its rules and a plot of its accuracy.
 
     Args:
-        directory: The run directory.
         summary: The contents of ``summary.json``.
         rounds: The lines of ``rounds.jsonl``.
     """
@@ -65,7 +62,6 @@ def comparison_html(directory: Path, runs: Mapping[str, Sequence[Any]]) -> str:
     """Return a comparison as a table of its methods, means over seeds by their main rules, with a plot.
 
     Args:
-        directory: The directory of the comparison.
         runs: Runs by label.
     """
     rows, curves = [], []
@@ -86,7 +82,6 @@ def curve(rounds: Sequence[Mapping[str, Any]], rule: str) -> list[tuple[int, flo
 
     Args:
         rounds: The lines of ``rounds.jsonl``.
-        rule: The inference rule.
     """
     scored = [(r["round"], r.get("accuracy") or {}) for r in rounds]
     return [(round, accuracy[rule]["weighted"]) for round, accuracy in scored if rule in accuracy]

@@ -25,9 +25,7 @@ def attackers(experiment: Experiment, trainer: LocalTrainer, executor: Executor)
     """Return the hostile clients of a simulation; None if there are none.
 
     Args:
-        experiment: The experiment.
         trainer: The trainer, with the method and the codec.
-        executor: Runs the clients.
     """
     if experiment.attack.kind == "none":
         return None
@@ -38,9 +36,7 @@ def guard(experiment: Experiment, trainer: LocalTrainer, executor: Executor, hos
     """Return the stage of robust rules.
 
     Args:
-        experiment: The experiment.
         trainer: The trainer, with the method.
-        executor: Runs the clients.
         hostile: Clients whose descriptions may be lies.
 
     Raises:
@@ -65,11 +61,9 @@ def stages(
     """Return the stages of a federation.
 
     Args:
-        experiment: The experiment.
         trainer: The trainer, with the method and the codec.
         participation: The clients, and who takes part.
         hostile: The hostile clients of a simulation.
-        robust: The stage of robust rules.
         ask: Asks clients that hold their own uploads for secure aggregation; None for those of this process.
 
     Raises:
@@ -141,7 +135,6 @@ def secure_stage(
     """Return the stage of secure aggregation; None if the experiment has none.
 
     Args:
-        experiment: The experiment.
         trainer: The trainer, with the method and the codec.
         ask: Asks clients that hold their own uploads; None for those of this process.
         hiding: What hides clients in the sums.

@@ -26,9 +26,6 @@ def grid(items: Iterable[str]) -> tuple[Tree, Tree]:
 
     Commas inside brackets or quotes do not separate values.
 
-    Args:
-        items: As on the command line.
-
     Returns:
         Overrides by value by axis, as ``compare.axes`` has them; and values by dotted name.
 
@@ -77,7 +74,6 @@ def sweep_plan(tree: Tree, axes: Mapping[str, Tree], *, most: int = 1_000_000) -
     Args:
         tree: The recipe with overrides, methods and seeds.
         axes: See :func:`grid`.
-        most: Largest number of runs.
 
     Raises:
         ProtofedError: If there is nothing to vary, or the first run along an axis is invalid.
@@ -99,9 +95,6 @@ def estimate(plan: Plan, directory: Path, jobs: int, sample: float = SAMPLE) -> 
     What was run is kept, and the sweep goes on from there.
 
     Args:
-        plan: The sweep.
-        directory: Its directory.
-        jobs: Number of simultaneous runs.
         sample: Seconds for each method's first run, which ends after the round in which they are over.
 
     Raises:

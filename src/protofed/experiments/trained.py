@@ -90,10 +90,7 @@ class Ruled(Classifier):
 
     Args:
         classifier: The client's model with its preprocessing.
-        method: The run's method.
-        received: What the client received last.
         state: The method's state of the client.
-        rule: The rule.
 
     Attributes:
         rule: The rule.
@@ -305,8 +302,6 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
     """Rebuild a client with the weights and the state with which a run ended.
 
     Args:
-        run: The run.
-        name: Name of the client.
         trust_code: Whether to import the code that the run's configuration names, if it names any.
 
     Raises:

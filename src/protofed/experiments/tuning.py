@@ -74,8 +74,6 @@ class Trial:
         """Return a trial that was written.
 
         Args:
-            value: Anything.
-            space: The options of the search.
             where: What errors begin with.
 
         Raises:
@@ -115,9 +113,6 @@ class Tuned:
 
 def space_of(items: Iterable[str]) -> tuple[Space, Tree]:
     """Return what varies, and the plain overrides, of ``NAME=LOW..HIGH[:log]``, ``NAME=VALUE,…`` or ``NAME=VALUE``.
-
-    Args:
-        items: As on the command line.
 
     Raises:
         ConfigError: If an item is something else, or an interval is empty.
@@ -254,11 +249,9 @@ def tune(
         space: See :func:`space_of`.
         method: Method or variant to tune.
         seeds: Seeds of every trial.
-        directory: Directory of the search.
         trials: Number of trials in all.
         jobs: Number of trials that run at a time.
         deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
-        progress: Receives progress reports.
 
     Raises:
         ConfigError: If nothing varies, or there are no validation samples.

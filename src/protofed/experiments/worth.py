@@ -143,10 +143,6 @@ def recipe_of(source: str) -> Tree:
 def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overrides that make a recipe one of the closed form, unless it or the user says otherwise.
 
-    Args:
-        tree: The recipe.
-        given: The user's overrides.
-
     Raises:
         ProtofedError: If the data cannot be read, or the encoder does not suit them.
     """

@@ -36,7 +36,6 @@ class Checkpoint:
 
     Args:
         folder: Folder of all checkpoints.
-        state: State of the server.
         clients: Names of all clients.
         frozen: Their snapshots; None if they rest elsewhere, or are as they were before the first round.
     """
@@ -92,7 +91,6 @@ def save_checkpoint(folder: Path, state: ServerState, clients: Roster) -> None:
 
     Args:
         folder: Folder of all checkpoints.
-        state: State of the server.
         clients: All clients; their snapshots are stored too if they rest in this process.
 
     Raises:
@@ -117,10 +115,6 @@ class Saving:
 
     def save(self, state: ServerState, clients: Roster) -> None:
         """Store the state after a round.
-
-        Args:
-            state: State of the server.
-            clients: All clients.
 
         Raises:
             OutputError: If this or the previous checkpoint cannot be written.
@@ -210,10 +204,6 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
 
 def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
     """Return all that a checkpoint holds of a client except its model, which is not read; empty without the client.
-
-    Args:
-        folder: The checkpoint.
-        client: Name of the client.
 
     Raises:
         FileNotFoundError: If the checkpoint has given way to the next one.

@@ -17,8 +17,6 @@ class Evaluation:
 
     Args:
         options: When clients are scored, on what, and by which rule results are summed up.
-        method: The method.
-        executor: Runs the clients.
 
     Raises:
         ConfigError: If clients cannot be scored as the options ask.
@@ -68,10 +66,7 @@ class Evaluation:
         """Score the clients and write their accuracy into the record of a round.
 
         Args:
-            executor: Runs the clients.
             messages: Encoded broadcast of each client, if one is delivered.
-            participation: The clients of the round.
-            record: The record.
 
         Returns:
             Results of all clients, empty ones included.

@@ -161,9 +161,7 @@ class Federation:
         """Encode the broadcasts of a round, and count their traffic if there is a record.
 
         Args:
-            names: The clients.
             round: Number of the round, from 1.
-            record: The record of the round.
         """
         return Opened.of(self.method, self.codec, self.server, round, names, record)
 
@@ -184,7 +182,6 @@ class Federation:
         """Train clients and return what the server receives of them, without aggregating it.
 
         Args:
-            names: The clients.
             round: Number of the round, from 1.
         """
         opened, record = self.open(names, round), RoundRecord(round, list(names))
@@ -205,12 +202,7 @@ class Federation:
         return self.participation.options.combine and self.evaluation.delivers and certain
 
     def keep(self, directory: Path, rounds: Sequence[RoundRecord]) -> None:
-        """Keep a deployment's memory in its run directory, and account for rounds that a killed server lost.
-
-        Args:
-            directory: The run directory.
-            rounds: Records of the rounds completed.
-        """
+        """Keep a deployment's memory in its run directory, and account for rounds that a killed server lost."""
         for stage in self.stages if self.participation.secret else ():
             stage.keep(directory, self.round)
         if self.participation.secret and self.exhausted and rounds:

@@ -45,12 +45,7 @@ class ParticipationOptions(Options):
     newcomer_rounds: int = option(1, "rounds, the last ones, in which only newcomers train", least=1)
 
     def sending(self, method: Method, rounds: int) -> list[bool]:
-        """Return whether clients send something, for each round.
-
-        Args:
-            method: The method.
-            rounds: Number of rounds.
-        """
+        """Return whether clients send something, for each round."""
         return [method.communicates(round) and not self.joined(round, rounds) for round in range(1, rounds + 1)]
 
     def joined(self, round: int, rounds: int) -> bool:

@@ -20,11 +20,7 @@ class Participation:
     """Selection of the participants of every round.
 
     Args:
-        options: How they are drawn.
-        method: The method.
-        executor: Runs the clients.
         rounds: Number of all rounds.
-        seed: Seed of the experiment.
         sizes: ``(K,)`` samples per class that the server believes each client to have.
 
     Attributes:
@@ -107,7 +103,6 @@ class Participation:
 
         Args:
             round: Number of the round, from 1.
-            standing: Record of refused uploads.
         """
         joined, o = self.joined(round), self.options
         able = [name for name in self.trainable if (name in self.newcomers) == joined]

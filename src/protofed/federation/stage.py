@@ -49,12 +49,8 @@ class Opened:
         """Encode the broadcasts of a round, and count their traffic if there is a record.
 
         Args:
-            method: The method.
-            codec: Encoding of broadcasts.
             server: The method's state of the server.
             round: Number of the round, from 1.
-            names: The participants.
-            record: The record of the round.
         """
         schema, personal = method.broadcast_schema, method.personal_broadcast
         if schema is None:
@@ -112,7 +108,6 @@ class Stage:
         Args:
             uploads: :class:`~protofed.methods.contract.Upload`; before the server has decoded them,
                 :class:`~protofed.training.Trained`. Consumed once, and as they arrive if that is possible.
-            opened: The round.
             record: Record of the round, for what is changed or left out.
         """
         return uploads
@@ -126,35 +121,23 @@ class Stage:
         Args:
             results: Results of all clients, empty ones included.
             names: The clients that were scored.
-            record: The record.
         """
 
     def keep(self, directory: Path, round: int) -> None:
-        """Remember in a deployment's run directory what must not be forgotten when a server is restarted.
-
-        Args:
-            directory: The run directory.
-            round: Number of rounds completed.
-        """
+        """Remember in a deployment's run directory what must not be forgotten when a server is restarted."""
 
     def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
         """Return what is seen of some uploads by those from whom single ones are hidden.
 
         Args:
             uploads: At least one upload.
-            opened: The round.
             seed: Seed of the noise; None for no noise.
         """
         return uploads
 
 
 class Receiving(Stage):
-    """Decodes and validates uploads one by one; refused ones are recorded and left out.
-
-    Args:
-        method: The method.
-        codec: Encoding of uploads.
-    """
+    """Decodes and validates uploads one by one; refused ones are recorded and left out."""
 
     def __init__(self, method: Method, codec: Codec) -> None:
         self.method, self.codec = method, codec

@@ -38,7 +38,6 @@ def read_generations(value: object, clients: Collection[str]) -> dict[str, str]:
     """Return the name of the state that each client on a node had, from plain values.
 
     Args:
-        value: The plain values.
         clients: Names of all clients.
 
     Raises:
@@ -51,9 +50,6 @@ def read_generations(value: object, clients: Collection[str]) -> dict[str, str]:
 
 def read_forgotten(value: object) -> dict[str, str]:
     """Return the date on which each client was taken out of a run, from plain values.
-
-    Args:
-        value: The plain values.
 
     Raises:
         ValueError: If they are no such dates.
@@ -68,7 +64,6 @@ def unsound(method: Method, state: Tensors, round: int) -> str:
     """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it.
 
     Args:
-        method: The method.
         state: Its state of the server after a round.
         round: Number of the round, from 1.
     """

@@ -54,7 +54,6 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
     """Return the clients that can take part together.
 
     Args:
-        experiment: The experiment.
         descriptions: Descriptions of all clients, in order of arrival.
         chosen: Names of the classes in order, if the operator of the server sets them; else empty.
 
@@ -84,7 +83,6 @@ def class_order(
     Args:
         descriptions: Descriptions of all clients, in order of arrival.
         chosen: Names of the classes in order, if the operator of the server sets them; else empty.
-        most: Maximum number of classes.
 
     Returns:
         The names of the classes in order, and the reason for each client that does not fit, by name. The names are

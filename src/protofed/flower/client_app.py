@@ -67,7 +67,6 @@ def train(message: Message, context: Context) -> Message:
     """Train one client.
 
     Args:
-        message: The job.
         context: Flower's context, with the node's configuration.
     """
     return _visit(message, context, partial(_train, context))
@@ -78,7 +77,6 @@ def secure(message: Message, context: Context) -> Message:
     """Answer a stage of secure aggregation for one client.
 
     Args:
-        message: The server's request.
         context: Flower's context, in which the client's secrets rest between the stages of a round.
     """
     known = partial(held.peers_of, context.node_config)
@@ -90,7 +88,6 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate one client, and train it for the next round if the message has a job for that as well.
 
     Args:
-        message: The jobs.
         context: Flower's context, with the node's configuration.
     """
     anew: dict[str, str] = {}  # clients that start afresh in this message do so once

@@ -15,7 +15,6 @@ def check_new(directory: Path, never: str) -> None:
     """Refuse a folder that is neither new nor empty.
 
     Args:
-        directory: The folder to create.
         never: The rule that protects existing files, for the message, e.g. ``"keys are never overwritten"``.
 
     Raises:

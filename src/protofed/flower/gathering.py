@@ -112,10 +112,6 @@ class Party:
     def of(cls, tree: object, experiment: Experiment) -> Party:
         """Return a party from plain values; the inverse of :meth:`to_tree`.
 
-        Args:
-            tree: The plain values.
-            experiment: The experiment of the run.
-
         Raises:
             ValueError: If a value is missing, of another type, or out of range.
         """
@@ -154,8 +150,6 @@ def meet(nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
     """Wait for clients and admit those that can take part together.
 
     Args:
-        nodes: The nodes of the network.
-        experiment: The experiment.
         gathering: Conditions for the clients.
 
     Returns:
@@ -202,8 +196,6 @@ def recall(
 
     Args:
         path: The file that records the run's clients.
-        nodes: The nodes of the network.
-        experiment: The experiment.
         gathering: Conditions for the clients.
         generations: Name of the state with which each client ended, by name, if the run had finished; enough nodes
             must still have theirs.

@@ -41,14 +41,11 @@ class GridExecutor:
     Nodes of a deployment keep their clients; the server knows the name of the state that each of them holds.
 
     Args:
-        nodes: The nodes of the network.
-        run: Identifier of the run.
         order: Number of the first request, higher than all earlier ones of the run.
         clients: The clients as the server knows them.
         state: The server's state, with the names of the client states that nodes have confirmed.
         summaries: Summary of the federation for each client, as JSON, by name.
         scored: Numbers of samples that each client counts for, by name.
-        rules: Inference rules of the method.
         deadline: Seconds to wait for the answers of a round; 0 for no limit.
         began_anew: Called with the name of a client that started afresh because its state was lost, and the round.
     """
@@ -87,7 +84,6 @@ class GridExecutor:
         """Train the named clients at their nodes.
 
         Args:
-            names: Names of the participants.
             messages: Encoded broadcast for each client, or None, by name.
             round: Number of the round, from 1.
 
@@ -115,7 +111,6 @@ class GridExecutor:
         """Evaluate the named clients at their nodes.
 
         Args:
-            names: Names of the clients.
             messages: Encoded broadcast to deliver to each client first, by name; None to evaluate clients as
                 training left them.
             round: Number of the round, from 1.
@@ -142,7 +137,6 @@ class GridExecutor:
         """Send requests of secure aggregation.
 
         Args:
-            stage: The stage.
             requests: Request to each client, by name.
 
         Yields:
@@ -191,8 +185,6 @@ class GridExecutor:
 
         Args:
             jobs: The jobs, one per client.
-            kind: Type of the messages.
-            read: Reads an answer.
             done: Answers that exist, by name of the client; these jobs are not sent.
             further: Jobs to train, by name of the client, sent with those of these clients. Usable answers are
                 kept for the next call of :meth:`train`.

@@ -34,8 +34,6 @@ def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:
     """Check that a node and a run agree on secure aggregation, before any training.
 
     Args:
-        config: The node's configuration.
-        name: The node's client.
         secure: Whether the run has secure aggregation.
 
     Raises:
@@ -52,10 +50,6 @@ def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:
 
 def peers_of(config: Mapping[str, Any], name: str) -> Peers:
     """Return what a node takes for true about the other clients of a round.
-
-    Args:
-        config: The node's configuration.
-        name: The node's client.
 
     Raises:
         ConfigError: If a node of a deployment has no roster, or its roster, authority, key and settings do not fit.
@@ -90,7 +84,6 @@ def check(folder: Path | None, job: Job) -> None:
 
     Args:
         folder: Folder of the node's clients; None for a node of a simulation, which hides nothing.
-        job: The visit.
 
     Raises:
         PayloadError: If it has.
@@ -104,8 +97,6 @@ def keep(state: RecordDict, job: Job, offer: bytes) -> bytes:
     """Keep what a client would add to a sum for the stages of the round.
 
     Args:
-        state: The context's records.
-        job: The visit.
         offer: :meth:`~protofed.privacy.secure.Offer.to_bytes`.
 
     Returns:
@@ -124,7 +115,6 @@ def answer(
     """Return a client's answer to a stage, and keep what it then knows.
 
     Args:
-        state: The context's records.
         request: The request, with the ``client`` and the ``stage``.
         folder: As for :func:`check`.
         known: Gives, for a client, what it takes for true about the others.

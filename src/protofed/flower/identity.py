@@ -48,7 +48,6 @@ class Bindings:
         """Return why a node may not hold a client, or "" if it may.
 
         Args:
-            name: Name of the client.
             key: Fingerprint of the node's key; "" if it shows none.
         """
         if name not in self.keys:
@@ -72,7 +71,6 @@ class Bindings:
         """Bind a client to a key, unless it is bound already.
 
         Args:
-            name: Name of the client.
             key: Fingerprint of its node's key; "" if it shows none.
         """
         self.keys.setdefault(name, key)

@@ -42,7 +42,6 @@ def create_keys(
 
     Args:
         directory: A directory that is empty or does not exist yet.
-        nodes: Number of key pairs.
         hosts: Names and addresses by which nodes reach the SuperLink.
         days: Validity of the certificates and the roster in days; keys of nodes do not expire.
         clients: Name of each node's client, for the roster; by default those of the files, ``node1`` and so on.
@@ -75,12 +74,7 @@ def create_keys(
 
 
 def certificate_authority(start: datetime, end: datetime) -> Signed:
-    """Create a self-signed certificate authority.
-
-    Args:
-        start: Start of its validity.
-        end: End of its validity.
-    """
+    """Create a self-signed certificate authority."""
     key = ec.generate_private_key(CURVE())
     # The number in the name tells the authorities of different trials apart in error messages.
     name = _name(f"protofed trial CA {os.urandom(4).hex()}")
@@ -101,8 +95,6 @@ def server_certificate(
     Args:
         authority: The authority that signs it.
         hosts: Names and addresses for which it is valid.
-        start: Start of its validity.
-        end: End of its validity.
     """
     key = ec.generate_private_key(CURVE())
     issuer = authority.certificate

@@ -201,10 +201,6 @@ def description_values(descriptions: list[Description]) -> Values:
 def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> list[Description]:
     """Read descriptions from the values of a message; the inverse of :func:`description_values`.
 
-    Args:
-        values: The values of the message.
-        most: Maximum number of clients.
-
     Raises:
         PayloadError: If a value is missing, of another type or out of range, or there are more than ``most``.
     """
@@ -276,7 +272,6 @@ def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
     """Read the sizes of a model from the values of a message; the inverse of :func:`sizes_values`.
 
     Args:
-        values: The values of the message.
         d: Length of the features, as the client's settings or the recipe require.
 
     Raises:
@@ -292,7 +287,6 @@ def sizes(item: object, d: int) -> dict[str, Any]:
     """Return the sizes of a model from plain values.
 
     Args:
-        item: The plain values.
         d: Length of the features, as the client's settings or the recipe require.
 
     Returns:
@@ -325,8 +319,6 @@ def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Traine
     """Read a training result from the values of a message; the inverse of :func:`trained_values`.
 
     Args:
-        values: The values of the message.
-        name: Name of the client.
         scored: The client's numbers of samples, which the answer cannot change.
 
     Raises:
@@ -341,7 +333,6 @@ def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
     """Return an evaluation as the values of a message.
 
     Args:
-        result: The evaluation.
         counts: Disclosure of numbers of samples, one of :data:`protofed.claims.COUNTS`; unless it is ``exact``,
             scores are sent as shares out of :data:`SHARES`, which hides these numbers.
     """
@@ -357,10 +348,7 @@ def read_evaluated(values: Mapping[str, Any], name: str, scored: Scored, rules: 
     """Read an evaluation from the values of a message; the inverse of :func:`evaluated_values`.
 
     Args:
-        values: The values of the message.
-        name: Name of the client.
         scored: The client's numbers of samples.
-        rules: Inference rules of the method.
 
     Raises:
         PayloadError: If a rule is missing or a count is impossible.

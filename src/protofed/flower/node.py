@@ -273,7 +273,6 @@ def _architecture(experiment: Experiment, assigned: Architecture, model: str) ->
     """Return the architecture that the server assigned, with the name of a private model filled in.
 
     Args:
-        experiment: The experiment.
         assigned: The architecture that the server assigned.
         model: Name of the model that the client chooses; "" for none.
 

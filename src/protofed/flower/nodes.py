@@ -119,7 +119,6 @@ class Nodes:
 
         Args:
             number: Number of clients to wait for.
-            seconds: Seconds to wait.
             least: Number of clients that suffices after that time if nodes or clients were left out.
 
         Raises:
@@ -264,7 +263,6 @@ def message(values: Values | Sequence[Values], node: int, kind: str) -> Message:
 
     Args:
         values: Contents of the message, or of each of its parts.
-        node: Number of the node.
         kind: Type of the message: ``query``, ``query.secure``, ``train`` or ``evaluate``.
     """
     parts = [values] if isinstance(values, Mapping) else values
@@ -277,7 +275,6 @@ def values_of(reply: Message, number: int = 0) -> Values:
     """Return the contents of a reply.
 
     Args:
-        reply: The reply.
         number: Number of the part, from 0.
 
     Raises:

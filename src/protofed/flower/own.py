@@ -33,7 +33,6 @@ def show(place: Kept, builder: Builder, experiment: Experiment, result: Evaluate
         place: The client's storage after the visit.
         builder: What the client's visits are made with.
         experiment: The experiment as the directory records it.
-        result: The scores.
 
     Raises:
         OutputError: If a file cannot be written.

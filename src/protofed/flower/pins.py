@@ -45,7 +45,6 @@ def pins(experiment: Experiment, summary: FederationSummary) -> list[str]:
     """Return everything that decides what a client computes and sends, as ``name=value``.
 
     Args:
-        experiment: The experiment.
         summary: What the server says of the client's model and of the federation.
     """
     tree: dict[str, Any] = {"table": summary.table}
@@ -65,7 +64,6 @@ def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
 
     Args:
         notes: The client's notes of this run, to which a first visit adds.
-        client: Name of the client.
         found: Result of :func:`pins`.
 
     Raises:
@@ -91,7 +89,6 @@ def check_weights(model: SplitModel, payload: Mapping[str, Tensor]) -> None:
 
     Args:
         model: The client's model, which tells which tensors are weights.
-        payload: The broadcast.
 
     Raises:
         PayloadError: If there is such a layer.

@@ -51,7 +51,6 @@ class LastingBackend(raybackend.RayBackend):
         """Carry out a visit.
 
         Args:
-            message: The request.
             context: Flower's context of the node.
 
         Returns:

@@ -57,10 +57,6 @@ def sign_roster(
 
     Args:
         clients: Public key of each client in OpenSSH form, by name.
-        authority: The authority's private key.
-        federation: Name of the federation.
-        start: Start of its validity.
-        end: End of its validity.
 
     Raises:
         ConfigError: If a name or a key is invalid, or occurs twice.
@@ -86,7 +82,6 @@ def read_signed(path: Path, authority: Path) -> SignedRoster:
     """Read a roster.
 
     Args:
-        path: The roster.
         authority: PEM file of the authority's certificate.
 
     Raises:
@@ -119,10 +114,8 @@ def create_roster(path: Path, clients: Sequence[str], authority: Path, federatio
     """Write a roster to a new file.
 
     Args:
-        path: The file.
         clients: Names with files of public keys, as ``NAME=FILE``.
         authority: PEM file of the authority's private key.
-        federation: Name of the federation.
         days: Validity in days.
 
     Raises:

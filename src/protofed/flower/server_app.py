@@ -59,11 +59,8 @@ def serve(
 
     Args:
         grid: Flower's grid.
-        experiment: The experiment.
-        files: The run directory.
         gathering: Conditions for the clients.
         resume: Whether ``files`` may contain a part of this run.
-        progress: Receives progress reports.
         label: Name of the run for ``progress``.
         report: Whether to write the HTML report.
         simulated: Whether the nodes hold shares of data that the server has too. Clients are then stored at the

@@ -34,10 +34,7 @@ def simulate(
     The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
 
     Args:
-        experiment: The experiment.
-        directory: The run directory.
         resume: Whether ``directory`` may contain a part of this run.
-        progress: Receives progress reports.
 
     Returns:
         The finished run.

@@ -42,8 +42,6 @@ class Source(Protocol):
         """Return the samples of one client as a federation.
 
         Args:
-            experiment: The experiment.
-            name: Name of the client.
             summary: What the federation agreed on: classes in the order of the labels, form of the samples.
 
         Raises:
@@ -57,21 +55,11 @@ class Source(Protocol):
         ...
 
     def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
-        """Return the samples of all clients.
-
-        Args:
-            experiment: The experiment.
-            summary: What the federation agreed on.
-        """
+        """Return the samples of all clients."""
         ...
 
     def counts(self, experiment: Experiment, name: str) -> str:
-        """Return a client's disclosure of its numbers of samples, one of :data:`protofed.claims.COUNTS`.
-
-        Args:
-            experiment: The experiment.
-            name: Name of the client.
-        """
+        """Return a client's disclosure of its numbers of samples, one of :data:`protofed.claims.COUNTS`."""
         ...
 
     def recorded(self, experiment: Experiment) -> Experiment:
@@ -133,11 +121,6 @@ class Folder:
     def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
         """Return the samples of the client.
 
-        Args:
-            experiment: The experiment.
-            name: Name of the client.
-            summary: What the federation agreed on.
-
         Raises:
             ProtofedError: If the folder is that of another client, or cannot be read.
         """
@@ -158,21 +141,11 @@ class Folder:
         return self
 
     def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
-        """Return the samples of the client.
-
-        Args:
-            experiment: The experiment.
-            summary: What the federation agreed on.
-        """
+        """Return the samples of the client."""
         return self.load(experiment, self.name, summary)
 
     def counts(self, experiment: Experiment, name: str) -> str:
-        """Return the client's disclosure of its numbers of samples.
-
-        Args:
-            experiment: The experiment.
-            name: Name of the client.
-        """
+        """Return the client's disclosure of its numbers of samples."""
         return self.withhold or client_settings(self.path).get("counts", "exact")
 
     def recorded(self, experiment: Experiment) -> Experiment:
@@ -213,8 +186,6 @@ class Share:
         """Return the samples of one client.
 
         Args:
-            experiment: The experiment.
-            name: Name of the client.
             summary: Ignored: the data are loaded as a whole, so the clients agree.
 
         Raises:
@@ -237,18 +208,12 @@ class Share:
         """Return the samples of all clients of the experiment.
 
         Args:
-            experiment: The experiment.
             summary: Ignored, as by :meth:`load`.
         """
         return load_data(experiment)
 
     def counts(self, experiment: Experiment, name: str) -> str:
-        """Return a client's disclosure of its numbers of samples.
-
-        Args:
-            experiment: The experiment.
-            name: Name of the client.
-        """
+        """Return a client's disclosure of its numbers of samples."""
         settings = next((c.settings for c in load_data(experiment).clients if c.name == name), {})
         return str(settings.get("counts", "exact"))
 
@@ -281,8 +246,6 @@ def check_counts(experiment: Experiment, name: str, counts: str) -> None:
     """Check that the method does not need numbers of samples that a client withholds.
 
     Args:
-        experiment: The experiment.
-        name: Name of the client.
         counts: The client's disclosure of its numbers of samples.
 
     Raises:

@@ -103,7 +103,6 @@ def locked(path: Path, order: int) -> Iterator[None]:
 
     Args:
         path: Folder of the client's run.
-        order: Number of the request.
 
     Raises:
         CheckpointError: If a later request of the run arrived in the meantime.
@@ -136,7 +135,6 @@ class ClientFolder:
 
     Args:
         path: The client's folder; that of the run in it is created when first written to.
-        run: Identifier of the run.
 
     Attributes:
         client: Name of the client.
@@ -211,7 +209,6 @@ class ClientFolder:
         """Return what :meth:`since` does, or None if the client then starts afresh.
 
         Args:
-            after: As there.
             fresh: Whether a client whose state is lost starts afresh.
 
         Raises:
@@ -265,7 +262,6 @@ class ClientFolder:
 
         Args:
             snapshot: The client after the visit.
-            round: Number of the round.
             request: Digest of the broadcast if the visit trained the client, else "".
             reply: The encoded answer, or None.
             losses: Losses of the training, as JSON.
@@ -298,9 +294,7 @@ class ClientFolder:
         """Make a new generation the client's state, which is unchanged until then.
 
         Args:
-            new: The new generation.
             start: The generation from which the visit started; None for the client as it was before the run.
-            order: Number of the request.
             keep: Names of the generations to which the server may still return; those that are ancestors of
                 ``new`` are kept.
 
@@ -369,9 +363,6 @@ def _link(existing: Path, new: Path) -> None:
 def revealed(path: Path) -> dict[str, int]:
     """Return the last round, by run, in which a client helped to read a sum with its upload.
 
-    Args:
-        path: The client's folder.
-
     Raises:
         CheckpointError: If the record is damaged: nobody knows then which uploads must not be offered again.
     """
@@ -392,8 +383,6 @@ def reveal(path: Path, run: str, round: int) -> None:
     """Remember that a client helps to read a sum with its upload; to be called before it does.
 
     Args:
-        path: The client's folder.
-        run: Identifier of the run.
         round: Number of the round, from 1.
 
     Raises:
@@ -414,7 +403,6 @@ def digest(round: int, message: bytes | None) -> str:
     """Return a digest that identifies a request to train.
 
     Args:
-        round: Number of the round.
         message: The encoded broadcast, or None.
     """
     return hashlib.blake2b(message or b"", digest_size=16, key=round.to_bytes(8, "little")).hexdigest()

@@ -196,7 +196,6 @@ def scored(descriptions: Sequence[Description], options: RobustOptions | None = 
     A client that discloses none counts for the mean of the others.
 
     Args:
-        descriptions: Descriptions of the clients.
         options: Limits on these numbers; None for none.
     """
     withheld = [d.name for d in descriptions if d.counts == "none"]

@@ -45,7 +45,6 @@ def connect(host: str, port: int) -> socket.socket:
 
     Args:
         host: Name or address of the machine.
-        port: Port number.
 
     Raises:
         ConfigError: If there is no connection within :data:`TIMEOUT` seconds.
@@ -90,8 +89,6 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
 
     Args:
         host: Name or address by which nodes reach the SuperLink.
-        port: Port of the SuperLink.
-        path: PEM file of the authorities.
         authorities: The certificates in the file.
 
     Raises:

@@ -90,7 +90,6 @@ class Kept:
     Args:
         job: The visit that the server requests.
         roster: The roster for the visit, with the client as it was before the run.
-        folder: The client's files.
         fresh: Whether a client whose state is lost starts afresh.
 
     Attributes:

@@ -96,9 +96,6 @@ def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int
     """Return a method for samples of several parts: features, and what clients' own networks take.
 
     Args:
-        kind: The method.
-        options: Its options.
-        task: The task.
         widths: Length of the features of each encoder that clients are dealt; empty if all share one.
 
     Raises:

@@ -30,7 +30,6 @@ def trains(kind: Expert, counts: Tensor) -> Tensor:
     """Return whether a client has a network of its own to train, a bool scalar.
 
     Args:
-        kind: The option.
         counts: ``(K,)`` training samples per class.
     """
     least = {"none": float("inf"), "auto": LEAST}.get(kind, 1)
@@ -38,11 +37,7 @@ def trains(kind: Expert, counts: Tensor) -> Tensor:
 
 
 def phase(kind: Expert) -> tuple[Phase, ...]:
-    """Return the training of a round, which is that of ``local``.
-
-    Args:
-        kind: The option.
-    """
+    """Return the training of a round, which is that of ``local``."""
     loss = _balanced if kind == "balanced" else _plain
     return (Phase((Update(loss),), only=lambda local: bool(local.state["trains"]), stays=True),)
 
@@ -60,7 +55,6 @@ def likely(kind: Expert, logits: Tensor, state: Tensors) -> Tensor:
     """Return ``log p_own(y|x)`` over the client's classes, ``(B, K)``.
 
     Args:
-        kind: The option.
         logits: ``(B, K)`` outputs of the network.
         state: The method's state on the client.
     """

@@ -58,8 +58,6 @@ def initial_generator(
         classes: ``K``.
         hidden: Width ``h``.
         width: Length ``d`` of the features.
-        source: Source of random numbers.
-        dtype: Of the result.
     """
     first = linear_layer(latent + classes, hidden, source, dtype)
     second = linear_layer(hidden, width, source, dtype)
@@ -200,8 +198,6 @@ class FeatureGenerator:
     labels that are generated.
 
     Args:
-        options: Noise and batch size.
-        task: The learning problem.
         hidden: Width ``h``.
         label_prior: How ``prior`` follows from the clients' samples.
     """
@@ -257,9 +253,7 @@ class FeatureGenerator:
         """Return noise ``(B, z)`` from the model's source ``noise``.
 
         Args:
-            model: The client's model.
             batch: ``B`` samples.
-            received: The broadcast.
         """
         numbers: Tensor = model.extras["noise"]((len(batch.y), self.options.latent_dim), received["prior"])
         return self.shaped(numbers)
@@ -272,7 +266,6 @@ class FeatureGenerator:
         """Return ``G(ε, y)``.
 
         Args:
-            received: The broadcast.
             noise: ``(B, z)``.
             labels: ``(B,)`` int64.
 
@@ -286,9 +279,7 @@ class FeatureGenerator:
         """Return ``CE(g(G(ε, y')), y')``, the mean over as many draws as the batch has samples.
 
         Args:
-            model: The client's model.
             batch: ``B`` samples.
-            received: The broadcast.
 
         Returns:
             A scalar; 0 if no class has a chance.
@@ -318,13 +309,8 @@ class FeatureGenerator:
         """Train the generator with Adam, which starts afresh in every round.
 
         Args:
-            server: The server's state.
             teachers: At least one client.
-            objective: The scalar to minimise.
             round: The round, counted from 1.
-            steps: Steps of Adam.
-            lr: Its learning rate.
-            weight_decay: Its weight decay.
 
         Returns:
             The entries of the server's state that change, and diagnostics. A generator that diverges is not kept.

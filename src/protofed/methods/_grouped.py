@@ -25,9 +25,6 @@ class Grouped(WrappedMethod[Any]):
     """One closed form per group of clients, of which each hears from its own alone.
 
     Args:
-        kind: The method.
-        options: Its options.
-        task: The task.
         widths: Length of the features of each group; a client's is the ``group`` of its model.
     """
 
@@ -149,7 +146,6 @@ def _whole(found: Mapping[int, Payload], schemas: Sequence[Schema | None], dtype
     Args:
         found: Payloads by group.
         schemas: Schema of each group.
-        dtype: Type of real numbers.
     """
     message: Payload = {}
     for group, schema in enumerate(schemas):
@@ -171,8 +167,6 @@ def _part(message: Payload, schema: Schema, group: int) -> Payload | None:
 
     Args:
         message: Fields of all groups.
-        schema: Schema of the group.
-        group: Its number.
     """
     own = {name: message[f"{name}|{group}"] for name in schema.fields}
     always = [name for name, field in schema.fields.items() if not _varies(field, schema)]

@@ -83,7 +83,6 @@ class LowRank:
 
         Args:
             num_classes: ``K``.
-            more: Further fields.
         """
         fields: dict[str, Field] = {}
         limits: dict[str, int] = {}
@@ -111,7 +110,6 @@ class LowRank:
         """Return the fields of a message.
 
         Args:
-            weights: By name.
             energy: Share of each matrix's energy that is kept, in (0, 1]; None to send all matrices whole.
         """
         payload: Payload = {}

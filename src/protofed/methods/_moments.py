@@ -90,7 +90,6 @@ class Sums(NamedTuple):
         """Return these sums and those of other samples, which may count more or less than once.
 
         Args:
-            other: The other sums.
             times: How often each of their samples counts.
         """
         return Sums(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
@@ -164,7 +163,6 @@ def symmetric(upper: Tensor, d: int) -> Tensor:
 
     Args:
         upper: Its upper triangle, ``(d·(d + 1)/2,)``.
-        d: Number of its rows.
     """
     i, j = torch.triu_indices(d, d, device=upper.device)
     matrix = upper.new_zeros(d, d)
@@ -180,7 +178,6 @@ def isometric(matrix: Tensor, power: float = 1.0) -> Tensor:
 
     Args:
         matrix: ``(d, d)``.
-        power: The power.
     """
     factor: Tensor = torch.full_like(matrix, 2 ** (power / 2)).fill_diagonal_(1)
     return matrix * factor
@@ -228,17 +225,11 @@ class Linear(NamedTuple):
 
         Args:
             tensors: Its parts, perhaps among others.
-            prefix: Beginning of their names.
         """
         return cls(*(tensors[prefix + name] for name in cls._fields))
 
     def tensors(self, dtype: torch.dtype, prefix: str = "") -> Tensors:
-        """Return its parts by name.
-
-        Args:
-            dtype: Of weights and bias.
-            prefix: Beginning of the names.
-        """
+        """Return its parts by name."""
         parts = {"weights": self.weights.to(dtype), "bias": self.bias.to(dtype), "present": self.present}
         return {prefix + name: part for name, part in parts.items()}
 
@@ -332,11 +323,7 @@ class ClosedForm(Method[O]):
         return self.schema(fields)
 
     def moment_fields(self, size: int) -> dict[str, Field]:
-        """Return the fields of an upload that hold the second moment.
-
-        Args:
-            size: Numbers of its upper triangle.
-        """
+        """Return the fields of an upload that hold the second moment."""
         return {
             "samples": Field((), "count", parameter=False),
             "moment": Field((size,), limit=LARGEST**2),
@@ -352,20 +339,11 @@ class ClosedForm(Method[O]):
         )
 
     def rows(self, name: str, limit: float = LARGEST) -> dict[str, Field]:
-        """Return the fields of ``k`` classes with one row of ``d`` numbers each.
-
-        Args:
-            name: Name of the rows.
-            limit: Largest magnitude of the numbers.
-        """
+        """Return the fields of ``k`` classes with one row of ``d`` numbers each."""
         return {"classes": Field(("k",), "label", parameter=False), name: Field(("k", "d"), limit=limit)}
 
     def schema(self, fields: dict[str, Field]) -> Schema:
-        """Return the schema of a message.
-
-        Args:
-            fields: Its fields.
-        """
+        """Return the schema of a message."""
         K = self.task.num_classes
         return Schema(fields, K, sizes={"d": self.task.feature_dim}, limits={"k": K})
 
@@ -396,7 +374,6 @@ class ClosedForm(Method[O]):
         """Return the sums of a client's samples, computed anew: the features do not change.
 
         Args:
-            local: The client.
             among: ``(K,)`` bool, the classes whose samples count; None for all.
         """
         if not int(local.counts.sum()):
@@ -422,20 +399,12 @@ class ClosedForm(Method[O]):
         return {**payload, **self.packed(sums)} if self.second else payload
 
     def packed(self, sums: Sums) -> Payload:
-        """Return the fields of an upload that hold the second moment.
-
-        Args:
-            sums: The client's sums.
-        """
+        """Return the fields of an upload that hold the second moment."""
         samples = sums.counts.sum()
         return {"samples": samples.long(), "moment": triangle(sums.moment) / samples.clamp(min=1)}
 
     def unpacked(self, sent: Tensors) -> Tensor:
-        """Return the mean second moment ``(d, d)`` of an upload, in float64.
-
-        Args:
-            sent: The upload.
-        """
+        """Return the mean second moment ``(d, d)`` of an upload, in float64."""
         return symmetric(sent["moment"].double(), self.task.feature_dim)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
@@ -445,13 +414,7 @@ class ClosedForm(Method[O]):
         return self.table(message, "weights", "bias").tensors(self.task.dtype)
 
     def table(self, message: Payload, weights: str, bias: str) -> Linear:
-        """Return a classifier of all ``K`` classes from the rows of a message.
-
-        Args:
-            message: The message.
-            weights: Its field of weights.
-            bias: Its field of biases.
-        """
+        """Return a classifier of all ``K`` classes from the rows of a message."""
         K, classes = self.task.num_classes, message["classes"]
         rows = Prototypes.received(message[weights], classes, K)
         return Linear(rows.rows, message[bias].new_zeros(K).index_copy(0, classes, message[bias]), rows.present)
@@ -541,7 +504,6 @@ class ClosedForm(Method[O]):
 
         Args:
             server: The state, perhaps from a file of another party.
-            client: Name of the client.
 
         Raises:
             ConfigError: If nothing of it is there, or nothing of any other client.
@@ -575,11 +537,7 @@ class ClosedForm(Method[O]):
         return total, self.classifier(total)
 
     def sums_of(self, payload: Payload) -> Sums:
-        """Return the sums that an upload stands for.
-
-        Args:
-            payload: The upload.
-        """
+        """Return the sums that an upload stands for."""
         K, d = self.task.num_classes, self.task.feature_dim
         if self.task.noise is not None:
             counts, sums = (payload[name].double() / self.release[name] for name in ("counts", "sums"))

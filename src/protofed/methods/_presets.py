@@ -28,7 +28,6 @@ def filled(options: O, presets: Mapping[str, Mapping[str, Any]]) -> O:
     """Return options without None.
 
     Args:
-        options: The user's options.
         presets: Values by the names of presets; each value of None becomes that of ``options.preset``.
     """
     chosen = presets[options.preset]

@@ -48,7 +48,6 @@ def log_prior(counts: Tensor, rho: float = RHO, dtype: torch.dtype = torch.float
     Args:
         counts: ``(K,)`` int64 samples per class ``n_y``.
         rho: ``ρ``, above 0.
-        dtype: Of the result.
     """
     smoothed = counts.double() + rho
     return (smoothed / smoothed.sum()).log().to(dtype)
@@ -59,8 +58,6 @@ def own_classes(counts: Tensor, dtype: torch.dtype, *, balanced: bool) -> Tensor
 
     Args:
         counts: ``(K,)`` int64 samples per class.
-        dtype: Of π_i.
-        balanced: Whether π_i is needed.
     """
     own: Tensors = {"own": counts > 0}
     return own | {"prior": log_prior(counts, dtype=dtype)} if balanced else own
@@ -70,7 +67,6 @@ def shifted(state: Tensors, counts: Tensor) -> Tensors:
     """Return a client's state with the log-prior of new frequencies, if it has one; A_i are those it learned.
 
     Args:
-        state: The state.
         counts: ``(K,)`` int64 samples per class.
     """
     return {**state, "prior": log_prior(counts, dtype=state["prior"].dtype)} if "prior" in state else state
@@ -90,7 +86,6 @@ def cross_entropy(batch: Batch, logits: Tensor, state: Tensors) -> Tensor:
     """Return the mean cross-entropy of ``f(x)``, or of ``f(x) + π_i`` over A_i: absent classes are left out.
 
     Args:
-        batch: Samples of one step.
         logits: ``(B, K)`` outputs ``f(x)``.
         state: π_i and A_i; no π_i for plain softmax.
     """

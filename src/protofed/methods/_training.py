@@ -15,14 +15,7 @@ def sound(tensors: Tensors) -> bool:
 
 
 def linear_layer(inputs: int, outputs: int, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
-    """Return ``weight`` and ``bias`` of a linear layer, uniform on ``±1/√inputs`` as torch initialises them.
-
-    Args:
-        inputs: Number of inputs.
-        outputs: Number of outputs.
-        generator: Source of random numbers.
-        dtype: Of the result.
-    """
+    """Return ``weight`` and ``bias`` of a linear layer, uniform on ``±1/√inputs`` as torch initialises them."""
     bound = inputs**-0.5
     shapes = {"weight": (outputs, inputs), "bias": (outputs,)}
     return {

@@ -29,7 +29,6 @@ def shared_weights(model: nn.Module, select: Select = every_parameter, *, buffer
     """Return detached references to the selected weights of a model.
 
     Args:
-        model: The model.
         select: Chooses among its parameters and buffers.
         buffers: Whether floating-point buffers (BatchNorm's running statistics) are included. Integer buffers
             (BatchNorm's batch counter) never are.
@@ -49,7 +48,6 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy weights into a model's parameters and buffers of the same names.
 
     Args:
-        model: The model.
         weights: Tensors by name.
     """
     targets = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -62,7 +60,6 @@ def with_samples(schema: Schema, **fields: Field) -> Schema:
     """Extend a schema by further fields and the client's number of samples ``n_i``.
 
     Args:
-        schema: Schema to extend.
         fields: Further fields by name.
     """
     samples = Field((), "count", parameter=False)
@@ -119,8 +116,6 @@ def check_parts(option_name: str, parts: Sequence[str], model: nn.Module) -> Non
 
     Args:
         option_name: The option that lists the parts, for the message.
-        parts: Names of modules.
-        model: The model.
 
     Raises:
         ConfigError: If a part does not.
@@ -132,13 +127,7 @@ def check_parts(option_name: str, parts: Sequence[str], model: nn.Module) -> Non
 
 
 def sharing_notes(model: nn.Module, select: Select, buffers: bool) -> tuple[str, ...]:
-    """Return sentences about how much of a model is shared, and where BatchNorm's running statistics stay.
-
-    Args:
-        model: A client's model.
-        select: Chooses the shared weights.
-        buffers: Whether floating-point buffers are shared.
-    """
+    """Return sentences about how much of a model is shared, and where BatchNorm's running statistics stay."""
     total = sum(p.numel() for p in model.parameters())
     shared = sum(p.numel() for n, p in model.named_parameters() if select(n))
     sentences = [f"{shared:,} of the {total:,} parameters of a model are shared."]

@@ -231,10 +231,7 @@ class Beacon(Method[BeaconOptions]):
         """Balanced softmax: cross-entropy of ``h_θ(x) + π_i``.
 
         Args:
-            model: The client's model.
-            batch: Samples of one step.
             received: Tensors received by the client.
-            state: π_i and A_i.
         """
         logits = model.extras["beacon"](batch.x).logits
         return {"beacon": batch.cross_entropy(logits + state["beacon_prior"])}, None
@@ -294,12 +291,7 @@ class Beacon(Method[BeaconOptions]):
         }
 
     def outputs(self, model: SplitModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the outputs ``f`` of the expert and the log-probabilities ``g`` of the beacon, ``(B, K)`` each.
-
-        Args:
-            model: The client's model.
-            batch: Samples to classify.
-        """
+        """Return the outputs ``f`` of the expert and the log-probabilities ``g`` of the beacon, ``(B, K)`` each."""
         return model(batch.x).logits, model.extras["beacon"](batch.x).logits.log_softmax(-1)
 
     def fused(self, f: Tensor, g: Tensor, received: Tensors) -> Tensor:

@@ -105,7 +105,6 @@ class Update:
         """Return the loss's terms and the model's output.
 
         Args:
-            model: The client's model.
             batch: The samples.
             received: Result of :meth:`Method.receive`.
             state: The method's state on the client.
@@ -153,7 +152,6 @@ class Build(Protocol):
         Args:
             name: An architecture or ``package.module:callable``; empty for the experiment's own architecture (the
                 first of a group) with its options.
-            options: Options of the architecture.
             d: Length of the network's features; None for the experiment's.
 
         Raises:
@@ -322,7 +320,6 @@ class Method(Generic[O]):
         Called before there is a method.
 
         Args:
-            options: The method's options.
             validated: Whether clients hold out validation samples.
         """
         return None
@@ -355,7 +352,6 @@ class Method(Generic[O]):
         """Check that the options suit the clients of the federation, before any training.
 
         Args:
-            names: The clients.
             validated: Those of them that hold validation samples.
 
         Raises:
@@ -454,7 +450,6 @@ class Method(Generic[O]):
         :meth:`begin`.
 
         Args:
-            local: The client.
             message: The broadcast; None while the server has nothing to send.
 
         Returns:
@@ -476,7 +471,6 @@ class Method(Generic[O]):
         Must be pure, and must leave padding out of its means (:meth:`Batch.mean`).
 
         Args:
-            model: The client's model.
             batch: The samples of one step.
             received: Result of :meth:`receive`.
             state: The method's state on the client.
@@ -500,7 +494,6 @@ class Method(Generic[O]):
         """Finish a local epoch; may change ``local.state``.
 
         Args:
-            local: The client.
             statistics: Sums over the epoch if they are collected ``"during"`` training, otherwise empty.
         """
 
@@ -508,7 +501,6 @@ class Method(Generic[O]):
         """Compose the upload after training; may change ``local.state``.
 
         Args:
-            local: The client.
             statistics: Sums over the training data; empty if none were collected.
 
         Raises:
@@ -572,7 +564,6 @@ class Method(Generic[O]):
         """Return the message that opens a round; None if there is nothing to send yet.
 
         Args:
-            server: The server's state.
             round: The round, counted from 1.
             client: The receiving client's name if ``personal_broadcast``, otherwise None.
         """

@@ -143,7 +143,6 @@ class FedAvg(Method[W]):
 
         Args:
             model: The client's or the global model.
-            batch: Samples to classify.
             received: Tensors received by the client.
         """
         return model(batch.x).logits

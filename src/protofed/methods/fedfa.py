@@ -122,8 +122,6 @@ class FedFA(FedAvg[FedFAOptions]):
         """``CE(g(a_c), c)`` over all K anchors.
 
         Args:
-            model: The client's model.
-            batch: Samples of one step.
             received: Tensors received by the client.
             state: The method's state of the client.
         """

@@ -197,8 +197,6 @@ class FedGen(FedAvg[FedGenOptions]):
         Args:
             alpha: ``α_t``.
             beta: ``β_t``.
-            model: The client's model.
-            batch: Samples of one step.
             received: Tensors received by the client.
             state: The method's state of the client.
         """

@@ -216,7 +216,6 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         """Return the mentee that an upload describes.
 
         Args:
-            payload: The upload.
             server: The server's state, with the mentee that an update is added to.
         """
         weights, old = self.packing.unpack(payload), _part("mentee", server)

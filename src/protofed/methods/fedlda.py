@@ -332,7 +332,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         """Make the classifiers of all, and of the client: its own samples and κ times the others'.
 
         Args:
-            local: The client.
             message: The broadcast; None for the client's own samples alone.
         """
         dtype, K = self.task.dtype, self.task.num_classes
@@ -358,11 +357,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return received
 
     def sums_in(self, message: Payload) -> Sums:
-        """Return the sums that a broadcast holds.
-
-        Args:
-            message: The broadcast.
-        """
+        """Return the sums that a broadcast holds."""
         upload = {name: tensor.cpu() for name, tensor in message.items()} | {"samples": message["counts"].sum()}
         if self.options.message == "factor":
             upload["moment"] = upload["moment"].unsqueeze(0)
@@ -373,8 +368,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         """Return the sums of all other clients.
 
         Args:
-            local: The client.
-            own: Its sums.
             total: Those of all clients, perhaps with its own.
         """
         reported = (local.counts >= max(1, local.least_samples)).cpu()
@@ -390,8 +383,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         """Return how many of a client's validation samples each choice gets right by the rule ``head``.
 
         Args:
-            local: The client.
-            own: Its sums.
             others: Those of all others.
         """
         batches = [(local.model(batch.x).features, batch.y) for batch in local.validation()]
@@ -407,7 +398,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         """Return log-posteriors of the client's classes, up to a constant.
 
         Args:
-            classifier: The client's classifier.
             features: ``(B, d)``.
             state: The method's state on the client.
         """
@@ -439,7 +429,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
         Args:
             output: Features and the outputs of the client's own network.
-            received: The classifiers.
             state: The method's state on the client.
         """
         closed = self.head(Linear.named(received, "own_" if self.mixes else ""), output.features, state)

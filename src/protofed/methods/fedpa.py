@@ -110,7 +110,6 @@ class FedPA(FedAvg[FedPAOptions]):
 
         Args:
             first: Weight in round 1.
-            floor: Smallest weight.
             round: Number of the round, from 1.
         """
         return max(floor, first * self.options.decay ** (round - 1)) if first else 0.0
@@ -151,8 +150,6 @@ class FedPA(FedAvg[FedPAOptions]):
         Args:
             alpha: ``α_t``.
             beta: ``β_t``.
-            model: The client's model.
-            batch: Samples of one step.
             received: Tensors received by the client.
             state: The method's state of the client.
         """

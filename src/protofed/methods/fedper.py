@@ -52,8 +52,6 @@ def check_personal(method: str, options: FedPerOptions, task: Task) -> None:
 
     Args:
         method: Name of the method, for the message.
-        options: Name the private parts.
-        task: Has the model.
 
     Raises:
         ConfigError: If they do not.

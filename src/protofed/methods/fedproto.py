@@ -212,7 +212,6 @@ class FedProto(Method[P]):
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``.
 
         Args:
-            server: The server's state.
             uploads: Validated uploads, to be consumed once.
             round: Number of the round, from 1.
         """
@@ -231,12 +230,7 @@ class FedProto(Method[P]):
         return mean
 
     def merge(self, server: Tensors, new: Prototypes) -> Tensors:
-        """Return the server's state with new prototypes; the other classes keep theirs.
-
-        Args:
-            server: The server's state.
-            new: The new prototypes.
-        """
+        """Return the server's state with new prototypes; the other classes keep theirs."""
         return {**server, **Prototypes.of(server).merged(new).tensors()}
 
 
@@ -258,7 +252,6 @@ def pulled(
     """Return cross-entropy and the pull of features towards prototypes (Eq. 7).
 
     Args:
-        model: The client's model.
         batch: The samples.
         received: The table of prototypes, as :meth:`Prototypes.tensors` names its parts.
         state: The method's state of the client, with π_i for balanced softmax.
@@ -284,8 +277,6 @@ def nearest_rules(output: Output, state: Tensors, shared: Prototypes, own: Proto
     Args:
         output: The model's ``(B, d)`` features and ``(B, K)`` logits of the batch.
         state: The method's state of the client, with π_i for balanced softmax.
-        shared: Global prototypes.
-        own: The client's prototypes.
 
     Returns:
         ``(B,)`` int64 classes of the rules ``head``, ``local``, ``global`` and ``global_own``, with π_i also of
@@ -304,8 +295,6 @@ def nearest_scores(output: Output, state: Tensors, shared: Prototypes, own: Prot
     Args:
         output: The model's ``(B, d)`` features and ``(B, K)`` logits of the batch.
         state: The method's state of the client, with π_i for balanced softmax.
-        shared: Global prototypes.
-        own: The client's prototypes.
 
     Returns:
         ``(B, K)`` scores of the rules of :func:`nearest_rules`; those of classes without a prototype are the least
@@ -326,7 +315,6 @@ class Seen(Iterable[Upload]):
     """A stream of uploads, and what it has shown of the clients so far.
 
     Args:
-        uploads: The uploads.
         num_classes: ``K`` to note every client's classes, 0 to note none.
 
     Attributes:

@@ -269,7 +269,6 @@ class GFPL(Method[GFPLOptions]):
         """Return the terms of ``λ·½(h·z_y − 1)² + w·CE(g(f), y)`` (Eq. 12-13, where w is 1).
 
         Args:
-            model: The client's model.
             features: ``(B, d)``, ``f``.
             logits: ``(B, K)``, ``g(f)``.
             batch: The samples.
@@ -293,8 +292,6 @@ class GFPL(Method[GFPLOptions]):
         """Eq. 14: the same on pseudo-features, through the heads only.
 
         Args:
-            model: The client's model.
-            batch: Samples of one step.
             received: Tensors received by the client.
             state: The method's state of the client.
         """

@@ -13,7 +13,6 @@ class Beside(SplitModel):
     Weights have the names that they have in the network alone.
 
     Args:
-        own: The network.
         features: Columns of the features; None for those of the network.
         inputs: Columns that the network takes.
         shape: Shape of one of its samples.

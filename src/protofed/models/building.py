@@ -44,11 +44,8 @@ def build(
             ``num_classes`` and ``input_shape``; the module it returns is passed through :func:`split`.
         input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
         num_classes: Number of classes ``K``.
-        d: Feature dimension.
         map: Map from the width of the backbone to ``d``: ``pool`` (adaptive average pooling) or ``linear``.
             ``mlp``, ``cnn2`` and ``fedproto_cnn`` have their own layer to ``d`` instead.
-        options: Keyword options of the architecture.
-        seed: Seed of the random weights.
         weights_dir: Folder in which files of weights are found by name, wherever ``options`` say they are; "" to
             open them where ``options`` say.
         pretrained: Whether to read that file; not necessary for a model whose weights will be replaced.
@@ -98,7 +95,6 @@ def call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
 
     Args:
         path: ``package.module:callable`` or ``file.py:callable``.
-        options: Keyword arguments.
         offered: Further ones, of which it is given those that it has parameters for.
 
     Raises:

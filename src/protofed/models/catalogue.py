@@ -93,8 +93,6 @@ def architecture(name: str, summary: str, Options: type, *, images: bool = True)
 
     Args:
         name: Name in configurations.
-        summary: One-line description.
-        Options: Frozen dataclass of its options.
         images: Whether it accepts only samples ``(C, H, W)``; any other shape then raises ModelError.
     """
 

@@ -12,12 +12,7 @@ from protofed.errors import ConfigError, ModelError
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ConfigError unless a condition holds.
-
-    Args:
-        condition: Condition to check.
-        message: Error message.
-    """
+    """Raise ConfigError unless a condition holds."""
     if not condition:
         raise ConfigError(message)
 
@@ -45,8 +40,6 @@ def probe(module: nn.Module, input_shape: tuple[int, ...], what: str, hint: str 
     The mode of every submodule is restored.
 
     Args:
-        module: Module to call.
-        input_shape: Shape of one sample.
         what: Name of the module in error messages.
         hint: Advice appended to the error message.
 
@@ -74,8 +67,6 @@ def flat_width(module: nn.Module, input_shape: tuple[int, ...], what: str) -> in
     """Return the width of a module's flat output ``(B, width)``.
 
     Args:
-        module: Module to call.
-        input_shape: Shape of one sample.
         what: Name of the module in error messages.
 
     Raises:

@@ -16,9 +16,7 @@ class Classifier(nn.Module):
     """A client's model that takes samples as they are stored.
 
     Args:
-        model: The client's model.
         class_names: Names of the ``K`` classes.
-        input_shape: Shape of one sample.
         eight_bit: Whether the model was trained on 8-bit images, which it sees as numbers in [-1, 1].
         table: Module that makes the inputs of tables as they are stored: standardised numbers, encoded categories.
         encoder: Module that makes vectors of the samples.

@@ -147,7 +147,6 @@ def make_map(kind: str, width: int, d: int) -> nn.Module:
             and does nothing if ``d == width``), as in ProtoNorm and TinyProto. ``linear`` is a learned layer
             with bias.
         width: Width of the backbone's output.
-        d: Feature dimension.
 
     Raises:
         ConfigError: If ``kind`` is neither ``pool`` nor ``linear``.
@@ -171,12 +170,7 @@ def parameter_bytes(model: nn.Module) -> int:
 
 
 def multiply_adds(model: SplitModel, input_shape: tuple[int, ...]) -> int:
-    """Return the number of multiply-adds of convolutions and linear layers in the forward pass of one sample.
-
-    Args:
-        model: Model to measure.
-        input_shape: Shape of one sample.
-    """
+    """Return the number of multiply-adds of convolutions and linear layers in the forward pass of one sample."""
     total = 0
     for module, output in model.trace(input_shape):
         if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):

@@ -107,7 +107,6 @@ def assign(name: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     Args:
         name: A group, whose members are assigned in turn (client ``i`` gets member ``i mod size``), or an
             architecture or import path, which is assigned to every client.
-        count: Number of clients.
 
     Raises:
         ConfigError: If ``name`` is unknown or ``count`` is negative.

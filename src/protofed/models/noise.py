@@ -21,7 +21,6 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
     Args:
         key: Scalar int64 key.
-        shape: Shape of the result.
     """
     position = torch.arange(_size(shape), device=key.device)
     low, high = key & _MASK, (key >> 32) & _MASK
@@ -106,7 +105,6 @@ class KeyedUniform(_Keyed):
         shape ``(B', …)``.
 
         Args:
-            shape: Shape of the result.
             like: Tensor whose dtype the result takes.
         """
         return self.draw(shape, like) if self.training else uniform(self.key, shape).to(like.dtype)

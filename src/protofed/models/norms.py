@@ -34,7 +34,6 @@ def check_single_samples(model: nn.Module, protected: Callable[[str], bool]) -> 
     """Refuse a model with a layer that has no gradient of a single sample, but needs one.
 
     Args:
-        model: The model.
         protected: Whether a weight is trained by such gradients, by its name.
 
     Raises:

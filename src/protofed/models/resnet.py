@@ -23,13 +23,7 @@ class ResNet8Options(ImageOptions):
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions with a shortcut: ``(B, c_in, H, W) -> (B, c_out, H/stride, W/stride)``.
-
-    Args:
-        c_in: Number of input channels.
-        c_out: Number of output channels.
-        stride: Stride of the first convolution.
-    """
+    """Two 3×3 convolutions with a shortcut: ``(B, c_in, H, W) -> (B, c_out, H/stride, W/stride)``."""
 
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()

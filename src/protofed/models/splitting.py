@@ -32,7 +32,6 @@ def split(
 
     Args:
         module: Module ``(B, *input_shape) -> (B, K)`` that returns logits.
-        input_shape: Shape of one sample.
         d: Feature dimension; None for the head's input width.
         map: ``pool`` or ``linear``, see :func:`protofed.models.core.make_map`.
         num_classes: Expected number of classes ``K``; None to accept any.

@@ -38,7 +38,6 @@ def tiny_width(input_shape: Sequence[int], channels: Sequence[int] = (8, 16, 16)
     """Return the length of the features: pooled maps, or the units for vectors.
 
     Args:
-        input_shape: Shape of one sample.
         channels: Channels of each convolution.
         hidden: Units for vectors; 0 for as many as give about the weights of a network for images of one channel
             and ten classes, but at least as many as the last convolution has channels.

@@ -33,7 +33,6 @@ def find_weights(architecture: str, weights: str, folder: str = "") -> Path:
     """Return the file that an architecture's option ``weights`` means.
 
     Args:
-        architecture: Name of the architecture.
         weights: Path of a file, or name of torchvision's weights, e.g. ``IMAGENET1K_V1``.
         folder: Folder in which a file is found by its name, whatever its path; "" to keep the path.
 
@@ -56,7 +55,6 @@ def check_published(path: str, options: Mapping[str, Any]) -> None:
 
     Args:
         path: Path of a callable, ``package.module:callable``.
-        options: Its keyword arguments.
 
     Raises:
         ModelError: If torch does not have those weights on this machine.
@@ -96,7 +94,6 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
     """Replace the random weights of a backbone by those of a file; a file that does not fit changes nothing.
 
     Args:
-        backbone: The backbone.
         path: File of safetensors or of ``torch.save``.
         fresh: Names of modules or tensors of the backbone that keep their random weights.
         name: Name of the architecture in error messages.

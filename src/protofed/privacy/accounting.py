@@ -152,7 +152,6 @@ def _narrow(cost: Callable[[float], float], enough: float, budget: float) -> Non
     In logarithms ε is nearly a straight line, so that Brent's method needs few questions where halving needs ten.
 
     Args:
-        cost: ε, given the noise multiplier.
         enough: Noise that suffices.
         budget: Largest ``ε``.
     """

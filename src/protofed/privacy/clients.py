@@ -46,7 +46,6 @@ class Layout:
     sums. Sums over samples contribute as they are, numbers of samples not at all: all clients weigh the same.
 
     Args:
-        schema: Schema of uploads.
         clip: Largest Euclidean norm ``C`` of a vector.
     """
 
@@ -70,7 +69,6 @@ class Layout:
         """Return an upload as a float64 vector; zero from a client whose weight is 0.
 
         Args:
-            payload: The upload.
             centre: Payload of the broadcast that opened the round; may be empty.
         """
         pieces = []
@@ -92,7 +90,6 @@ class Layout:
         """Return an upload as a vector of limited length, and whether it had to be shortened.
 
         Args:
-            payload: The upload.
             centre: As in :meth:`vector`.
         """
         vector = self.vector(payload, centre)
@@ -103,7 +100,6 @@ class Layout:
         """Return the upload that stands for all.
 
         Args:
-            total: Noisy sum of vectors.
             noise: Standard deviation of the noise of each number.
             centre: As in :meth:`vector`.
             expected: Number of clients by which sums of changes of weights are divided.
@@ -144,12 +140,10 @@ class ClientPrivacy(Budgeted):
     """The stage of ``privacy.mode=client``.
 
     Args:
-        options: Norm, noise and budget.
         method: The method that aggregates the uploads.
         rates: For every round, the probability with which a client takes part if a secret coin decides, 1 if
             anything else does, and 0 if clients send nothing.
         expected: For every round, the number of clients that are to take part.
-        source: Source of the noise.
         shared: Whether clients make the noise, and the sum of their shares is all that the server sees.
 
     Attributes:
@@ -216,7 +210,6 @@ class ClientPrivacy(Budgeted):
         """Return the upload that stands for all.
 
         Args:
-            total: Noisy sum of vectors.
             deviation: Standard deviation of the noise of each number.
             centre: Payload of the broadcast that opened the round; may be empty.
             round: Number of the round, from 1.
@@ -278,7 +271,6 @@ def noise_of(options: PrivacyOptions, rates: Sequence[float]) -> float:
     """Return the noise multiplier: the one that is given, or the one that the budget needs for all rounds.
 
     Args:
-        options: Noise and budget.
         rates: As for :class:`ClientPrivacy`.
     """
     if options.noise is not None:
@@ -292,10 +284,6 @@ def _releases(rates: Sequence[float], noise: float) -> list[Release]:
 
 def layout_of(method: Method, options: PrivacyOptions) -> Layout:
     """Return the vectors of a method's uploads.
-
-    Args:
-        method: The method.
-        options: Has the norm.
 
     Raises:
         ConfigError: If its uploads cannot be clipped.
@@ -313,8 +301,6 @@ class NoisySums:
     Numbers are rounded towards zero, which lengthens no vector: one client changes a sum by at most ``C``.
 
     Args:
-        options: Norm, noise and budget.
-        method: The method.
         rates: As for :class:`ClientPrivacy`.
         fraction_bits: Binary digits after the point.
 
@@ -341,7 +327,6 @@ class NoisySums:
         """Return a client's clipped contribution, without noise.
 
         Args:
-            payload: The upload.
             centre: Payload of the broadcast that opened the round; may be empty.
         """
         vector, _ = self.layout.clipped(payload, centre)

@@ -37,7 +37,6 @@ class Ledger:
 
         Args:
             path: The file; there need not be one yet.
-            round: Number of rounds completed.
             number: Number of releases in them, had none been repeated.
         """
         self.path, self._last = path, round

@@ -30,7 +30,6 @@ def from_seed(seed: int, *scope: str | int) -> Source:
     Whoever knows the seed can take the noise away again.
 
     Args:
-        seed: Seed of the experiment.
         scope: What the noise is for.
     """
     return lambda round, n: torch.randn(n, generator=generator(seed, *scope, round), dtype=torch.float64)
@@ -41,7 +40,6 @@ def from_system(round: int, n: int) -> Tensor:
 
     Args:
         round: Has no influence.
-        n: How many.
     """
     return normal_from_system(n)
 
@@ -102,7 +100,6 @@ class OwnNoise(NamedTuple):
 
         Args:
             threshold: As in :meth:`share`.
-            length: How many numbers.
         """
         share = self.share(threshold)
         if not share:

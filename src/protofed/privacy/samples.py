@@ -41,8 +41,6 @@ class Training(NamedTuple):
         """Return what a client publishes in all planned rounds.
 
         Args:
-            method: The method.
-            plan: The client's training plan.
             samples: Number of its training samples.
         """
         rounds = range(1, method.task.rounds + 1)
@@ -60,7 +58,6 @@ class Training(NamedTuple):
         """Return the number of noisy steps, and of statistics, with the numbers of samples per class as the first.
 
         Args:
-            rounds: Number of rounds.
             repeated: How often a round was repeated. Which one is not known, so each counts as the dearest of all
                 that are planned, and with new numbers of samples per class, which a client draws that begins anew.
         """
@@ -72,8 +69,6 @@ class Training(NamedTuple):
         """Return what is published in the first ``rounds`` rounds.
 
         Args:
-            rounds: Number of rounds.
-            noise: Noise multiplier of steps.
             means: Noise multiplier of class means, and of the numbers of samples per class, once.
             repeated: As for :meth:`numbers`.
         """
@@ -83,9 +78,6 @@ class Training(NamedTuple):
 
 def multiplier(options: PrivacyOptions) -> float:
     """Return the noise multiplier of one release of statistics, which is all that a method publishes.
-
-    Args:
-        options: Noise and budget.
 
     Raises:
         ConfigError: If no noise keeps the budget.
@@ -101,9 +93,6 @@ def protected(
     """Return a client's plan with DP-SGD, with the noise that the budget needs if the options do not name it.
 
     Args:
-        options: Norms, noise and budget.
-        method: The method.
-        plan: The client's plan.
         samples: Number of its training samples.
         secure: Whether only sums of uploads can be read.
 
@@ -135,9 +124,6 @@ def _needed(options: PrivacyOptions, training: Training) -> float:
 def check(method: Method) -> None:
     """Refuse methods whose uploads are not made from trained weights and class means alone.
 
-    Args:
-        method: The method.
-
     Raises:
         ConfigError: If its are not.
     """
@@ -154,8 +140,6 @@ class SamplePrivacy(Budgeted):
     """What ``privacy.mode=sample`` costs.
 
     Args:
-        options: Norms, noise and budget.
-        method: The method.
         members: The clients that train, by name.
 
     Raises:

@@ -70,8 +70,6 @@ class SecureSum(Stage):
 
     Args:
         options: The threshold and the fixed point.
-        method: The method.
-        codec: Encoding of uploads.
         ask: Asks clients that hold their own uploads; None for those of this process, which are made here.
         noisy: Sums of clipped contributions with noise, in place of sums of uploads; None without.
         seed: Seed of the clients' noise; None for the operating system's random numbers.
@@ -146,8 +144,6 @@ class SecureSum(Stage):
         """Return what a client adds to the sum of a round; this is computed where the client is.
 
         Args:
-            client: The client.
-            message: Its encoded upload.
             broadcast: The encoded broadcast that it received.
             round: Number of the round, from 1.
 
@@ -200,7 +196,6 @@ class SecureSum(Stage):
         They are all alike and have the sum of the clients' own; with noise there is one, which stands for all.
 
         Args:
-            summed: What the server learns.
             opening: Payload of the broadcast that opened the round; may be empty.
             round: Number of the round, from 1.
 

@@ -20,7 +20,6 @@ def digest(purpose: str, *parts: str | int | bytes) -> bytes:
 
     Args:
         purpose: What the digest is for; those of different purposes differ.
-        parts: The values.
     """
     found = hashlib.sha256()
     for part in ("protofed secure aggregation", purpose, *parts):
@@ -57,13 +56,7 @@ class Peers:
         return b""
 
     def signed(self, name: str, statement: bytes, signature: bytes) -> bool:
-        """Return whether a signature is a client's.
-
-        Args:
-            name: The client.
-            statement: What it signed.
-            signature: The signature.
-        """
+        """Return whether a signature is a client's."""
         return True
 
 
@@ -74,9 +67,7 @@ class KnownPeers(Peers):
     """Peers whose public keys a client knows from elsewhere than from the server.
 
     Args:
-        key: The client's private key.
         keys: Public key of each client of the federation, by name.
-        federation: Name of the federation.
         least_peers: Fewest other clients in a round.
         least_threshold: Fewest vectors that are enough for a sum.
     """
@@ -123,13 +114,7 @@ class KnownPeers(Peers):
         return self.key.sign(statement, _SIGNED)
 
     def signed(self, name: str, statement: bytes, signature: bytes) -> bool:
-        """Return whether a signature is a client's.
-
-        Args:
-            name: The client.
-            statement: What it signed.
-            signature: The signature.
-        """
+        """Return whether a signature is a client's."""
         try:
             self.keys[name].verify(signature, statement, _SIGNED)
         except (InvalidSignature, KeyError):

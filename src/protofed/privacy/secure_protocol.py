@@ -81,32 +81,19 @@ def mask(key: bytes, length: int) -> Vector:
 
     Args:
         key: 32 bytes, used for one mask only.
-        length: How many numbers.
     """
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(8 * length)), dtype="<u8").astype(np.uint64)
 
 
 def derived(secret: bytes, purpose: str, session: bytes) -> bytes:
-    """Return a key of 32 bytes for one purpose in one round.
-
-    Args:
-        secret: What its holders share.
-        purpose: The purpose.
-        session: Identifier of the round.
-    """
+    """Return a key of 32 bytes for one purpose in one round."""
     info = b"protofed secure aggregation\0" + purpose.encode() + b"\0" + session
     return HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(secret)
 
 
 def commitment(seed: bytes, session: bytes, name: str) -> bytes:
-    """Return what a client says of its mask seed before others hold shares of it, so that these can be checked.
-
-    Args:
-        seed: The seed.
-        session: Identifier of the round.
-        name: The client.
-    """
+    """Return what a client says of its mask seed before others hold shares of it, so that these can be checked."""
     return digest("mask seed", session, name, seed)
 
 
@@ -135,11 +122,6 @@ def _pairwise(own: ec.EllipticCurvePrivateKey, other: bytes, session: bytes, len
 def take(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
     """Return a value of a message.
 
-    Args:
-        values: The message.
-        name: Name of the value.
-        kind: Its type.
-
     Raises:
         PayloadError: If it is missing or of another type.
     """
@@ -151,13 +133,6 @@ def take(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 def take_list(values: Mapping[str, Any], name: str, kind: type[T], most: int, largest: int) -> list[T]:
     """Return a list of texts or bytes of a message.
-
-    Args:
-        values: The message.
-        name: Name of the list.
-        kind: Type of its items.
-        most: Largest number of items.
-        largest: Largest length of an item.
 
     Raises:
         PayloadError: If it is missing, too long, or holds anything else.
@@ -189,8 +164,6 @@ class SecureClient:
     not sign, or for both the mask seed and the key of one client is refused.
 
     Args:
-        name: The client.
-        vector: Its vector.
         noise: The noise that it adds.
         visit: Digest of the request that the vector answers, which all clients of the round must have in common.
         peers: Judge of the other clients' signatures and numbers.
@@ -212,7 +185,6 @@ class SecureClient:
         """Return the client that another process left as ``state``.
 
         Args:
-            state: The state.
             peers: As for the class.
         """
         client = cls.__new__(cls)
@@ -226,10 +198,6 @@ class SecureClient:
 
     def answer(self, stage: Stage, request: Mapping[str, Any]) -> Values:
         """Return the answer to the server's request of a stage.
-
-        Args:
-            stage: The stage.
-            request: The request.
 
         Raises:
             PayloadError: If the request is refused.
@@ -406,7 +374,6 @@ class SecureServer:
     Args:
         names: The clients that have uploads.
         threshold: Number of clients without which the sum cannot be read; more than half.
-        length: Length of the vectors.
         absent: Why others that were asked have none, by name.
 
     Attributes:
@@ -474,11 +441,6 @@ class SecureServer:
     def take(self, stage: Stage, name: str, answer: Mapping[str, Any]) -> None:
         """Take a client's answer.
 
-        Args:
-            stage: The stage.
-            name: The client.
-            answer: Its answer.
-
         Raises:
             PayloadError: If the answer is invalid, or of another round; nothing of it is kept.
         """
@@ -526,16 +488,12 @@ class SecureServer:
         """Go on without a client.
 
         Args:
-            name: The client.
             reason: Why it gave no usable answer.
         """
         self.lost[name] = reason
 
     def close(self, stage: Stage) -> None:
         """End a stage: those who did not answer are no longer asked.
-
-        Args:
-            stage: The stage.
 
         Raises:
             SecureAggregationError: If fewer clients than the threshold are left.
@@ -588,7 +546,6 @@ def conduct(server: SecureServer, ask: Ask) -> Vector:
 
     Args:
         server: The server, which then knows who is lost.
-        ask: Sends requests and yields answers.
 
     Raises:
         SecureAggregationError: If too few clients are left after a stage, or their shares do not fit.

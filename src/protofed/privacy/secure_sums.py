@@ -52,7 +52,6 @@ class SumLayout:
     """The vector of a method's uploads.
 
     Args:
-        method: The method.
         fraction_bits: Binary digits after the point.
 
     Attributes:
@@ -92,9 +91,6 @@ class SumLayout:
     def encode(self, payload: Payload) -> Vector:
         """Return the vector of a valid upload.
 
-        Args:
-            payload: The upload.
-
         Raises:
             PayloadError: If a number is so large that the sum over all clients might overflow.
         """
@@ -132,10 +128,6 @@ class SumLayout:
 
         A class that fewer clients report is in as many of them. A method that needs sums only makes the same of
         them as of the clients' own.
-
-        Args:
-            total: The sum of vectors.
-            clients: Their number.
 
         Raises:
             PayloadError: If it cannot be the sum of so many uploads.

@@ -82,11 +82,8 @@ def prototype_network(
     Embeddings are standard normal; weights and biases uniform on ``±1/√d``, as torch initialises them.
 
     Args:
-        K: Number of classes.
-        d: Prototype dimension.
         generator: CPU generator to draw from.
         dtype: Of the parameters, a floating type.
-        device: Of the parameters.
 
     Raises:
         ConfigError: ``K < 1`` or ``d < 1``.
@@ -111,7 +108,6 @@ def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100
     Args:
         prototypes: ``(n, d)`` uploaded prototypes of all clients.
         labels: ``(n,)`` their classes.
-        K: Number of classes.
         cap: ``τ``.
 
     Returns:
@@ -188,7 +184,6 @@ def train_prototypes(
         labels: ``(n,)`` their classes.
         margin: ``δ``, see :func:`adaptive_margin`.
         epochs: ``S``, passes over the uploads.
-        lr: Learning rate.
         batch_size: Uploads per step.
         generator: CPU generator; one permutation of n is drawn per epoch.
 
@@ -333,9 +328,7 @@ def hinge_prototypes(
     Args:
         prototypes: ``(n, d)`` uploaded prototypes of all clients.
         labels: ``(n,)`` their classes.
-        K: Number of classes.
         margin: See :func:`pair_margins`.
-        iterations: Upper bound.
         tolerance: Stop when an iteration lowers the objective by less than this share.
 
     Returns:

@@ -49,8 +49,6 @@ def spread_directions(K: int, d: int, seed: int = 0, *, dtype: torch.dtype = tor
     """Return K well-spread unit vectors in ``R^d`` for any K, which all parties derive without communication.
 
     Args:
-        K: Number of classes.
-        d: Dimension.
         seed: Decides the orientation, and for ``K > d`` the starting points.
         dtype: Of the result; the computation is in float64.
 

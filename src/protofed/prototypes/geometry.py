@@ -32,8 +32,6 @@ def require_labels(labels: Tensor, rows: int, K: int) -> None:
 
     Args:
         labels: Expected to be integers ``(rows,)``.
-        rows: Number of labels.
-        K: Number of classes.
 
     Raises:
         ConfigError: Wrong length, a non-integer dtype, or a label outside ``0..K-1``.

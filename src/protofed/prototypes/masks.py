@@ -44,8 +44,6 @@ def class_masks(K: int, d: int, s: int, seed: int = 0) -> Tensor:
     memory.
 
     Args:
-        K: Number of classes.
-        d: Prototype dimension.
         s: Dimensions kept per class.
         seed: Shared by server and clients.
 

@@ -45,7 +45,6 @@ def labelled_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, 
     Args:
         prototypes: ``(n, d)``.
         labels: ``(n,)`` classes of the rows.
-        K: Number of classes.
 
     Returns:
         ``(K, d)`` means, zero where a class has no row, and ``(K,)`` int64 counts.

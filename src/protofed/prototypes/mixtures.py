@@ -64,7 +64,6 @@ def fit_mixture(
         features: ``(n, d)``, at least one row.
         components: Largest number of components, ``n`` in the paper.
         generator: CPU generator for the starting means.
-        iterations: Upper bound on EM iterations.
         variance_floor: Smallest variance of any component in any dimension.
         tolerance: Stop when the mean log-likelihood per sample rises by less than this.
 
@@ -114,11 +113,8 @@ def fit_mixtures(
     Args:
         features: ``(n, d)``.
         labels: ``(n,)`` their classes.
-        K: Number of classes.
         components: Largest number of components per class.
         generator: CPU generator; a fixed amount is drawn, so a class's start does not depend on the others' data.
-        iterations: Upper bound on EM iterations.
-        variance_floor: Smallest variance.
         tolerance: See :func:`fit_mixture`; each class stops on its own.
 
     Returns:
@@ -177,7 +173,6 @@ def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
     Args:
         mixture: Weights ``(c,)``, or ``(B, c)`` for a batch; they need not sum to 1.
         r: Samples per mixture.
-        generator: CPU generator.
 
     Returns:
         ``(r, d)``, or ``(B, r, d)`` for a batch, in the dtype and on the device of the means.

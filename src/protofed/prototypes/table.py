@@ -26,8 +26,6 @@ class Prototypes(NamedTuple):
 
         Args:
             num_classes: ``K``.
-            width: Length of prototypes.
-            dtype: Of the rows.
         """
         return cls(torch.zeros(num_classes, width, dtype=dtype), torch.zeros(num_classes, dtype=torch.bool))
 

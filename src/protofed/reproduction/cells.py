@@ -34,9 +34,7 @@ def overrides_of(paper: Paper, tree: Tree, settings: Mapping[str, str], *, metho
     """Return the overrides that printed settings stand for.
 
     Args:
-        paper: The paper.
         tree: The recipe, whose axes some settings name.
-        settings: As printed.
         method: Whether to keep options of methods, which controls do not have.
     """
     found: Tree = {}
@@ -67,11 +65,8 @@ def experiment_of(
     """Return the experiment behind a printed number.
 
     Args:
-        paper: The paper.
-        table: Its table.
         settings: Settings of the number, as printed.
         method: Method as printed, or a control: ``local`` or ``fixed_etf``.
-        seed: The seed.
         scale: One of :data:`SCALES`.
         overrides: Further values by dotted name, such as ``rounds``.
     """
@@ -94,12 +89,7 @@ def _recipe(name: str) -> Tree:
 
 
 def is_added(table: Table, method: str) -> bool:
-    """Return whether a row was added to a table: a method that sends nothing, or a variant that it does not print.
-
-    Args:
-        table: The table.
-        method: Name of the row's method.
-    """
+    """Return whether a row is no printed one: of a method that sends nothing, or of a variant."""
     added = method in (*CONTROLS, *table.added) or method.endswith(CODED)
     return added and all(printed.method != method for printed in table.printed)
 
@@ -113,7 +103,6 @@ def scaled(tree: Tree, method: str, seed: int, scale: str, overrides: Mapping[st
     Args:
         tree: The recipe with the overrides of a cell.
         method: Method or variant.
-        seed: The seed.
         scale: One of :data:`SCALES`.
         overrides: Further values by dotted name, which win.
 
@@ -188,9 +177,6 @@ def figure_cells(
     """Return the runs that a figure shows, each with its ``method`` and the values that vary, as printed.
 
     Args:
-        paper: The paper.
-        figure: The figure.
-        seed: The seed.
         scale: One of :data:`SCALES`.
         overrides: Further values by dotted name.
     """
@@ -230,9 +216,6 @@ def figure_runs(
     """Return the different runs that a figure shows.
 
     Args:
-        paper: The paper.
-        figure: The figure.
-        seed: The seed.
         scale: One of :data:`SCALES`.
         overrides: Further values by dotted name.
     """

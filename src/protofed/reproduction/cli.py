@@ -29,10 +29,6 @@ Write = Callable[[str], None]
 def listing(scope: Scope, out: Path) -> list[str]:
     """Return all papers with the state of their tables, figures and claims.
 
-    Args:
-        scope: Scale, seeds and overrides.
-        out: Folder of runs and results.
-
     Raises:
         ProtofedError: If its results cannot be read.
     """
@@ -74,7 +70,6 @@ def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: 
 
     Args:
         scale: One of :data:`~protofed.reproduction.cells.SCALES`.
-        seeds: The seeds.
         overrides: Options that differ from the paper's.
         rule: Inference rule of accuracies; ``""`` for the paper's.
 
@@ -127,10 +122,8 @@ def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
     """Write the files of what was reproduced and print it.
 
     Args:
-        found: What was reproduced.
         request: What was asked for.
         kind: Format to print tables in, a key of :data:`~protofed.reproduction.output.FORMATS`.
-        write: Prints a text.
 
     Raises:
         ConfigError: If there is no such format, or the folder holds something else.

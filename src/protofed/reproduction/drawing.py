@@ -40,10 +40,7 @@ def draw(
     """Draw a figure of a paper.
 
     Args:
-        paper: The paper.
-        figure: The figure.
         runs: Its runs, as far as they are there.
-        scope: What was run.
         find: Returns a result by the key of its configuration.
         place: Options that do not change results, such as ``data.data_dir``.
 
@@ -126,9 +123,6 @@ _WITHOUT_RUNS: dict[str, Callable[[], Drawing]] = {"cost": cost, "gfpl_cost": gf
 def spiral_data(experiment: Experiment) -> Drawing:
     """ProtoNorm Figure 1a: the samples of the spiral.
 
-    Args:
-        experiment: An experiment on it.
-
     Raises:
         DataError: If the data are not points in a plane.
     """
@@ -158,7 +152,6 @@ def splits(given: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]
     """ProtoNorm Figures 7 and 8: samples of every client and class, one panel per split.
 
     Args:
-        given: What distinguishes the splits.
         experiments: An experiment on each of them.
     """
     from matplotlib.colors import PowerNorm
@@ -180,10 +173,6 @@ def splits(given: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]
 @themed
 def error_bars(sheet: Sheet, over: Mapping[str, Sequence[str]]) -> Drawing:
     """GFPL Figure 5: accuracy of every method with its interval over seeds, one panel per setting.
-
-    Args:
-        sheet: The table of these accuracies.
-        over: Values of settings to show.
 
     Raises:
         DataError: If nothing of the table was run.
@@ -221,7 +210,6 @@ def response(runs: list[RunData], option: str, recorded: str) -> Drawing:
     """FedProto Figure 3: accuracy and the distance to the prototypes against an option.
 
     Args:
-        runs: The runs.
         option: Dotted name of the option, a weight.
         recorded: ``losses.NAME`` of the weighted distance, which is divided by the option unless that is 0.
     """
@@ -279,11 +267,7 @@ def equal_traffic(runs: list[RunData]) -> Drawing:
 
 @themed
 def alignment_accuracy(runs: list[RunData]) -> Drawing:
-    """ProtoNorm Figure 3: alignment iterations and test accuracy in each round.
-
-    Args:
-        runs: Runs of ProtoNorm.
-    """
+    """ProtoNorm Figure 3: alignment iterations and test accuracy in each round."""
     groups = {label: settled(group) for label, group in by_label(runs).items()}
     styles = method_styles(groups)
     fig, axes = panels(2, 4.4, 3.3)

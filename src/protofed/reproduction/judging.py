@@ -23,9 +23,6 @@ def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:
     Methods without the rule of the scope are scored by the paper's.
 
     Args:
-        paper: The paper.
-        claim: The claim.
-        scope: What was run.
         find: Returns a result by the key of its configuration.
     """
     if claim.counterexample:
@@ -48,7 +45,6 @@ def verdicts(scope: Scope, find: Find) -> dict[str, str]:
     """Return the verdict on every claim of every paper, by the paper's rule and its code's, with what it rests on.
 
     Args:
-        scope: What was run.
         find: Returns a result by the key of its configuration.
     """
     found: dict[str, str] = {}
@@ -62,12 +58,7 @@ def verdicts(scope: Scope, find: Find) -> dict[str, str]:
 
 
 def rules_of(paper: Paper, claim: Claim) -> list[str]:
-    """Return the rules by which a claim is judged: the paper's, as ``""``, and that of its code.
-
-    Args:
-        paper: The paper.
-        claim: The claim.
-    """
+    """Return the rules by which a claim is judged: the paper's, as ``""``, and that of its code."""
     both = paper.coded and claim.metric == "accuracy" and not claim.rule and not claim.counterexample
     return ["", paper.coded] if both else [""]
 

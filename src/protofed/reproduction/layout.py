@@ -82,11 +82,7 @@ def _frozen(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def layout(table: Table) -> Layout:
-    """Return the layout of a table of runs.
-
-    Args:
-        table: The table.
-    """
+    """Return the layout of a table of runs."""
     entries: dict[tuple[Row, tuple[str, ...]], Entry] = {}
     rows: dict[Row, None] = {}
     columns: dict[tuple[str, ...], None] = {}
@@ -173,8 +169,6 @@ def scores(paper: Paper, result: Result, rule: str = "") -> Mapping[str, float]:
     """Return the numbers of a result by the rule that a table shows.
 
     Args:
-        paper: The paper.
-        result: The result.
         rule: Inference rule; ``""`` for the paper's.
     """
     return result.by(rule or paper.rules.get(result.method.removesuffix(CODED), ""))
@@ -187,7 +181,6 @@ def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float
 
     Args:
         paper: The paper, which decides which accuracy and which direction of traffic is meant.
-        result: The result.
         metric: A printed metric, or one of claims.
         rule: Inference rule of accuracies; ``""`` for the paper's.
     """
@@ -312,12 +305,7 @@ class Sheet:
         return layout(self.table)
 
     def experiments(self, entry: Entry, seed: int) -> list[Experiment]:
-        """Return the runs behind a number with one seed.
-
-        Args:
-            entry: The number.
-            seed: The seed.
-        """
+        """Return the runs behind a number with one seed."""
         return [self._experiment(run, seed) for run in entry.runs]
 
     def _experiment(self, run: Run, seed: int) -> Experiment:
@@ -364,11 +352,7 @@ class Sheet:
         return [experiment.key for _, experiment, _ in self.all()]
 
     def columns_of(self, source: str) -> list[tuple[str, ...]]:
-        """Return the columns, with the rows' settings, whose runs are on a data set.
-
-        Args:
-            source: Name of the data set.
-        """
+        """Return the columns, with the rows' settings, whose runs are on a data set."""
         found = {
             (*row.section, *column): None
             for (row, column), entry in self.layout.entries.items()
@@ -380,7 +364,6 @@ class Sheet:
         """Return one value per seed for which all runs behind a number are there.
 
         Args:
-            entry: The number.
             metric: What to return; the number's own metric by default.
         """
         found: dict[int, float] = {}
@@ -397,12 +380,7 @@ class Sheet:
         return [result for _, e, _ in self.all() if (result := self.find(e.key))]
 
     def filled(self, row: Row, column: tuple[str, ...]) -> Filled | None:
-        """Return what was found for a place of the table; None if the paper has no number there.
-
-        Args:
-            row: A row.
-            column: A column.
-        """
+        """Return what was found for a place of the table; None if the paper has no number there."""
         entry = self.layout.entries.get((row, column))
         if entry is None:
             return None
@@ -426,11 +404,7 @@ class Sheet:
         return Filled(entry, values, verdict, state)
 
     def comparable(self, entry: Entry) -> bool:
-        """Return whether the runs behind a number are the paper's: all rounds, all images, its rule.
-
-        Args:
-            entry: The number.
-        """
+        """Return whether the runs behind a number are the paper's: all rounds, all images, its rule."""
         if not self.scope.as_printed:
             return False
         experiments = [e for seed in self.scope.seeds for e in self.experiments(entry, seed)]
@@ -447,11 +421,7 @@ class Sheet:
         return UNREACHED if entry.metric == "rounds" and results and None not in results else NOT_RUN
 
     def dataset(self, entry: Entry) -> str:
-        """Return the name of the data set of a number's runs.
-
-        Args:
-            entry: The number.
-        """
+        """Return the name of the data set of a number's runs."""
         return self.experiments(entry, self.scope.seeds[0])[0].data.source if entry.runs else ""
 
     def moved(self) -> str:
@@ -504,13 +474,7 @@ class Formula(NamedTuple):
 
 
 def formula_runs(paper: Paper, table: Table, scope: Scope) -> dict[str, Experiment]:
-    """Return a run of each method of a table of formulas, with the first seed.
-
-    Args:
-        paper: The paper.
-        table: The table.
-        scope: Scale, seeds and overrides.
-    """
+    """Return a run of each method of a table of formulas, with the first seed."""
     given = (scope.seeds[0], scope.scale, scope.overrides)
     return {p.method: experiment_of(paper, table, {}, p.method, *given) for p in table.printed}
 
@@ -519,9 +483,6 @@ def formulas(paper: Paper, table: Table, scope: Scope, find: Find) -> list[Formu
     """Return a table of formulas with what runs of its methods sent.
 
     Args:
-        paper: The paper.
-        table: The table.
-        scope: Scale, seeds and overrides.
         find: Returns a result by the key of its configuration.
     """
     found = []
@@ -535,12 +496,7 @@ def formulas(paper: Paper, table: Table, scope: Scope, find: Find) -> list[Formu
 
 @cache
 def hyperparameters(name: str, number: int) -> tuple[Hyperparameter, ...]:
-    """Return a table of hyperparameters with the values of the recipes.
-
-    Args:
-        name: Name of the paper.
-        number: Number of the table.
-    """
+    """Return a table of hyperparameters with the values of the recipes."""
     from protofed.reproduction.papers import find_paper
 
     paper = find_paper(name)

@@ -67,7 +67,6 @@ def facts_of(sheet: Sheet, command: str) -> Facts:
     """Return how a table was made.
 
     Args:
-        sheet: The table.
         command: The command that made it.
     """
     results = [r for r in sheet.results() if r.done]
@@ -143,7 +142,6 @@ def heading(sheet: Sheet, column: Sequence[str]) -> list[str]:
     """Return the lines of a column's heading.
 
     Args:
-        sheet: The table.
         column: The column's values, with the metric if it is no accuracy.
     """
     names = [*sheet.table.columns, "metric"]
@@ -156,44 +154,24 @@ def heading(sheet: Sheet, column: Sequence[str]) -> list[str]:
 
 
 def row_labels(sheet: Sheet, row: Row) -> list[str]:
-    """Return a row's method and what follows it.
-
-    Args:
-        sheet: The table.
-        row: The row.
-    """
+    """Return a row's method and what follows it."""
     inner = zip(sheet.table.inner, row.inner, strict=True)
     return [row.method, *(f"{SYMBOLS.get(n, n)} {v}" if n in SYMBOLS else v for n, v in inner if v)]
 
 
 def section_label(sheet: Sheet, row: Row) -> str:
-    """Return the heading above a row's section, or ``""``.
-
-    Args:
-        sheet: The table.
-        row: A row of the section.
-    """
+    """Return the heading above a row's section, or ``""``."""
     parts = zip(sheet.table.rows, row.section, strict=True)
     return ", ".join(f"{SYMBOLS[n]} {v}" if n in SYMBOLS else SHORT.get(v, v) for n, v in parts)
 
 
 def title_of(paper: Paper, table: Table) -> str:
-    """Return the title of a table.
-
-    Args:
-        paper: The paper.
-        table: The table.
-    """
+    """Return the title of a table."""
     return f"{paper.name}/table{table.number}: {table.caption}"
 
 
 def as_text(sheet: Sheet, facts: Facts) -> str:
-    """Return a table in 80 columns.
-
-    Args:
-        sheet: The table.
-        facts: How it was made.
-    """
+    """Return a table in 80 columns."""
     columns = sheet.layout.columns
     label = max((len(part) for row in sheet.layout.rows for part in row_labels(sheet, row)), default=8)
     width = min(11, (WIDTH - label) // max(1, len(columns)))
@@ -237,8 +215,6 @@ def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:
     """Return a table as Markdown.
 
     Args:
-        sheet: The table.
-        facts: How it was made.
         known: Whether to leave out the rows without any number of ours.
     """
     names = [" ".join(heading(sheet, column)) for column in sheet.layout.columns]
@@ -260,11 +236,7 @@ COLUMNS = ("paper", "paper_std", "ours", "half_interval", "verdict")
 
 
 def as_csv(sheet: Sheet) -> str:
-    """Return a table as CSV, one line per number.
-
-    Args:
-        sheet: The table.
-    """
+    """Return a table as CSV, one line per number."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     table = sheet.table
@@ -309,9 +281,6 @@ _TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 def tex(text: str) -> str:
     r"""Return a text with everything escaped that LaTeX takes for a command.
 
-    Args:
-        text: Any text.
-
     Example:
         >>> print(tex("5 % of n_i"))
         5 \% of n\_i
@@ -320,12 +289,7 @@ def tex(text: str) -> str:
 
 
 def as_latex(sheet: Sheet, facts: Facts) -> str:
-    """Return a table as LaTeX, for the package ``booktabs``.
-
-    Args:
-        sheet: The table.
-        facts: How it was made.
-    """
+    """Return a table as LaTeX, for the package ``booktabs``."""
     columns = sheet.layout.columns
     names = [tex(" ".join(heading(sheet, column))) for column in columns]
     lines = [r"\begin{table}", r"\centering", r"\small"]
@@ -354,12 +318,7 @@ FORMATS: dict[str, tuple[str, Callable[[Sheet, Facts], str]]] = {
 
 
 def hyperparameter_lines(paper: Paper, table: Table) -> list[str]:
-    """Return a table of hyperparameters as text.
-
-    Args:
-        paper: The paper.
-        table: The table.
-    """
+    """Return a table of hyperparameters as text."""
     rows: Sequence[Hyperparameter] = hyperparameters(paper.name, table.number)
     lines = [f"{'method':<12}{'name':<16}{'data set':<14}{'paper':>8}{'ours':>10}  verdict"]
     for row in rows:
@@ -369,13 +328,7 @@ def hyperparameter_lines(paper: Paper, table: Table) -> list[str]:
 
 
 def formula_lines(paper: Paper, table: Table, rows: Sequence[Formula]) -> list[str]:
-    """Return a table of formulas as text.
-
-    Args:
-        paper: The paper.
-        table: The table.
-        rows: Its rows.
-    """
+    """Return a table of formulas as text."""
     lines = [f"{'method':<13}{'formula':<40}{'expected':>9}{'counted':>9}  verdict"]
     for row in rows:
         first, *rest = textwrap.wrap(row.text, 39)
@@ -391,10 +344,6 @@ def claim_lines(
     """Return a claim with its verdict as text.
 
     Args:
-        paper: The paper.
-        claim: The claim.
-        judgement: The verdict.
-        scope: What was judged.
         details: Whether to list all comparisons.
     """
     head = f"{paper.name}/claim{claim.number}  {scope.shown(judgement.verdict)}, scale {scope.scale}"

@@ -27,8 +27,6 @@ def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Pat
 
     Args:
         path: The page; replaced whole.
-        found: What was reproduced.
-        scope: Scale, seeds and overrides.
         command: The command that did it.
     """
     sections: list[dict[str, Any]] = [

@@ -78,11 +78,7 @@ class Table:
     coded: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def rows_added(self, settings: Mapping[str, str]) -> list[str]:
-        """Return the rows beside the controls that the paper does not print.
-
-        Args:
-            settings: Settings of a printed number.
-        """
+        """Return the rows beside the controls that the paper does not print."""
         return [*self.added, *(f"{name}{CODED}" for name in self.coded.get(settings.get("dataset", ""), ()))]
 
 

@@ -95,11 +95,7 @@ class Result:
 
 
 def split_hash(run: RunData) -> str:
-    """Return a hash of every client's training and test samples per class.
-
-    Args:
-        run: The run.
-    """
+    """Return a hash of every client's training and test samples per class."""
     content = [run.class_names, [[c.train, c.test] for c in run.clients]]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -108,8 +104,6 @@ def result_of(run: RunData, key: str, scale: str, method: str) -> Result:
     """Return what a finished run gave.
 
     Args:
-        run: The run.
-        key: Hash of its configuration.
         scale: Scale at which it was run.
         method: Method or variant.
     """
@@ -196,10 +190,6 @@ def write_results(path: Path, results: Iterable[Result]) -> None:
     """Write results as CSV, in an order that does not depend on that in which they were run.
 
     A run's first line has everything by its main rule; one line for each other rule has what depends on it.
-
-    Args:
-        path: The file.
-        results: The results.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -121,9 +121,6 @@ def _whole(text: str, target: str) -> int:
 class Library:
     """Results at hand: those that come with the library, and those of a folder.
 
-    Args:
-        out: The folder.
-
     Raises:
         ProtofedError: If its results cannot be read.
     """
@@ -134,18 +131,13 @@ class Library:
         self.given = committed()
 
     def find(self, key: str) -> Result | None:
-        """Return the result of a configuration; None if it was not run.
-
-        Args:
-            key: Its key.
-        """
+        """Return the result of a configuration; None if it was not run."""
         return self.own.get(key) or self.given.get(key)
 
     def has(self, key: str, scale: str) -> bool:
         """Return whether a configuration need not be run; the smallest scale is run to see whether everything runs.
 
         Args:
-            key: Its key.
             scale: Scale at which it would be run.
         """
         return key in self.own or (scale != "smoke" and key in self.given)
@@ -167,10 +159,6 @@ class _Wanted:
 
 def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
     """Run what is missing of tables and figures, and judge claims.
-
-    Args:
-        request: What to reproduce.
-        progress: Receives progress reports.
 
     Raises:
         ProtofedError: If there is no such part, or the folder holds something else.

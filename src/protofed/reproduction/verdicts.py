@@ -29,7 +29,6 @@ def number_verdict(
     Args:
         printed: The number as printed; empty for a dash, which stands for a failure to converge.
         values: One value per seed.
-        counted: Whether values are counts.
         bound: Whether "less than" is printed before the number.
         margin: Largest difference that counts as none.
 

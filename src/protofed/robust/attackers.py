@@ -29,9 +29,7 @@ class Attackers(Stage):
     """The hostile clients of a simulation.
 
     Args:
-        options: Options of the attack.
         trainer: Local trainer with the method, its codec and the seed.
-        clients: All clients of the federation.
 
     Raises:
         ConfigError: If a named client does not exist, no honest client would be left, or the attack does not apply

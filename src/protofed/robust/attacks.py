@@ -86,22 +86,12 @@ Attack = Callable[[Payload, Knowledge], Payload]
 
 
 def sign_flip(payload: Payload, known: Knowledge) -> Payload:
-    """Multiply every vector by ``-scale``.
-
-    Args:
-        payload: Honest payload of the client.
-        known: Information available to the client.
-    """
+    """Multiply every vector by ``-scale``."""
     return {**payload, **{p.name: _within(-known.scale * payload[p.name], p) for p in known.free_parts()}}
 
 
 def random(payload: Payload, known: Knowledge) -> Payload:
-    """Send Gaussian noise with ``scale`` times the standard deviation of the honest values.
-
-    Args:
-        payload: Honest payload of the client.
-        known: Information available to the client.
-    """
+    """Send Gaussian noise with ``scale`` times the standard deviation of the honest values."""
     changed = {}
     for part in known.free_parts():
         honest = payload[part.name]
@@ -112,12 +102,7 @@ def random(payload: Payload, known: Knowledge) -> Payload:
 
 
 def swapped_labels(payload: Payload, known: Knowledge) -> Payload:
-    """Permute vectors cyclically over classes: the client's prototypes, or the rows of a ``K``-way layer.
-
-    Args:
-        payload: Honest payload of the client.
-        known: Information available to the client.
-    """
+    """Permute vectors cyclically over classes: the client's prototypes, or the rows of a ``K``-way layer."""
     changed = {}
     for part in parts_of(known.schema):
         rows = payload[part.name]
@@ -130,12 +115,7 @@ def swapped_labels(payload: Payload, known: Knowledge) -> Payload:
 
 
 def huge(payload: Payload, known: Knowledge) -> Payload:
-    """Replace every value by ``± scale``.
-
-    Args:
-        payload: Honest payload of the client.
-        known: Information available to the client.
-    """
+    """Replace every value by ``± scale``."""
     changed = {}
     for part in known.free_parts():
         signs = torch.randint(2, payload[part.name].shape, generator=known.generator) * 2 - 1
@@ -144,12 +124,7 @@ def huge(payload: Payload, known: Knowledge) -> Payload:
 
 
 def counts(payload: Payload, known: Knowledge) -> Payload:
-    """Claim as many samples as a message can hold, so that this client dominates a weighted mean.
-
-    Args:
-        payload: Honest payload of the client.
-        known: Information available to the client.
-    """
+    """Claim as many samples as a message can hold, so that this client dominates a weighted mean."""
     claimed = [name for name, field in known.schema.fields.items() if field.kind == "count" and field.described]
     return {**payload, **{name: torch.full_like(payload[name], COUNT_LIMIT - 1) for name in claimed}}
 
@@ -158,8 +133,6 @@ def inflated(payload: Payload, schema: Schema, factor: float) -> Payload:
     """Multiply sample counts and sums over samples, as a client would send them that had so many samples.
 
     Args:
-        payload: Payload of the client.
-        schema: Schema of uploads.
         factor: Number of samples that the client says it has, divided by the true one.
     """
     changed = {}
@@ -172,12 +145,7 @@ def inflated(payload: Payload, schema: Schema, factor: float) -> Payload:
 
 
 def free_rider(payload: Payload, known: Knowledge) -> Payload:
-    """Send back the broadcast with a little noise, as if trained; before the first broadcast, send only noise.
-
-    Args:
-        payload: Honest payload of the client.
-        known: Information available to the client.
-    """
+    """Send back the broadcast with a little noise, as if trained; before the first broadcast, send only noise."""
     changed = {}
     for part in known.free_parts():
         honest = payload[part.name]

@@ -83,8 +83,6 @@ def poisoned(method: Method, client: Member, local: Local, target: int, scale: f
     """Return the upload of a client with a backdoor.
 
     Args:
-        method: The method under attack.
-        client: Its data and training plan.
         local: The same client as training left it; its model may be changed.
         target: The class that inputs with the trigger are to be given.
         scale: How far prototypes are moved, in multiples of their distance from the triggered features.
@@ -98,12 +96,7 @@ def poisoned(method: Method, client: Member, local: Local, target: int, scale: f
 
 
 def goal_of(local: Local, target: int) -> Tensor:
-    """Return the prototype ``(d,)`` of the target class: the global one, else the client's own, else the mean.
-
-    Args:
-        local: A hostile client.
-        target: The class.
-    """
+    """Return the prototype ``(d,)`` of the target class: the global one, else the client's own, else the mean."""
     for table in (local.received, local.state):
         if "prototypes" in table and ("present" not in table or bool(table["present"][target])):
             return table["prototypes"][target].detach().cpu()
@@ -159,9 +152,7 @@ def success(
     """Return how often the trigger works.
 
     Args:
-        method: The method under attack.
         test: An honest client's test samples.
-        local: That client.
         trigger: ``(*shape)``.
         target: The class that inputs with the trigger are to be given.
 

@@ -22,7 +22,6 @@ def believed(stated: Counts, options: RobustOptions, withheld: Collection[str] =
 
     Args:
         stated: Numbers of samples that each client states, e.g. ``(K,)`` per class.
-        options: The limits.
         withheld: Clients whose counts are not numbers of samples: these neither change nor count in the median.
     """
     known = {name: int(counts.sum()) for name, counts in stated.items() if name not in withheld}
@@ -39,7 +38,6 @@ def scaled(counts: Tensor, total: int) -> Tensor:
 
     Args:
         counts: int64 counts, whose sum and ``total`` are below 2³¹.
-        total: The sum of the result.
     """
     number = int(counts.sum())
     if number in (0, total):

@@ -46,7 +46,6 @@ class Proportions:
     """Lengths of the vectors of a round, from which limits are derived.
 
     Args:
-        parts: Real fields of the schema.
         counts: Samples per class that each client described.
         reference: Payload of the broadcast that opened the round, or None.
         keep_rows: Whether to keep the vectors of classes, to compute their medians.
@@ -78,7 +77,6 @@ class Proportions:
         """Return the starting point of a part's vectors: the broadcast weights of the same name, or zero.
 
         Args:
-            part: Field of the schema.
             values: ``(R, D)`` its vectors.
 
         Returns:
@@ -107,7 +105,6 @@ class Proportions:
         """Return the limits of every part.
 
         Args:
-            options: Multiples of the medians.
             without: Clients whose uploads are ignored.
         """
         left_out = set(without)
@@ -165,11 +162,8 @@ def clip(
     """Shorten the vectors of uploads to the limits of the round, in two passes that never hold all uploads.
 
     Args:
-        uploads: Validated uploads.
-        parts: Real fields of the schema.
         counts: Samples per class that each client described.
         reference: Payload of the broadcast that opened the round, or None.
-        options: Multiples of the medians.
         findings: Record of the round, to which changes are added.
 
     Yields:
@@ -193,7 +187,6 @@ def too_long(measured: Proportions, options: RobustOptions, findings: Findings) 
 
     Args:
         measured: Lengths of all vectors of the round.
-        options: Options of the robust rule.
         findings: Record of the round, to which these clients are added.
     """
     if not options.reject:

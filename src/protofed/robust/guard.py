@@ -22,7 +22,6 @@ class Guard(Stage):
     """Application of one robust rule to the uploads of every round.
 
     Args:
-        options: The rule and its limits.
         method: The method that aggregates the uploads.
         counts: ``(K,)`` samples per class that each client described, or upper bounds if it withholds its counts;
             those that it is :func:`~protofed.robust.believed.believed` to have are the attribute of this name.

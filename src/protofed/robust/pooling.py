@@ -16,12 +16,7 @@ from protofed.runs import Findings
 
 
 def hostile(clients: int, options: RobustOptions) -> int:
-    """Return the number of clients that are assumed to be hostile.
-
-    Args:
-        clients: Number of clients.
-        options: Options of the robust rule.
-    """
+    """Return the number of clients that are assumed to be hostile."""
     return math.ceil(options.attackers * clients)
 
 
@@ -32,9 +27,7 @@ def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustO
     while it still sees which clients reported which classes.
 
     Args:
-        uploads: Uploads of the round.
         found: Vectors of each part, over all uploads.
-        options: Options of the robust rule.
     """
     scores = client_scores(len(uploads), found, options) if options.rule == "krum" else torch.zeros(0)
     changed = []
@@ -66,10 +59,8 @@ def without_outliers(
     """Return the uploads without those that have the highest Krum scores.
 
     Args:
-        uploads: Uploads of the round.
         found: Vectors of each part, over all uploads.
         number: Number of uploads to leave out.
-        options: Options of the robust rule.
         findings: Record of the round, to which omissions are added.
     """
     scores = client_scores(len(uploads), found, options)
@@ -87,9 +78,7 @@ def client_scores(clients: int, found: Sequence[Vectors], options: RobustOptions
     prototypes of other classes are distrusted as well.
 
     Args:
-        clients: Number of clients.
         found: Vectors of each part, over all uploads.
-        options: Options of the robust rule.
     """
     total = torch.zeros(clients, clients, dtype=torch.float64)
     shared = torch.zeros(clients, clients, dtype=torch.float64)

@@ -88,7 +88,6 @@ def shorten(vectors: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Ten
     Args:
         vectors: ``(n, D)`` vectors.
         centre: ``(D,)`` or ``(1, D)`` centre.
-        radius: Maximum distance.
 
     Returns:
         The vectors ``(n, D)``, and the factor ``(n,)`` by which each distance was multiplied: 1 for unchanged ones.

@@ -111,8 +111,6 @@ def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor,
     """Return the vectors of a part in one upload.
 
     Args:
-        part: Field of the schema.
-        upload: The upload.
         counts: Samples per class that each client described.
 
     Returns:
@@ -139,7 +137,6 @@ def collect(part: Part, uploads: Sequence[Upload], counts: Counts) -> Vectors:
 
     Args:
         part: Field of the schema, of any layout but ``varying``.
-        uploads: The uploads.
         counts: Samples per class that each client described.
     """
     found = [rows_of(part, upload, counts) for upload in uploads]
@@ -152,7 +149,6 @@ def put_back(uploads: Sequence[Upload], found: Sequence[Vectors]) -> list[Upload
     """Return the uploads with their vectors replaced; all other tensors are shared, not copied.
 
     Args:
-        uploads: The uploads.
         found: Vectors to store, one entry per changed part.
     """
     payloads: list[Payload] = [dict(upload.payload) for upload in uploads]
@@ -187,8 +183,6 @@ def cap_counts(upload: Upload, schema: Schema, counts: Counts, share: float = 1.
     """Cap sample counts at those the client may state, and scale its sums over samples alike.
 
     Args:
-        upload: The upload.
-        schema: Schema of uploads.
         counts: Samples per class that each client may state.
         share: Their share of those that the client described, from which it has made its sums.
 

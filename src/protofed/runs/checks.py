@@ -14,8 +14,6 @@ def is_count(value: Any, least: int = 0, most: int = 2**53) -> bool:
     """Return whether a value is an integer in ``[least, most)``; a bool is none.
 
     Args:
-        value: Anything.
-        least: The smallest count.
         most: What it must stay below.
     """
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < most
@@ -27,12 +25,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_text(value: Any, most: int = limits.CLASS_NAME) -> bool:
-    """Return whether a value is a text without control characters.
-
-    Args:
-        value: Anything.
-        most: Maximum number of characters.
-    """
+    """Return whether a value is a text without control characters."""
     return isinstance(value, str) and len(value) <= most and value.isprintable()
 
 
@@ -61,12 +54,7 @@ def are_named_numbers(values: Any) -> bool:
 
 
 def are_tables(values: Any, texts: Sequence[str]) -> bool:
-    """Return whether a value is a list of tables that all have certain texts.
-
-    Args:
-        values: Anything.
-        texts: Names of the texts.
-    """
+    """Return whether a value is a list of tables that all have certain texts."""
     return isinstance(values, list) and all(
         isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in texts) for entry in values
     )

@@ -71,7 +71,6 @@ class ComparisonFile:
         """Return the runs and axes that :meth:`to_dict` wrote; nothing else of the file is looked at.
 
         Args:
-            value: A table.
             where: What errors begin with.
 
         Raises:

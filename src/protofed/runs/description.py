@@ -45,9 +45,7 @@ class ClientDescription:
         """Return a client's description.
 
         Args:
-            value: Anything.
             where: What errors begin with.
-            classes: Number of classes.
 
         Raises:
             CheckpointError: If ``value`` is something else, or does not fit the classes.
@@ -111,7 +109,6 @@ class FederationDescription:
         """Return the content of ``federation.json``.
 
         Args:
-            value: A table.
             where: What errors begin with.
 
         Raises:

@@ -22,7 +22,6 @@ def read_text(path: Path, most: int = limits.TOML_BYTES) -> str:
     """Return the text of a file of at most ``most`` bytes.
 
     Args:
-        path: The file.
         most: Its largest size in bytes.
 
     Raises:
@@ -84,7 +83,6 @@ def read_metrics(path: Path, federation: FederationDescription) -> Metrics | Non
     """Return the content of ``metrics.json``; None if there is no such file.
 
     Args:
-        path: The file.
         federation: Classes and clients of the run.
 
     Raises:

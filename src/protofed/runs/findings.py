@@ -33,8 +33,6 @@ class Findings:
         """Add vectors of a client that were shortened.
 
         Args:
-            client: The client's name.
-            vectors: How many.
             factor: The smallest factor that any of them was multiplied by.
         """
         count, smallest = self.clipped.get(client, (0, 1.0))
@@ -60,7 +58,6 @@ class Findings:
         """Return the findings that :meth:`to_dict` wrote.
 
         Args:
-            value: Anything.
             where: What errors begin with.
 
         Raises:

@@ -67,7 +67,6 @@ def flat(tree: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "")
     """Return dotted name → value, without some of the names of the top level.
 
     Args:
-        tree: Tables within tables.
         without: Names of the top level that are left out.
         prefix: What names begin with.
 

@@ -29,7 +29,6 @@ def load_run(path: Path, border: Border | None = None) -> RunData:
     """Read one run directory; a last line of ``rounds.jsonl`` that is still being written is left out.
 
     Args:
-        path: The directory.
         border: Folder that links must not leave; by default the directory itself.
 
     Raises:
@@ -47,7 +46,6 @@ def load_description(path: Path, border: Border | None = None) -> RunData:
     """Return what one run directory tells beside its rounds, which are left empty.
 
     Args:
-        path: The directory.
         border: Folder that links must not leave; by default the directory itself.
 
     Raises:
@@ -94,7 +92,6 @@ def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = No
     was named.
 
     Args:
-        paths: Folders.
         left_out: Takes the errors of damaged runs inside a folder, whose others are then read; None raises them.
 
     Raises:

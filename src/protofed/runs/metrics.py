@@ -87,7 +87,6 @@ class SampleMetrics:
         """Return the metrics that were written.
 
         Args:
-            value: Anything.
             where: What errors begin with.
             num_classes: Number of classes ``K``.
 
@@ -178,9 +177,7 @@ class Metrics:
         """Return the metrics that :meth:`to_dict` wrote.
 
         Args:
-            value: A table.
             where: What errors begin with.
-            clients: Names of the run's clients.
             num_classes: Number of classes ``K``.
 
         Raises:

@@ -65,7 +65,6 @@ class Accuracy:
 
         Args:
             results: For each client, correct answers per rule, and its number of samples.
-            rules: Names of the rules.
         """
         total = sum(samples for _, samples in results)
         weighted = {
@@ -91,7 +90,6 @@ class Accuracy:
         """Return the accuracies that :meth:`to_dict` wrote.
 
         Args:
-            value: Anything.
             where: What errors begin with.
 
         Raises:
@@ -157,7 +155,6 @@ class Attack:
         """Return what a record says of an attack.
 
         Args:
-            value: Anything.
             where: What errors begin with.
 
         Raises:
@@ -230,7 +227,6 @@ class RoundRecord:
 
         Args:
             direction: ``up`` or ``down``.
-            bytes: Its encoded size.
             parameters: The numbers in it, as the papers count them.
         """
         self.bytes[direction] += bytes
@@ -240,7 +236,6 @@ class RoundRecord:
         """Note an upload that was left out.
 
         Args:
-            client: The sender.
             error: Why; it reads ``field: reason``.
         """
         name, _, reason = str(error).partition(": ")
@@ -259,7 +254,6 @@ class RoundRecord:
         """Note a client that gave no result.
 
         Args:
-            client: Its name.
             reason: Why there is no result.
             phase: ``training``, ``aggregation`` or ``evaluation``.
         """
@@ -300,7 +294,6 @@ class RoundRecord:
         """Return the record that :meth:`to_dict` wrote, in this version or an older one.
 
         Args:
-            value: Anything.
             where: What errors begin with.
 
         Raises:

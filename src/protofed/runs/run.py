@@ -161,7 +161,6 @@ def main_rule(rules: Iterable[str], wanted: str = "") -> str:
     ``global_model`` the method names first.
 
     Args:
-        rules: The method's rules.
         wanted: The option ``evaluation.rule``; ``""`` for the method's own.
 
     Example:

@@ -50,7 +50,6 @@ class Spent:
         """Return the record that :meth:`to_dict` wrote.
 
         Args:
-            value: Anything.
             where: What errors begin with.
 
         Raises:

@@ -40,7 +40,6 @@ class Beyond:
         Args:
             evaluated: Records of the rounds that were evaluated, ascending.
             part: Name of their accuracy on such samples.
-            rule: The rule.
         """
         found = {r.round: getattr(r, part) for r in evaluated}
         parts: dict[int, Accuracy] = {t: a for t, a in found.items() if a and rule in a.weighted}
@@ -56,7 +55,6 @@ class Beyond:
         """Return the outcome that was written.
 
         Args:
-            value: Anything.
             where: What errors begin with.
 
         Raises:
@@ -144,7 +142,6 @@ class RuleOutcome:
         """Return the outcome that :meth:`to_dict` wrote, in this version or an older one.
 
         Args:
-            value: Anything.
             where: What errors begin with.
 
         Raises:
@@ -228,7 +225,6 @@ class Traffic:
         """Return the traffic that :meth:`to_dict` wrote, in this version or an older one.
 
         Args:
-            value: Anything.
             where: What errors begin with.
 
         Raises:
@@ -376,7 +372,6 @@ class Summary:
         """Return the summary that :meth:`to_dict` wrote, in this version or an older one.
 
         Args:
-            value: A table.
             where: What errors begin with.
 
         Raises:

@@ -30,7 +30,6 @@ def epoch_rows(
         size: Batch size ``B``.
         even: Whether batches differ by at most one row (see :func:`batch_rows`); a batch of a single sample, which
             has no batch statistics, is then left out.
-        seed: Seed of the experiment.
         scope: Names that, with the seed, determine the order.
         shuffle: Whether the order is random, or that of the samples.
         drop_last: As for :func:`batch_rows`.
@@ -71,7 +70,6 @@ def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BAT
     """Yield normalised batches in order.
 
     Args:
-        samples: Samples to divide.
         model: Model whose dtype the inputs take.
         size: Maximum number of samples per batch.
     """
@@ -86,7 +84,6 @@ def add_up(total: Tensors, more: Tensors) -> None:
 
     Args:
         total: Running total by name; empty at first.
-        more: Statistics of the batch.
     """
     for name, tensor in more.items():
         total[name] = total[name] + tensor if name in total else tensor
@@ -97,7 +94,6 @@ def normalise(x: Tensor, dtype: torch.dtype) -> Tensor:
 
     Args:
         x: Inputs of any shape.
-        dtype: Type of the result.
     """
     if x.dtype == torch.uint8:
         return x.to(dtype).div_(127.5).sub_(1)

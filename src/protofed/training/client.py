@@ -100,7 +100,6 @@ class LocalPlan:
 
         Args:
             name: Name of a class in ``torch.optim``.
-            settings: Keyword arguments of the class.
 
         Raises:
             ConfigError: If there is no such class or it rejects the settings.
@@ -142,7 +141,6 @@ class LocalPlan:
 
         Args:
             round: The round, from 1.
-            rounds: Number of rounds.
         """
         factor = self.schedule.factor(round, rounds)
         return self if factor == self.factor else replace(self, factor=factor)
@@ -165,9 +163,7 @@ def check_optimizers(method: Method, clients: Mapping[str, Member], rounds: int)
     """Check that the optimisers of all clients have the settings that a method overrides.
 
     Args:
-        method: The method.
         clients: The clients by name.
-        rounds: Number of rounds.
 
     Raises:
         ConfigError: If one lacks a setting.

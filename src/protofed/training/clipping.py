@@ -23,9 +23,7 @@ def clip(
     """Clip each network's gradient to a Euclidean norm of ``limit``.
 
     Args:
-        names: Names of the parameters.
         gradients: Their gradients, or None for parameters without one.
-        limit: Maximum norm.
         stacked: Whether the first dimension is that of clients, which are clipped separately.
     """
     squares: dict[str, Tensor] = {}

@@ -36,7 +36,6 @@ class Executor(Protocol):
         """Train clients.
 
         Args:
-            names: Names of the clients.
             messages: Encoded broadcast of each of them.
             round: Number of the round, from 1.
         """
@@ -58,7 +57,6 @@ class Executor(Protocol):
         """Evaluate clients.
 
         Args:
-            names: Names of the clients.
             messages: Encoded broadcast of each of them; None to evaluate them as training left them.
             round: Number of the round, from 1.
         """
@@ -109,8 +107,6 @@ class Fused(Executor):
     with a single warning.
 
     Args:
-        trainer: Runs visits.
-        clients: All clients.
         budget: Memory in bytes for the stack of a group; larger groups are divided.
         check: Whether to compare the first step with every loss, per architecture, with plain autograd; if they
             differ, the clients are run one by one.

@@ -163,12 +163,7 @@ class PlainSteps(Steps):
 
 
 def trained(model: SplitModel, update: Update) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that an update changes, by name: frozen ones are not among them.
-
-    Args:
-        model: The client's model.
-        update: The update.
-    """
+    """Return the parameters that an update changes, by name: frozen ones are not among them."""
     return {n: p for n, p in model.named_parameters() if p.requires_grad and update.trainable(n)}
 
 
@@ -176,7 +171,6 @@ def gradients_of(total: Tensor, chosen: Sequence[Tensor]) -> Sequence[Tensor | N
     """Return the gradient of a loss for each of some parameters, None where it does not depend on it.
 
     Args:
-        total: The loss.
         chosen: The parameters, perhaps none.
     """
     if not chosen or not total.requires_grad:

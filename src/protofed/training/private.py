@@ -77,8 +77,6 @@ class Noise:
         """Return the numbers of a client in its present round.
 
         Args:
-            local: The client.
-            private: Says whether they are secret.
             purpose: What they are for.
         """
         return cls(None if private.secret else local.generator(f"private {purpose}"))
@@ -94,9 +92,6 @@ class Noise:
 
         Sums of multiples of a power of two are exact, and rounding such a sum plus Gaussian noise is
         post-processing, so that the low bits of floating-point numbers tell nothing (Mironov 2012).
-
-        Args:
-            deviation: Standard deviation of the noise.
         """
         known = self.generator is not None or not deviation
         return 0.0 if known else 2.0 ** (math.floor(math.log2(deviation)) - FINE)
@@ -106,7 +101,6 @@ class Noise:
 
         Args:
             total: The sum, of contributions on the grid of :meth:`step` if there is one.
-            deviation: Standard deviation of the noise.
         """
         noise = deviation * self.normal(total)
         step = self.step(deviation)
@@ -141,8 +135,6 @@ def steps(phases: tuple[Phase, ...], epochs: int, samples: int, size: int) -> in
     """Return the number of noisy steps of a round.
 
     Args:
-        phases: The round's phases.
-        epochs: The experiment's local epochs.
         samples: Number of samples ``n``.
         size: Expected batch size ``B``.
     """
@@ -174,11 +166,8 @@ def clipped_sum(
     """Return the sum of the clipped gradients of a batch's samples, and the means of their losses.
 
     Args:
-        model: The client's model.
-        update: Has the loss.
         chosen: The weights that are trained, by name; a gradient's norm is over all of them.
         batch: The samples, perhaps none.
-        local: The client.
         clip: Largest norm of a sample's gradient.
         step: Step of the grid to which clipped gradients are rounded, towards zero and in float64; 0 for none.
 
@@ -244,11 +233,8 @@ def private_statistics(
     ``√Σw²``. No class becomes empty, since the sum over clients is to decide.
 
     Args:
-        model: The client's model.
         method: Has the statistics, sums over samples.
-        local: The client.
         samples: Its training samples.
-        private: Bounds and noise.
     """
     model.eval()
     totals: Tensors = {}
@@ -295,7 +281,6 @@ def private_counts(counts: Tensor, private: Private, generator: torch.Generator)
 
     Args:
         counts: ``(K,)`` true numbers, of which a sample changes one by 1.
-        private: The noise.
         generator: Source of the noise, unless it is secret.
     """
     noise = Noise(None if private.secret else generator)

@@ -22,8 +22,6 @@ def without_rare(payload: Payload, schema: Schema, counts: Tensor, least: int, r
     what the client received.
 
     Args:
-        payload: The upload.
-        schema: Its schema.
         counts: ``(K,)`` training samples of each class.
         least: Least number of samples of a class that is reported.
         received: Tensors that the client received, by name.
@@ -50,7 +48,6 @@ def notes(method: Method, least: Sequence[int]) -> list[str]:
     """Return what becomes of rare classes, as a sentence for a report; nothing if all are reported.
 
     Args:
-        method: The method.
         least: ``least_samples`` of each client.
     """
     schema, most = method.upload_schema, max(least, default=0)

@@ -51,8 +51,6 @@ class Store(Protocol):
         """Store a copy of a client's snapshot.
 
         Args:
-            name: Name of the client.
-            snapshot: Its snapshot.
             model: Whether the model has changed; otherwise the stored one is kept.
         """
         ...
@@ -61,8 +59,6 @@ class Store(Protocol):
         """Store a client that starts from the model of another one, without storing the model again.
 
         Args:
-            name: Name of the new client.
-            other: Name of a stored client.
             state: The method's state of the new client.
         """
         ...
@@ -222,7 +218,6 @@ class Files(Store):
     them.
 
     Args:
-        folder: Existing folder.
         owner: Whether this process keeps account of the places, and removes the folder.
 
     Attributes:
@@ -270,12 +265,7 @@ class Files(Store):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def adopt(self, name: str, address: Address) -> None:
-        """Replace the places of a client; the owner frees those that are no longer in use.
-
-        Args:
-            name: Name of the client.
-            address: Its new places.
-        """
+        """Replace the places of a client; the owner frees those that are no longer in use."""
         old = self.addresses.get(name)
         self.addresses[name] = address
         if self.owner:
@@ -301,9 +291,6 @@ class Files(Store):
 
     def lend(self, names: Iterable[str]) -> dict[int, list[Place]]:
         """Take as many free places as another process needs to write the snapshots of clients.
-
-        Args:
-            names: Names of the clients.
 
         Returns:
             Places by their room; it lacks those that there are none of.
@@ -367,7 +354,6 @@ class Roster(Mapping[str, Member]):
     """All clients by name, in a fixed order.
 
     Args:
-        members: The clients.
         models: One working model per kind, on the device.
         store: Store of their snapshots; None if each client rests on its own node of a network.
     """
@@ -424,10 +410,6 @@ class Roster(Mapping[str, Member]):
     def replace(self, name: str, snapshot: Snapshot) -> None:
         """Replace the snapshot of a client.
 
-        Args:
-            name: Name of the client.
-            snapshot: Its new snapshot.
-
         Raises:
             KeyError, RuntimeError: If the snapshot does not fit the model of the client.
         """
@@ -438,10 +420,6 @@ class Roster(Mapping[str, Member]):
 
     def restore(self, name: str, snapshot: Snapshot) -> None:
         """Replace the first snapshot of a client by one that was written to a file.
-
-        Args:
-            name: Name of the client.
-            snapshot: Its snapshot.
 
         Raises:
             KeyError, RuntimeError: As for :meth:`replace`, and if the snapshot lacks a part of the method's state,
@@ -459,7 +437,6 @@ class Roster(Mapping[str, Member]):
         """Load a client's weights into the working model of its kind and return it.
 
         Args:
-            name: Name of the client.
             weights: Its weights, where they have been read already.
 
         Returns:

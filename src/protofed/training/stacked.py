@@ -50,10 +50,8 @@ class StackedSteps(Steps):
     """Steps of a group of clients; see :class:`~protofed.training.visit.Steps`.
 
     Args:
-        method: The method.
         model: Working model of the architecture, on the device.
         bare: Skeleton of the model (see :func:`~protofed.training.stacking.skeleton`).
-        clients: Number of clients.
         compared: Losses whose first step has been compared with plain autograd, to which this object adds; None to
             compare none.
 
@@ -487,7 +485,6 @@ def evaluation_batches(parts: Sequence[Samples], dtype: torch.dtype) -> Iterator
 
     Args:
         parts: Samples of each client.
-        dtype: Type of the normalised inputs.
 
     Yields:
         A ``(C, B)`` batch, and the number of each client's rows that are not padding.
@@ -505,8 +502,6 @@ def bytes_per_client(model: SplitModel, shape: Sequence[int], batch_size: int) -
     """Estimate the bytes that a client adds to a stack: weights, gradients, optimiser state, activations.
 
     Args:
-        model: Model of the client.
-        shape: Shape of one sample.
         batch_size: Batch size ``B``.
     """
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())

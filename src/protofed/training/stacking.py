@@ -43,7 +43,6 @@ def unstack(tensors: Mapping[str, Tensor], index: int) -> Tensors:
 
     Args:
         tensors: ``(C, …)`` tensors.
-        index: Position of the client.
     """
     return {name: tensor[index] for name, tensor in tensors.items()}
 
@@ -53,7 +52,6 @@ def first(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
 
     Args:
         tensors: ``(C, …)`` tensors.
-        clients: Number of clients.
     """
     return {name: tensor[:clients] for name, tensor in tensors.items()}
 

@@ -110,12 +110,7 @@ class Steps(Protocol):
     """Computation for a group of clients, which are numbered from 0 in the order of the group."""
 
     def take(self, client: int, model: SplitModel) -> None:
-        """Start from the present weights of a model.
-
-        Args:
-            client: Number of the client.
-            model: Its model.
-        """
+        """Start from the present weights of a model."""
         ...
 
     def model(self, client: int) -> AbstractContextManager[SplitModel]:
@@ -133,7 +128,6 @@ class Steps(Protocol):
         """Begin a phase of training with new optimisers.
 
         Args:
-            phase: The phase.
             plan: Training plan that all clients of the group share.
             data: Training samples of each client.
             locals_: The clients as their method sees them.
@@ -238,7 +232,6 @@ class LocalTrainer:
 
         Args:
             steps: Computation for the group.
-            clients: All clients.
             names: Names of the clients to train.
             messages: Encoded broadcast of each of them.
             round: Number of the round, from 1.
@@ -305,7 +298,6 @@ class LocalTrainer:
 
         Args:
             steps: Computation for the group.
-            clients: All clients.
             names: Names of the clients to score.
             messages: Encoded broadcast of each of them, which it receives and stores first; None to score the
                 clients as they are.
@@ -361,8 +353,6 @@ class LocalTrainer:
         """Return the weight of each class in a client's score, ``(K,)`` int64.
 
         Args:
-            clients: All clients.
-            local: The client.
             held: ``(K,)`` test samples of all clients per class.
         """
         if self.on == "shifted":
@@ -374,7 +364,6 @@ class LocalTrainer:
 
         Args:
             clients: All clients; the working model of the client's kind receives its weights.
-            name: Name of the client.
             round: Number of the round, from 1.
 
         Returns:
@@ -409,7 +398,6 @@ class LocalTrainer:
         """Let the method unpack a broadcast.
 
         Args:
-            local: The client.
             message: Encoded broadcast; None if the server has nothing to send yet.
             deliver: Whether a broadcast is due; otherwise the client keeps the tensors received last, if any.
 
@@ -432,8 +420,6 @@ class LocalTrainer:
         """Encode a client's upload.
 
         Args:
-            local: The client.
-            statistics: Statistics of its training data.
             client: Its training samples and plan.
 
         Returns:

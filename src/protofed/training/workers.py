@@ -59,7 +59,6 @@ class Workers(Executor):
         build: Picklable function that builds the executor of a process.
         federated: Data of all clients, shared with the processes.
         clients: All clients; their store must be a :class:`Files`.
-        processes: Number of processes.
         threads: Number of threads per process.
         together: Whether each process takes its share of the clients at once rather than one client at a time.
         preload: Name of a module that imports what ``build`` needs, once for all processes.
@@ -263,10 +262,7 @@ def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Q
     """Initialise a worker process.
 
     Args:
-        build: Builds its executor.
         data: Data of all clients.
-        folder: Folder of the snapshots.
-        threads: Number of threads.
         numbers: Queue from which the process takes its number.
     """
     global _bench

@@ -51,7 +51,6 @@ class OwnPages:
     """Refuses what other sites ask for; an ASGI application around another.
 
     Args:
-        app: The application.
         names: By which it may be asked for, beside numeric addresses.
         local: Whether numeric addresses must be this machine's own.
     """

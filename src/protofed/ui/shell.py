@@ -58,11 +58,9 @@ def serve(
     """Serve pages until Ctrl-C; print the address first and open it in the browser.
 
     Args:
-        site: Registers the pages.
         title: What the address is printed with.
         host: Address to listen on. Any but this machine's own draws a warning.
         port: Port to listen on, 0 for any free one; None for the first free one from :data:`DEFAULT_PORT` on.
-        browser: Whether to open a browser.
         ready: Called once the address is printed, before the web framework is loaded.
 
     Raises:
@@ -92,7 +90,6 @@ def listen(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens, before anything slow is loaded.
 
     Args:
-        host: Address to listen on.
         port: Port to listen on; None for the usual one or the next that is free.
 
     Raises:
@@ -126,7 +123,6 @@ def page(title: str, *, lead: str = "", links: Mapping[str, str] | None = None) 
 
     Args:
         title: Of the page and of the browser's tab.
-        lead: A sentence below it.
         links: Names and paths of pages to go to from the header.
     """
     from nicegui import ui

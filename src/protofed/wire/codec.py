@@ -60,7 +60,6 @@ class Codec:
 
         Args:
             payload: Tensors by field name.
-            schema: Schema of the message.
 
         Returns:
             The message.
@@ -82,7 +81,6 @@ class Codec:
 
         Args:
             message: The message as received.
-            schema: Schema of the message.
 
         Returns:
             The payload.
@@ -140,7 +138,6 @@ class Codec:
 
         Args:
             name: Name of the field in error messages.
-            tensor: Its values.
         """
         return self.array(tensor).astype(self.dtype, copy=False).tobytes()
 
@@ -220,7 +217,6 @@ def get_codec(name: str, compression: str = "none") -> Codec:
     """Return the codec called ``name``.
 
     Args:
-        name: Name of a registered codec.
         compression: Compression of the message body, ``none`` or ``zstd``.
 
     Raises:

@@ -38,7 +38,6 @@ def decompress(frame: memoryview, length: int) -> bytes:
     """Decompress a frame.
 
     Args:
-        frame: One zstd frame.
         length: Expected length of the result in bytes.
 
     Raises:

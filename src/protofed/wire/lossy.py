@@ -86,7 +86,6 @@ class Integers(Codec):
         Args:
             name: Field named in errors.
             data: What :meth:`pack` returned, of the right length.
-            rows: Number of rows.
             numbers: Numbers per row.
 
         Returns:
@@ -195,7 +194,6 @@ def _scales(largest: Floats, most: int) -> Floats:
 
     Args:
         largest: ``(r,)`` largest magnitude of each row.
-        most: Largest integer.
 
     Returns:
         ``(r,)`` scales.

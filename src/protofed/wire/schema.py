@@ -84,9 +84,7 @@ def prototype_schema(
     Args:
         num_classes: Number of classes ``K``.
         width: Size or symbol of the second dimension of the values, e.g. ``"d"``.
-        sizes: Values of the symbols.
         sums: Whether prototypes are multiplied by the sender's number of samples of the class.
-        more: Additional fields.
     """
     fields = {
         "classes": Field(("k",), "label", parameter=False),
@@ -102,7 +100,6 @@ def weight_schema(weights: Mapping[str, Tensor], num_classes: int, **more: Field
     Args:
         weights: Tensors with the names and shapes of the weights.
         num_classes: Number of classes ``K``.
-        more: Additional fields.
     """
     fields = {
         # BatchNorm divides by the root of its running variances.

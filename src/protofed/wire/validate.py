@@ -18,7 +18,6 @@ def check_structure(payload: Payload, schema: Schema) -> dict[str, int]:
 
     Args:
         payload: Tensors by field name.
-        schema: Schema of the message.
 
     Returns:
         The value of every symbol.
@@ -43,7 +42,6 @@ def check_values(payload: Payload, schema: Schema) -> None:
 
     Args:
         payload: Tensors by field name.
-        schema: Schema of the message.
 
     Raises:
         DivergedError: If a number is not finite or too large.

@@ -64,7 +64,6 @@ def panels(count: int, width: float = WIDTH, height: float = HEIGHT, columns: in
     """Return a new figure of ``count`` panels of the given size each, in rows of up to ``columns``.
 
     Args:
-        count: Number of panels.
         width: Of a panel, in inches.
         height: Of a panel, in inches.
         columns: Panels in a row, at most.
@@ -81,12 +80,7 @@ def panels(count: int, width: float = WIDTH, height: float = HEIGHT, columns: in
 
 
 def write_title(ax: Axes, text: str) -> None:
-    """Write a panel's title, in several lines where it is longer than the panel is wide.
-
-    Args:
-        ax: The panel.
-        text: Its title.
-    """
+    """Write a panel's title, in several lines where it is longer than the panel is wide."""
     place = ax.get_subplotspec()
     columns = place.get_gridspec().ncols if place is not None else 1
     # In inches: a letter takes about 0.075.
@@ -98,7 +92,6 @@ def legend_below(fig: Figure, axes: Sequence[Axes]) -> None:
     """Put one legend under the axes, where it covers no data, and make room for it.
 
     Args:
-        fig: The figure.
         axes: Its panels, whose entries are collected.
     """
     entries = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -130,9 +123,7 @@ def percent_axis(ax: Axes, values: Sequence[float], what: str = "Test accuracy (
     """Label the vertical axis and let it show ``values`` with room around, within 0 to 100 %.
 
     Args:
-        ax: The panel.
         values: Percentages that must be visible.
-        what: Label of the axis.
     """
     known = [v for v in values if not math.isnan(v)] or [0.0, 100.0]
     # At least five points high, or else noise would look like a trend.
@@ -142,12 +133,7 @@ def percent_axis(ax: Axes, values: Sequence[float], what: str = "Test accuracy (
 
 
 def counting_axis(ax: Axes, what: str = "Round") -> None:
-    """Label the horizontal axis and give it whole numbers.
-
-    Args:
-        ax: The panel.
-        what: Label of the axis.
-    """
+    """Label the horizontal axis and give it whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
@@ -165,10 +151,7 @@ def log_axis(
     matplotlib writes powers of ten as mathematics, which the theme does not parse: names of runs may contain ``$``.
 
     Args:
-        ax: The panel.
-        direction: The axis.
         span: Smallest and largest value of the axis, both above 0.
-        write: How a tick is written.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -195,11 +178,9 @@ def name_ticks(
     Names are cut to a number of ``letters``.
 
     Args:
-        ax: The panel.
         axis: ``"x"`` or ``"y"``.
         names: One name per place.
         limit: Names written at most.
-        offset: Added to the places.
         letters: Characters of a name that are kept.
     """
     step = math.ceil(len(names) / limit) if names else 1
@@ -245,7 +226,6 @@ def series(runs: Sequence[RunData], rule: str | None = None) -> list[Series]:
     """Return the methods' runs that were scored by ``rule`` (each method's main rule if None).
 
     Args:
-        runs: The runs.
         rule: Inference rule; None for each method's main rule.
 
     Raises:
@@ -274,7 +254,6 @@ def shortened(name: str, length: int) -> str:
     """Return ``name`` cut to ``length`` letters.
 
     Args:
-        name: Any text.
         length: Characters that are kept, at most.
     """
     return name if len(name) <= length else f"{name[: length - 1]}…"

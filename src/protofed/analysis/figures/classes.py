@@ -29,12 +29,9 @@ def dots(ax: Axes, at: Any, style: LineStyle, *, size: float, alpha: float = 1.0
     """Draw ``(n, 2)`` points of one class; ``size`` is a diameter in points.
 
     Args:
-        ax: The panel.
         at: ``(n, 2)`` places.
-        style: Of the class.
         size: Diameter in points.
         alpha: Opacity, from 0 to 1.
-        edge: Colour of the outline.
     """
     ax.scatter(
         at[:, 0],
@@ -55,9 +52,7 @@ def class_legend(fig: Figure, ax: Axes, names: Sequence[str], shown: Sequence[in
 
     Args:
         fig: The figure; it grows by the legend's width.
-        ax: One of its panels.
         names: Of all ``K`` classes.
-        shown: Which of them occur.
         kinds: Label → arguments of ``Axes.plot`` for an example in grey.
     """
     styles = class_styles(len(names))

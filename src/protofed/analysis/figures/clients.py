@@ -58,7 +58,6 @@ def draw_split(
         client_names: ``M`` row labels.
         class_names: ``K`` column labels.
         architectures: ``M`` labels for the right-hand side.
-        unit: What is counted.
 
     Raises:
         DataError: If the counts do not fit the names.

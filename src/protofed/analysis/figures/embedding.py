@@ -43,8 +43,6 @@ def points(run: RunData, names: list[str], samples: int, seed: int, trust_code: 
     """Return test features of some clients, their local prototypes, and the global prototypes as clients use them.
 
     Args:
-        run: A finished run.
-        names: The clients.
         samples: At most so many test samples, the same number of each client.
         seed: Decides which samples.
         trust_code: Import the code that the run's configuration names, if it names any.
@@ -87,11 +85,6 @@ def points(run: RunData, names: list[str], samples: int, seed: int, trust_code: 
 def chosen_clients(run: RunData, clients: int, seed: int) -> list[str]:
     """Draw clients that have test samples; return their names in the fixed order.
 
-    Args:
-        run: The run.
-        clients: Maximum number of clients.
-        seed: Seed of the draw.
-
     Raises:
         ConfigError: If ``clients`` is less than 1.
     """
@@ -110,10 +103,8 @@ def draw_points(ax: Axes, at: NDArray[Any], points: Points, K: int) -> None:
     """Draw, at ``(n, 2)`` places, test samples small, local prototypes larger, and global ones large, outlined.
 
     Args:
-        ax: The panel.
         at: ``(n, 2)`` places.
         points: The ``n`` points, with their kinds and labels.
-        K: Number of classes.
     """
     # Few points may be larger.
     larger = 1.4 if (points.kinds == 0).sum() < 600 else 1.0

@@ -38,7 +38,6 @@ def final_prototypes(run: RunData, whose: str) -> Prototypes | None:
     """Return prototypes that a run ended with; only finite ones count as present.
 
     Args:
-        run: The run.
         whose: ``global``, or ``local.`` and a client's name.
 
     Raises:

@@ -18,7 +18,6 @@ def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float
     """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out.
 
     Args:
-        diagnostics: A table, possibly of tables.
         prefix: What names begin with.
     """
     numbers: dict[str, float] = {}
@@ -36,9 +35,7 @@ def recorded(run: RunData, part: str, name: str) -> dict[int, float]:
     Nothing is returned if every round lacks it.
 
     Args:
-        run: The run.
         part: ``losses`` or ``diagnostics``.
-        name: Dotted name of the number.
     """
     values = {r.round: scalars(getattr(r, part)).get(name) for r in run.rounds}
     known = any(v is not None for v in values.values())
@@ -49,10 +46,8 @@ def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *,
     """Draw mean ± sample standard deviation over the rounds that all curves have; return what must be visible.
 
     Args:
-        ax: The panel.
         curves: One per seed.
         line: Keyword arguments for ``Axes.plot``.
-        label: Entry of the legend.
         ring: Whether to mark the highest point.
     """
     import numpy as np

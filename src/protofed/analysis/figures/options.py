@@ -30,8 +30,6 @@ def draw_figure(name: str, runs: Sequence[RunData], values: Mapping[str, Any]) -
     """Return the figure ``name`` of ``runs``, with options as users write them.
 
     Args:
-        name: Of a registered figure.
-        runs: The runs.
         values: Options by name.
 
     Raises:
@@ -47,9 +45,7 @@ def place_of(names: Sequence[str], wanted: str | int | None, kind: str) -> int:
     """Return the place of a class or client that is given by name, or else by number; the first if None.
 
     Args:
-        names: All names.
         wanted: A name or a number; None for the first.
-        kind: What errors call it.
 
     Raises:
         ConfigError: If there is none.

@@ -19,7 +19,6 @@ def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
     Files are replaced whole, and the same figure gives the same bytes.
 
     Args:
-        fig: The figure.
         path_stem: Path without suffix; ``.png`` and ``.svg`` are left off.
     """
     from protofed.files import write_bytes
@@ -42,9 +41,7 @@ def inline_svg(fig: Figure, prefix: str, description: str) -> str:
     """Return ``fig`` as an ``<svg>`` element for an HTML page.
 
     Args:
-        fig: What to draw.
         prefix: Put before every id, so that figures on one page cannot refer to each other's parts.
-        description: What a screen reader says.
     """
     from html import escape
 

@@ -42,12 +42,7 @@ class Card(NamedTuple):
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun.
-
-    Args:
-        count: How many.
-        noun: In the singular.
-    """
+    """Return a count with its noun."""
     return f"{number(count)} {noun if count == 1 else noun + ('es' if noun.endswith('s') else 's')}"
 
 
@@ -231,7 +226,6 @@ def bytes_per_round(run: RunData, way: str) -> float:
     """Return the mean number of bytes over the rounds that sent any ``up`` or ``down``, of all clients together.
 
     Args:
-        run: The run.
         way: ``up`` or ``down``.
     """
     sent = [r.bytes[way] for r in run.rounds if r.bytes[way]]
@@ -259,7 +253,6 @@ def again(run: RunData, *, resume: bool = False) -> str:
     """Return the command that repeats a run of a network, or goes on with it; ``""`` at a node.
 
     Args:
-        run: The run.
         resume: Whether to go on in its directory.
     """
     if _of_node(run):

@@ -68,7 +68,6 @@ def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
     """Return the page: about one run, or a comparison of several, and why others were ``left_out``.
 
     Args:
-        runs: The runs.
         left_out: Why other runs are not shown.
     """
     template = environment().get_template("report.html")
@@ -118,13 +117,7 @@ class Plots:
         self.count = 0
 
     def draw(self, name: str, runs: list[RunData], **options: Any) -> Plot:
-        """Draw the registered figure ``name``.
-
-        Args:
-            name: Of a registered figure.
-            runs: The runs.
-            options: Options of the figure.
-        """
+        """Draw the registered figure ``name``."""
         from markupsafe import Markup
 
         from protofed.analysis.figures import figures, inline_svg

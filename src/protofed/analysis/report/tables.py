@@ -71,7 +71,6 @@ class Column(NamedTuple):
 
         Args:
             runs: Runs that differ in their seed.
-            rule: Inference rule.
         """
         values = accuracies(runs, rule, self.name)
         if self.name == CONVERGED:
@@ -390,7 +389,6 @@ def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
     """Return one attribute of :class:`~protofed.runs.RuleOutcome` for every run that has it.
 
     Args:
-        runs: Any runs.
         rule: Inference rule; runs without it are left out.
         name: Name of the attribute; of a :class:`~protofed.runs.Beyond`, its ``final`` is returned.
     """

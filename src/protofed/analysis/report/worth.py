@@ -26,10 +26,6 @@ PANELS = 24
 def write_worth(worth: Worth, out: Path) -> None:
     """Write one self-contained page: table, advice and learning curves.
 
-    Args:
-        worth: The result.
-        out: The page.
-
     Raises:
         OutputError: If it cannot be written.
     """

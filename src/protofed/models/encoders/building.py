@@ -28,8 +28,6 @@ class Encoder(nn.Module):
 
     Args:
         body: Module ``(n, *input_shape) -> (n, width)``.
-        input_shape: Shape of one sample.
-        options: The options.
 
     Attributes:
         width: Numbers per sample.
@@ -90,9 +88,7 @@ class Encoders(nn.Module):
     """Several encoders side by side, and the sample itself if it is kept.
 
     Args:
-        each: The encoders.
         beside: Whether the sample is the last part.
-        input_shape: Shape of one sample.
 
     Attributes:
         parts: Numbers of each part.
@@ -123,13 +119,7 @@ class Encoders(nn.Module):
 
 
 def orthonormal(width: int, dim: int, seed: int) -> Tensor:
-    """Return a random matrix ``(width, dim)`` with orthonormal columns.
-
-    Args:
-        width: Number of rows.
-        dim: Number of columns.
-        seed: Seed of the matrix.
-    """
+    """Return a random matrix ``(width, dim)`` with orthonormal columns."""
     drawn = torch.randn(width, dim, dtype=torch.float64, generator=generator(seed, "encoder map"))
     columns, upper = torch.linalg.qr(drawn)
     signed: Tensor = columns * upper.diagonal().sign()
@@ -137,12 +127,7 @@ def orthonormal(width: int, dim: int, seed: int) -> Tensor:
 
 
 def chosen_name(options: EncoderOptions, input_shape: tuple[int, ...]) -> str:
-    """Return the name of the encoder that ``auto`` stands for.
-
-    Args:
-        options: The options.
-        input_shape: Shape of one sample.
-    """
+    """Return the name of the encoder that ``auto`` stands for."""
     return options.name if options.name != "auto" else "scattering" if len(input_shape) == 3 else "random"
 
 
@@ -153,7 +138,6 @@ def build_encoder(
 
     Args:
         options: The options; ``name`` is not empty.
-        input_shape: Shape of one sample.
         weights_dir: Folder in which files of weights are found by name; "" for where the options say.
         pretrained: Whether to read weights; not necessary to know the width.
 
@@ -182,8 +166,6 @@ def build_encoders(options: EncoderOptions, input_shape: tuple[int, ...], weight
     """Return all encoders of the options.
 
     Args:
-        options: The options.
-        input_shape: Shape of one sample.
         weights_dir: As :func:`build_encoder`.
 
     Raises:
@@ -195,10 +177,6 @@ def build_encoders(options: EncoderOptions, input_shape: tuple[int, ...], weight
 
 def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...]) -> int:
     """Return the features per sample of an encoder, without its weights.
-
-    Args:
-        options: The options.
-        input_shape: Shape of one sample.
 
     Raises:
         ConfigError, ModelError: As :func:`build_encoder`.

@@ -147,8 +147,6 @@ def encoder(
 
     Args:
         name: Name in configurations.
-        summary: One-line description.
-        Options: Frozen dataclass of its options.
         kinds: Kinds of samples that it takes; others raise ConfigError.
     """
 
@@ -168,8 +166,6 @@ def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...])
     """Check that an encoder suits samples of a shape.
 
     Args:
-        name: The encoder.
-        input_shape: Shape of one sample.
         kinds: Kinds of samples that it takes.
 
     Raises:

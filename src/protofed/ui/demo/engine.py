@@ -311,7 +311,6 @@ def fitting(chosen: Chosen, setup: Setup) -> tuple[dict[str, Any], list[str]]:
     """Return a method's options as far as they suit the setup, and what had to be changed, in words.
 
     Args:
-        chosen: Method and options.
         setup: What they must suit.
     """
     options, notes = dict(chosen.options), []
@@ -332,7 +331,6 @@ def rounds_needed(method: str, options: dict[str, Any]) -> int | None:
 
     Args:
         method: Its name in the library.
-        options: Its options.
     """
     kind = methods.get(method)
     return kind.rounds_needed(build_options(kind.Options, options, "method"), validated=False)

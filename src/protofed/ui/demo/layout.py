@@ -41,35 +41,22 @@ class Demonstration(Protocol):
         """Return to the initial weights."""
 
     def choose(self, side: Side, method: str) -> None:
-        """Put another method on a side.
-
-        Args:
-            side: The side.
-            method: Name of the method.
-        """
+        """Put another method on a side."""
 
     def change(self, side: Side, name: str, value: float) -> None:
-        """Change an option while the method runs.
-
-        Args:
-            side: The side.
-            name: Name of the option.
-            value: Its new value.
-        """
+        """Change an option while the method runs."""
 
     def send(self, command: str, *arguments: Any) -> None:
         """Send a command to the process that learns.
 
         Args:
             command: Name of a method of ``Session``.
-            arguments: Its arguments.
         """
 
     def script(self, function: str, argument: Any) -> None:
         """Call a function of ``static/demo.js``.
 
         Args:
-            function: Its name.
             argument: Its argument, as JSON can hold it.
         """
 
@@ -400,7 +387,6 @@ def counts_table(names: list[str], shown: tuple[int, ...], counts: list[list[int
     """Return the clients and their training images per digit as an HTML table, darker where there are more.
 
     Args:
-        names: The clients' names.
         shown: The digits, one per column.
         counts: Training images of each client, per digit.
         models: Architectures of the clients' models.

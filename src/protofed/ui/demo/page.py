@@ -109,7 +109,6 @@ class Demo:
 
         Args:
             command: Name of a method of ``Session``.
-            arguments: Its arguments.
         """
         if self._worker is not None:
             self._worker.send(command, *arguments)
@@ -118,7 +117,6 @@ class Demo:
         """Call a function of ``static/demo.js``.
 
         Args:
-            function: Its name.
             argument: Its argument, as JSON can hold it.
         """
         if not self._closed:
@@ -169,7 +167,6 @@ class Demo:
 
         Args:
             side: Left or right.
-            method: Name of the method.
         """
         if method and method != self.setup.chosen(side).method:
             self.setup = self.setup.with_chosen(side, usual(method))
@@ -180,8 +177,6 @@ class Demo:
 
         Args:
             side: Left or right.
-            name: Name of the option.
-            value: Its new value.
         """
         chosen = self.setup.chosen(side)
         options = {name: int(value) if name == "s" else value}

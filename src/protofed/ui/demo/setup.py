@@ -68,7 +68,6 @@ class Setup:
 
         Args:
             side: Left or right.
-            chosen: Method and options.
         """
         return replace(self, left=chosen) if side == "left" else replace(self, right=chosen)
 

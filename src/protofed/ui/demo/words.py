@@ -155,13 +155,7 @@ def listed(methods: Mapping[str, int | None]) -> dict[str, str]:
 
 
 def look_for(left: str, right: str, clients: int = 2) -> tuple[str, ...]:
-    """Return paragraphs (HTML) that say what there is to see.
-
-    Args:
-        left: Method on the left.
-        right: Method on the right.
-        clients: Number of clients.
-    """
+    """Return paragraphs (HTML) that say what there is to see."""
     if (left, right) == ("fedproto", "fedtgp"):
         return tuple(text.format(clients=NUMBERS[clients]) for text in DOCUMENT)
     told = []
@@ -177,7 +171,6 @@ def why_low(setup: Setup, counts: Sequence[Sequence[int]], accuracies: Sequence[
     """Return a sentence that says why both sides do badly; ``""`` where one does not, or it is too early to tell.
 
     Args:
-        setup: The setup.
         counts: Training images of each client, per digit.
         accuracies: Accuracy of either side, in ``[0, 1]``.
         round: Rounds that are over.

@@ -66,7 +66,6 @@ class Worker:
 
         Args:
             command: Name of a method of :class:`Session`.
-            arguments: Its arguments.
         """
         with self._lock, suppress(OSError):
             self._pipe.send((command, arguments))

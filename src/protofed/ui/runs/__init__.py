@@ -10,8 +10,6 @@ def open_runs(directory: Path, *, host: str, port: int | None, browser: bool) ->
     """Serve the runs below ``directory`` until Ctrl-C; nothing is written, and nothing outside is read.
 
     Args:
-        directory: The folder.
-        host: Address to listen on.
         port: Port to listen on; None for the usual one or the next that is free.
         browser: Whether to open the page in a browser.
 

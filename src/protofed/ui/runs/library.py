@@ -159,7 +159,6 @@ def places(root: Path, border: Border) -> Iterator[Place]:
     Links are followed as long as they stay inside; the folders of a run are not searched.
 
     Args:
-        root: The folder shown.
         border: Nothing beyond it is looked at.
     """
     visited: set[Path] = set()

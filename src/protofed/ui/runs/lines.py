@@ -91,7 +91,6 @@ def accuracy(
     others have, are drawn for themselves: a mean must not mix late and early rounds.
 
     Args:
-        runs: Any runs.
         rule: Inference rule; each method's main rule if ``""``.
         over: ``rounds`` or ``bytes``.
         each: Draw every run for itself.
@@ -114,11 +113,7 @@ def accuracy(
 
 
 def alike(drawn: int) -> str:
-    """Return the remark that lines share colours, if there are more than colours.
-
-    Args:
-        drawn: Number of lines.
-    """
+    """Return the remark that lines share colours, if there are more than colours."""
     return "colours repeat: strokes and marks tell lines apart" if drawn > len(PALETTE) else ""
 
 
@@ -163,7 +158,6 @@ def by_rule(run: RunData, over: str = "rounds") -> Lines:
     """Return one run's test accuracy in per cent by every inference rule, against rounds or bytes sent so far.
 
     Args:
-        run: The run.
         over: ``rounds`` or ``bytes``.
     """
     curves, own = {}, 0
@@ -177,7 +171,6 @@ def rule_look(rule: str, own: int = 0) -> Look:
     """Return how an inference rule looks; of a method's own rules, it is number ``own``.
 
     Args:
-        rule: Its name.
         own: Number among the method's own rules.
     """
     known = list(RULE_COLOURS)
@@ -199,7 +192,6 @@ def measured(run: RunData, names: Mapping[str, str]) -> Lines:
     """Return diagnostics of one run against rounds.
 
     Args:
-        run: The run.
         names: Dotted name of a diagnostic → what it is called.
     """
     curves = {

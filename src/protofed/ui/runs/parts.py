@@ -49,8 +49,6 @@ def heading(text: str, note: str = "", level: int = 2) -> None:
     """Write a heading, and a note below it.
 
     Args:
-        text: The heading.
-        note: Smaller text below.
         level: Of the heading, 2 or more.
     """
     ui.html(html.escape(text), sanitize=False, tag=f"h{level}")
@@ -73,8 +71,6 @@ class Plot:
 
         Args:
             kind: ``lines``, ``heat`` or ``dots``.
-            title: Heading.
-            note: A line below it.
             height: Of the drawing, as CSS; the shell's if ``""``.
             missing: What to say where there is nothing to draw.
             settings: For the script: axes, units, colours.
@@ -143,7 +139,6 @@ def accuracy_plots(
     """Build the charts of accuracy against rounds and against bytes.
 
     Args:
-        notes: A line below either heading.
         sent: Name of the axis of bytes.
         unevaluated: What to say where there is no accuracy.
         unsent: What to say where there are no bytes.
@@ -177,7 +172,6 @@ class Records(Element, component="static/table.js"):
             label: What the table holds, for screen readers.
             empty: What to say where there is no row.
             by: Column it is sorted by at first; the order of the rows if ``""``.
-            descending: Whether the largest stand first.
             on_pick: Called with the ids of the rows that are ticked; None for a table without boxes to tick.
             filterable: Whether to show a box for a filter.
         """
@@ -259,7 +253,6 @@ def check(label: str, value: bool, on_change: Callable[[bool], Any]) -> None:
     """Build a box to tick.
 
     Args:
-        label: Text beside the box.
         value: Whether it is ticked at first.
         on_change: Is told whether it is ticked.
     """
@@ -323,7 +316,6 @@ def options_table(options: Sequence[Option], names: Sequence[str]) -> str:
     """Return a table of options as HTML; those that differ are marked by weight and a bar, and told in words.
 
     Args:
-        options: The rows.
         names: Headings of the columns, one per configuration.
     """
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)

@@ -46,8 +46,6 @@ def source(run: RunData, border: Border, client: str = "") -> Source | None:
     """Return where to find the prototypes of the server, or of one client; None if there are none yet.
 
     Args:
-        run: The run.
-        border: Nothing beyond it is read.
         client: Its name; ``""`` for the server.
 
     Raises:
@@ -72,10 +70,6 @@ def read(source: Source, classes: int) -> tuple[Tensor, Tensor] | None:
     """Return ``(K, d)`` prototypes and ``(K,)`` which classes have a finite one; None if the file holds none.
 
     Only these two tensors are read, however large the models beside them are.
-
-    Args:
-        source: Where they lie.
-        classes: Number of classes.
 
     Raises:
         CheckpointError: If the file is damaged, or its tensors do not fit ``classes``.
