@@ -23,6 +23,8 @@ from protofed.runs import RuleOutcome, RunData, load_runs
 
 DOCS = Path(__file__).parent.parent / "docs"
 STUDY = DOCS / "study"
+TUNED = STUDY / "tuned.csv"
+"""What was tried on validation samples, one line for every setting of an arm in a study."""
 OWN_RULE = "head"
 """Rule of a client's own classes: its own learned answer, which all arms have."""
 OPEN_RULES = ("global_model", "global", "head")
@@ -32,7 +34,7 @@ GROUPS = {
     "one network, balanced softmax": ("local-balanced", "fixed_etf-balanced"),
     "two networks": ("unshared",),
     "the shared tiny network": (),
-    "closed form": ("local-lda",),
+    "closed form": ("local_lda", "local_ncm"),
 }
 """What a client computes, with the arms that send nothing."""
 ONE, BALANCED, TWO, TINY, CLOSED = GROUPS
@@ -108,7 +110,7 @@ class Arm:
             return TINY
         if self.label.startswith("beacon") or self.label.endswith("-tiny"):
             return TWO
-        if self.label in ("fedlda", "fedncm", "fed3r", "fedcof"):
+        if self.label in ("fedlda", "fedncm"):
             return CLOSED
         return BALANCED if self.label.endswith("-balanced") else ONE
 
@@ -183,8 +185,9 @@ def studies() -> dict[str, dict[str, str]]:
 
 
 def study(name: str) -> list[Arm]:
-    """Return the arms of a study."""
-    return arms_of([STUDY / f"{name}.csv"])
+    """Return the arms of a study; closed forms train nothing, so those of the same recipe are the same."""
+    closed = studies()[name].get("closed")
+    return arms_of([STUDY / f"{name}.csv", *([STUDY / "closed" / f"{closed}.csv"] if closed else [])])
 
 
 def own(arms: Sequence[Arm]) -> Figure:
@@ -245,6 +248,23 @@ def table(arms: Sequence[Arm]) -> str:
     return "\n".join(lines)
 
 
+def chosen(name: str) -> list[str]:
+    """Return which values the arms of a study were given by validation samples, as a table; nothing if none were."""
+    with TUNED.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["study"] == name]
+    if not rows:
+        return []
+    names = ("arm", "lr", "λ", "γ", "validation, %", "values tried", "their range, %")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        if row["chosen"]:
+            tried = [100 * float(other["validation"]) for other in rows if other["arm"] == row["arm"]]
+            values = (row[key] or "–" for key in ("training.lr", "method.lambda", "method.gamma"))
+            cells = (row["arm"], *values, f"{100 * float(row['validation']):.1f}", str(len(tried)))
+            lines.append(f"| {' | '.join(cells)} | {min(tried):.1f} … {max(tried):.1f} |")
+    return ["Chosen on validation samples by `tools/fair.py`, mean of three seeds:", "\n".join(lines)]
+
+
 def page(name: str, about: Mapping[str, str]) -> str:
     """Return the page of a study."""
     parts = [
@@ -252,6 +272,7 @@ def page(name: str, about: Mapping[str, str]) -> str:
         f"{about['text']} [How it was measured](../does-it-help.md#how-it-was-measured). Made by "
         f"`tools/does_it_help.py` of `docs/study/{name}.csv`.",
         table(study(name)),
+        *chosen(name),
         f"```console\n{about['command']}\n```",
     ]
     return "\n\n".join(parts) + "\n"

@@ -22,7 +22,7 @@ import tomli_w
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from does_it_help import OWN_RULE, STUDY, Arm, arms_of, save
+from does_it_help import OWN_RULE, STUDY, TUNED, Arm, arms_of, save
 
 from protofed.experiments.config import apply_overrides, load_recipe
 from protofed.runs import load_run
@@ -58,7 +58,6 @@ STUDIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "many-classes-32-fair": ("many-classes", {"data.options.resize": 32}, "cifar10-small4-fair"),
 }
 """Recipe and overrides of a study, and the study whose values it takes where tuning itself would cost hours."""
-TUNED = STUDY / "tuned.csv"
 
 
 def grid(arm: str) -> list[dict[str, float]]:
