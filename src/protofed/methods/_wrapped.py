@@ -46,7 +46,7 @@ class WrappedMethod(Method[O]):
 
 
 def _of_class(name: str) -> Any:
-    def forward(cls: type[WrappedMethod[Any]], options: Any, **more: Any) -> Any:
+    def forward(cls: type[Any], /, options: Any, **more: Any) -> Any:
         kind, base_options = cls.base_of(options)
         return getattr(kind, name)(base_options, **more)
 

@@ -19,7 +19,7 @@ from protofed.models.encoders.frozen import frozen
 from protofed.options import build_options, plain
 from protofed.seeding import generator
 
-VERSION = 1
+VERSION = 2
 """Number of the features' definition: what was cached under another one is computed again."""
 
 

@@ -146,11 +146,10 @@ class Both(nn.Module):
         input_shape: Shape of an image, ``(C, H, W)``.
     """
 
-    at_once = 2
-
     def __init__(self, input_shape: tuple[int, ...], options: BothOptions, seed: int) -> None:
         super().__init__()
         self.scattering = Scattering(input_shape, options, seed)
+        self.at_once = self.scattering.at_once
         self.filters = Filters(input_shape, options, seed)
         self.width = self.scattering.width + self.filters.width
 

@@ -29,11 +29,10 @@ class Scattering(nn.Module):
 
     fine: Tensor
     coarse: Tensor
-    at_once = 2  # the maps of two images fit a core's cache
-
     def __init__(self, input_shape: tuple[int, ...], options: ScatteringOptions, seed: int) -> None:
         super().__init__()
         C, *sides = input_shape
+        self.at_once = 16 if C == 1 else 2  # the maps of more hardly fit a core's cache
         self.padded = [2**J * ((n + 2**J) // 2**J + 1) for n in sides]
         margins = [(whole - n) // 2 for whole, n in zip(self.padded, sides, strict=True)]
         # In the order of F.pad: left, right, above, below.
