@@ -23,7 +23,7 @@ from protofed.runs import RuleOutcome, RunData, load_runs
 
 DOCS = Path(__file__).parent.parent / "docs"
 STUDY = DOCS / "study"
-TUNED = STUDY / "tuned.csv"
+TUNED = STUDY / "tuning/tried.csv"
 """What was tried on validation samples, one line for every setting of an arm in a study."""
 OWN_RULE = "head"
 """Rule of a client's own classes: its own learned answer, which all arms have."""
@@ -249,7 +249,9 @@ def table(arms: Sequence[Arm]) -> str:
 
 
 def chosen(name: str) -> list[str]:
-    """Return which values the arms of a study were given by validation samples, as a table; nothing if none were."""
+    """Return as a table what validation samples chose for the arms of a study; nothing if it is not tuned."""
+    if not TUNED.is_file():
+        return []
     with TUNED.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["study"] == name]
     if not rows:
@@ -280,25 +282,25 @@ def page(name: str, about: Mapping[str, str]) -> str:
 
 def overview() -> str:
     """Return one line per study as a Markdown table: what exchanges against the best control like it."""
-    sides = ("one network", "its own", "FedProto", "two networks", "its own", "`beacon`")
-    names = ("setting", "seeds", *sides, "unseen")
+    sides = ("one network", "FedProto", "two networks", "`beacon`", "closed form", "`fedlda`")
+    names = ("setting", "seeds", *sides, "unseen: `beacon`, `fedlda`")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name in studies():
-        found = {arm.label: arm for arm in study(name)}
+        found = {arm.label.removesuffix("-balanced" * name.endswith("-fair")): arm for arm in study(name)}
         arms, figure = list(found.values()), own(list(found.values()))
         cells: list[str] = []
-        for label in ("fedproto", "beacon"):
+        for label in ("fedproto", "beacon", "fedlda"):
             control, unlike = control_of(found[label], arms) if label in found else (None, "")
             if control is None:
-                cells += ["–", "–", "–"]
+                cells += ["–", "–"]
                 continue
             word = relation(apart(found[label], control, figure))
-            cells += [f"`{control.label}`" + (f" ({unlike})" if unlike else ""), spread(control.values(figure))]
+            cells.append(f"`{control.label}` {spread(control.values(figure))}" + (f" ({unlike})" if unlike else ""))
             cells.append(f"{against(found[label], control, figure)} **{word}**")
-        beyond = spread(found["beacon"].values(unseen)) if "beacon" in found else "–"
+        beyond = [spread(found[label].values(unseen)) if label in found else "–" for label in ("beacon", "fedlda")]
         if set(cells) != {"–"}:
             seeds = len(next(iter(found.values())).runs)
-            lines.append(f"| [{name}](study/{name}.md) | {seeds} | {' | '.join([*cells, beyond])} |")
+            lines.append(f"| [{name}](study/{name}.md) | {seeds} | {' | '.join(cells)} | {', '.join(beyond)} |")
     return "\n".join(lines)
 
 

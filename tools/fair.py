@@ -3,8 +3,8 @@
 The rule was written before the first run. All heads are trained by balanced softmax. Learning rate, λ and γ of
 every arm that has them are chosen from GRID by the mean accuracy of ``head`` on validation samples in the last
 round, over the seeds TUNING; ties go to the first. Test samples decide nothing. The chosen values are then run with
-the other SEEDS. Runs that are there are not repeated; ``--save`` writes docs/study/STUDY.csv, and to tuned.csv what
-was tried.
+the other SEEDS. Runs that are there are not repeated; ``--save`` writes docs/study/STUDY.csv, and what was tried to
+docs/study/tuning/tried.csv.
 """
 
 from __future__ import annotations
@@ -126,11 +126,12 @@ def chosen_of(study: str) -> dict[str, int]:
 
 
 def keep(study: str, rows: list[dict[str, Any]]) -> None:
-    """Write what was tried in a study to tuned.csv, in place of what it said of it."""
+    """Write what was tried in a study to tuning/tried.csv, in place of what it said of it."""
     others: list[dict[str, Any]] = []
     if TUNED.is_file():
         with TUNED.open(encoding="utf-8", newline="") as file:
             others = [row for row in csv.DictReader(file) if row["study"] != study]
+    TUNED.parent.mkdir(exist_ok=True)
     with TUNED.open("w", encoding="utf-8", newline="") as file:
         out = csv.DictWriter(file, ("study", "arm", *GRID, "validation", "chosen"), lineterminator="\n")
         out.writeheader()
