@@ -273,6 +273,7 @@ def page(name: str, about: Mapping[str, str]) -> str:
         f"# {about['title']}: `{name}`",
         f"{about['text']} [How it was measured](../does-it-help.md#how-it-was-measured). Made by "
         f"`tools/does_it_help.py` of `docs/study/{name}.csv`.",
+        *([CLOSED_FORMS] if "closed" in about else []),
         table(study(name)),
         *chosen(name),
         f"```console\n{about['command']}\n```",
@@ -304,6 +305,10 @@ def overview() -> str:
     return "\n".join(lines)
 
 
+CLOSED_FORMS = (
+    "Closed forms need one round, whose bytes are all that they send; their features are those of "
+    "`encoder.name=auto encoder.dim=512`."
+)
 LEFT_OUT = ("beacon-etf", "beacon-learned")
 """Arms that lie on others in the picture."""
 NOTHING = 1e4

@@ -29,6 +29,7 @@ class Scattering(nn.Module):
 
     fine: Tensor
     coarse: Tensor
+
     def __init__(self, input_shape: tuple[int, ...], options: ScatteringOptions, seed: int) -> None:
         super().__init__()
         C, *sides = input_shape
