@@ -122,8 +122,8 @@ def sparsification() -> Iterator[Row]:
             return masks.class_masks(K, d, s)
 
         selected = work()
-        least, mean = masks.min_hamming(selected), masks.mean_hamming(selected)
-        size = f"K={K}, d={d}, s={s}: Hamming distance min {least}, mean {mean:.1f}"
+        distances = masks.hamming(selected).double()
+        size = f"K={K}, d={d}, s={s}: Hamming distance min {distances.min():.0f}, mean {distances.mean():.1f}"
         yield "TinyProto masks", size, shown(median(work)), "<= 2 s"
 
 

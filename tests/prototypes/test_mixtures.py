@@ -19,8 +19,6 @@ from protofed.prototypes.mixtures import (
     fit_mixtures,
     fuse,
     gaussian,
-    log_likelihood,
-    pairwise_bhattacharyya,
     place,
     sample,
     shares,
@@ -46,6 +44,13 @@ def mixture(c: int = 3, d: int = 2, seed: int = 0) -> Mixture:
     weights = torch.rand(c, generator=g, dtype=torch.float64)
     means = torch.randn(c, d, generator=g, dtype=torch.float64)
     return Mixture(weights / weights.sum(), means, 0.5 + torch.rand(c, d, generator=g, dtype=torch.float64))
+
+
+def log_likelihood(mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
+    """Return ``log p(x)`` of each sample."""
+    chosen = torch.distributions.Categorical(mixture.weights)
+    parts = torch.distributions.Independent(torch.distributions.Normal(mixture.means, mixture.stds), 1)
+    return torch.distributions.MixtureSameFamily(chosen, parts, validate_args=False).log_prob(x)
 
 
 def sklearns(*arguments: Any, **options: Any) -> Any:
@@ -92,22 +97,6 @@ def test_one_component_is_the_sample_moments():
     fitted = fit_mixture(x, 1, generator=generator())
     torch.testing.assert_close(fitted.means[0], x.mean(0))
     torch.testing.assert_close(fitted.stds[0], x.std(0, correction=0))
-
-
-def test_log_likelihood_equals_sklearns_and_the_formula():
-    made, x = mixture(), clusters(20, 2)
-    peer = sklearns(3, covariance_type="diag")
-    peer.weights_, peer.means_ = made.weights.numpy(), made.means.numpy()
-    peer.covariances_ = made.stds.numpy() ** 2
-    peer.precisions_cholesky_ = 1 / made.stds.numpy()
-    np.testing.assert_allclose(log_likelihood(made, x), peer.score_samples(x.numpy()), rtol=1e-10)
-
-    unscaled = Mixture(7 * made.weights, made.means, made.stds)
-    torch.testing.assert_close(log_likelihood(unscaled, x), log_likelihood(made, x))
-    density = sum(
-        w * torch.distributions.Normal(mu, s).log_prob(x[0]).sum().exp() for w, mu, s in zip(*made, strict=True)
-    )
-    assert float(log_likelihood(made, x)[0]) == pytest.approx(math.log(density), rel=1e-9)
 
 
 def test_all_classes_at_once_equal_one_at_a_time(monkeypatch):
@@ -236,19 +225,6 @@ def test_distance_equals_equations_7_and_8():
     assert found == pytest.approx(float(bhattacharyya(mean_b, var_b, mean_a, var_a)))
 
 
-def test_pairwise_distances_equal_the_loop(monkeypatch):
-    monkeypatch.setattr(mixtures, "CHUNK", 40)  # several blocks of rows
-    a, b = mixture(5, 3, seed=1), mixture(4, 3, seed=2)
-    found = pairwise_bhattacharyya(a.means, a.stds**2, b.means, b.stds**2)
-    for j in range(5):
-        for k in range(4):
-            expected = bhattacharyya(a.means[j], a.stds[j] ** 2, b.means[k], b.stds[k] ** 2)
-            torch.testing.assert_close(found[j, k], expected)
-    own = pairwise_bhattacharyya(a.means, a.stds**2)
-    torch.testing.assert_close(own, own.T)
-    assert own.diagonal().abs().max() < 1e-12
-
-
 # --- fusion -------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +282,8 @@ def test_fusion_equals_the_loop(m, d, spread):
 def test_bounds_are_bounds(seed, m, d, offset, widths):
     _, means, variances = components(m, d, 0.5, seed)
     means, variances = (means + offset).numpy(), (variances**widths).clamp(1e-12, 1e12).numpy()
-    exact = pairwise_bhattacharyya(torch.from_numpy(means), torch.from_numpy(variances)).numpy()
+    rows, widths_of = torch.from_numpy(means), torch.from_numpy(variances)
+    exact = bhattacharyya(rows.unsqueeze(1), widths_of.unsqueeze(1), rows, widths_of).numpy()
     everyone = np.arange(m)
     for side in ("lower", "upper"):
         bound = mixtures._Bound(means, variances, means[0], variances[0], side).rows(everyone, first=0)
@@ -401,7 +378,5 @@ def test_bad_mixtures():
     unused = Mixture(torch.zeros(2), torch.zeros(2, 3), torch.zeros(2, 3))
     with pytest.raises(ConfigError, match="not all 0"):
         sample(unused, 1, generator())
-    with pytest.raises(ConfigError, match="positive weight"):
-        log_likelihood(unused, torch.zeros(1, 3))
     with pytest.raises(ConfigError, match="at least one"):
         stack([])

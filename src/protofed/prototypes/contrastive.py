@@ -293,20 +293,6 @@ def pair_margins(means: Tensor, margin: float) -> Tensor:
     return margins.fill_diagonal_(0.0)
 
 
-def hinge_loss(prototypes: Tensor, labels: Tensor, global_prototypes: Tensor, margins: Tensor) -> Tensor:
-    """Return ``Σ_j Σ_i ‖g_j − c_ij‖² + Σ_{j≠k} max(0, m_jk − ‖g_j − g_k‖)²``, over ordered pairs (j, k).
-
-    Args:
-        prototypes: ``(n, d)`` uploads ``c``.
-        labels: ``(n,)`` their classes.
-        global_prototypes: ``(K, d)``, ``g``.
-        margins: ``(K, K)``, ``m`` with zero diagonal.
-    """
-    attraction = (global_prototypes[labels] - prototypes).square().sum()
-    shortfall = (margins - pairwise_distances(global_prototypes)).clamp(min=0.0)
-    return attraction + shortfall.fill_diagonal_(0.0).square().sum()
-
-
 def hinge_prototypes(
     prototypes: Tensor,
     labels: Tensor,

@@ -112,18 +112,6 @@ def rebuild(values: Tensor, masks: Tensor) -> Tensor:
     return values.new_zeros(masks.shape).masked_scatter(masks, values)
 
 
-def min_hamming(masks: Tensor) -> int:
-    """Return the smallest Hamming distance between two of the ``(K, d)`` masks; 0 if there are fewer than two."""
-    distances = _hamming(masks)
-    return int(distances.min()) if len(distances) else 0
-
-
-def mean_hamming(masks: Tensor) -> float:
-    """Return the mean Hamming distance over pairs of the ``(K, d)`` masks; 0 if there are fewer than two."""
-    distances = _hamming(masks)
-    return float(distances.double().mean()) if len(distances) else 0.0
-
-
 def _kept(masks: Tensor) -> int:
     """Return the common number of ones per row."""
     if masks.dim() != 2 or masks.dtype != torch.bool:
@@ -136,8 +124,8 @@ def _kept(masks: Tensor) -> int:
     return int(low)
 
 
-def _hamming(masks: Tensor) -> Tensor:
-    """Return the distances of all pairs ``j < k``: ``|m_j| + |m_k| − 2 m_j·m_k``."""
+def hamming(masks: Tensor) -> Tensor:
+    """Return the Hamming distances of all pairs ``j < k`` of ``(K, d)`` masks, ``|m_j| + |m_k| − 2 m_j·m_k``."""
     bits = masks.float()  # sums of 0s and 1s are exact in float32 up to 2^24
     ones = bits.sum(1)
     distances = ones.unsqueeze(0) + ones.unsqueeze(1) - 2 * (bits @ bits.T)

@@ -147,26 +147,6 @@ def fit_mixtures(
     return Mixture(*(part.to(features) for part in (weights, means, variances.sqrt())))
 
 
-def log_likelihood(mixture: Mixture, features: Tensor) -> Tensor:
-    """Return ``log p(x)`` of each sample under the mixture (GFPL Eq. 4), weights normalised to sum to 1.
-
-    Args:
-        mixture: One mixture, ``c`` components.
-        features: ``(n, d)``.
-
-    Returns:
-        ``(n,)`` natural logarithms; float64 for float64 features, else float32.
-
-    Raises:
-        ConfigError: The mixture is a batch, or has no component of positive weight.
-    """
-    weights, means, variances = _components(mixture)
-    centre = means.mean(0)
-    x = exact(features) - centre
-    joint = _log_joint(x.unsqueeze(0), (weights / weights.sum())[None], (means - centre)[None], variances[None])
-    return joint[0].logsumexp(1).to(working(features))
-
-
 def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
     """Draw pseudo-features from a mixture, or from each of a batch (GFPL's prototype-driven feature generation).
 
@@ -287,30 +267,6 @@ def bhattacharyya(mean_a: Tensor, var_a: Tensor, mean_b: Tensor, var_b: Tensor) 
     return apart + unlike.clamp(min=0.0)  # arithmetic over geometric mean is at least 1; rounding may disagree
 
 
-def pairwise_bhattacharyya(
-    means: Tensor, variances: Tensor, other_means: Tensor | None = None, other_variances: Tensor | None = None
-) -> Tensor:
-    """Return the Bhattacharyya distances between all components of two lists.
-
-    Args:
-        means: ``(m, d)``.
-        variances: ``(m, d)``.
-        other_means: ``(n, d)``; the first list itself if None.
-        other_variances: ``(n, d)``; given together with ``other_means``.
-
-    Returns:
-        ``(m, n)``. Time is ``O(m·n·d)``; memory stays bounded by working through blocks of rows.
-    """
-    if other_means is None or other_variances is None:
-        other_means, other_variances = means, variances
-    rows = max(1, CHUNK // max(1, other_means.numel()))
-    blocks = [
-        bhattacharyya(mean.unsqueeze(1), variance.unsqueeze(1), other_means, other_variances)
-        for mean, variance in zip(means.split(rows), variances.split(rows), strict=True)
-    ]
-    return torch.cat(blocks)
-
-
 def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1.0) -> Mixture:
     """Fuse the components that all clients report for one class (GFPL Algorithm 1).
 
@@ -370,15 +326,6 @@ def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1
     mean = total(share * m) / weight[:, None]  # line 15
     variance = total(share * (v + (m - mean[cluster]) ** 2)) / weight[:, None]  # line 16
     return Mixture(*(torch.from_numpy(part).to(means) for part in (weight, mean, np.sqrt(variance))))
-
-
-def _components(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the used components of one mixture in float64, as weights, means, variances."""
-    weights, means, stds = mixture
-    if weights.dim() != 1 or not bool((weights > 0).any()):
-        raise ConfigError("mixture: expected a single mixture with a component of positive weight")
-    used = weights > 0
-    return exact(weights[used]), exact(means[used]), exact(stds[used]).square()
 
 
 def _batches(x: Tensor, labels: Tensor, K: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
