@@ -129,13 +129,13 @@ def test_a_visit_that_fails_leaves_nothing_behind(executor, monkeypatch):
                 assert torch.equal(tensor, before[name][n]), f"{name}.{n}"
 
 
-def test_where_auto_takes_the_stack_its_first_steps_are_compared(monkeypatch, caplog):
+def test_first_steps_of_a_stack_are_compared(monkeypatch, caplog):
     """As on a device that nobody could test on, and that computes something else."""
     chosen = experiment("probes:Probe", execution__executor="sequential", **EXACT)
 
     def run(wrong: bool):
         federation = assemble(chosen, ordinary())[0]
-        executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9, check=True)
+        executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9)
         federation.executor = executor
         with closing(executor), monkeypatch.context() as patch:
             if wrong:
@@ -168,7 +168,7 @@ def test_first_batches_of_different_sizes_and_diverged_models_are_no_difference(
     data = federated(client("ann", [0, 1] * 5), client("bob", [0, 1, 2]), client("cid", [1, 1]))
     chosen = {**EXACT, "execution__executor": "sequential", "training__lr": lr}
     federation = assemble(experiment(method, **chosen), data)[0]
-    federation.executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9, check=True)
+    federation.executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9)
     with closing(federation.executor), caplog.at_level(logging.WARNING, logger="protofed"):
         *_, last = federation.run()
     assert not federation.executor.refused, caplog.text
@@ -177,7 +177,7 @@ def test_first_batches_of_different_sizes_and_diverged_models_are_no_difference(
 
 def test_a_loss_that_first_appears_later_is_compared_then(monkeypatch, caplog):
     federation = assemble(experiment("probes:Late", execution__executor="sequential", **EXACT), ordinary())[0]
-    executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9, check=True)
+    executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9)
     federation.executor = executor
     with closing(executor), caplog.at_level(logging.WARNING, logger="protofed"):
         rounds = federation.run()

@@ -18,7 +18,7 @@ from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.files import check_room
 from protofed.samples import FederatedData
-from protofed.training import Executor, Files, Fused, LocalTrainer, Memory, Roster, Sequential, Store, Workers
+from protofed.training import Executor, Files, Fused, Memory, Roster, Sequential, Store, Workers
 from protofed.training.workers import shared_folder
 
 PRELOAD = "protofed.experiments.preload"
@@ -82,7 +82,7 @@ def build_executor(
                 preload=PRELOAD,
             )
         if executor == "fused":
-            return _fused(experiment, hardware, builder.trainer, roster)
+            return Fused(builder.trainer, roster, _budget(experiment, hardware))
         return Sequential(builder.trainer, roster)
     except BaseException:
         store.close()
@@ -129,13 +129,8 @@ def _process_executor(
     roster = builder.roster(store)
     roster.compute_in_bfloat16(bfloat16)
     if executor == "fused":
-        return _fused(experiment, hardware, builder.trainer, roster)
+        return Fused(builder.trainer, roster, _budget(experiment, hardware))
     return Sequential(builder.trainer, roster)
-
-
-def _fused(experiment: Experiment, hardware: Hardware, trainer: LocalTrainer, roster: Roster) -> Fused:
-    """Return the executor of stacks, which checks its first steps unless it was requested explicitly."""
-    return Fused(trainer, roster, _budget(experiment, hardware), check=experiment.execution.executor == "auto")
 
 
 def _budget(experiment: Experiment, hardware: Hardware) -> float:

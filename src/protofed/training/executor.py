@@ -104,24 +104,22 @@ class Fused(Executor):
 
     Clients that cannot be vectorised (because of an operation without a batching rule, dropout that draws from
     torch's random state, an optimiser that treats whole tensors, or a loss that counts padding) are run one by one,
-    with a single warning.
+    with a single warning; so are those whose first step with some loss differs from that of plain autograd.
 
     Args:
         budget: Memory in bytes for the stack of a group; larger groups are divided.
-        check: Whether to compare the first step with every loss, per architecture, with plain autograd; if they
-            differ, the clients are run one by one.
     """
 
     remote = False
 
-    def __init__(self, trainer: LocalTrainer, clients: Roster, budget: float, *, check: bool = False) -> None:
+    def __init__(self, trainer: LocalTrainer, clients: Roster, budget: float) -> None:
         self.trainer = trainer
         self.clients = clients
         self.budget = budget
         self.skeletons = {kind: skeleton(model) for kind, model in clients.models.items()}
         self.refused: set[str] = set()
         self.limits: dict[str, int] = {}
-        self.compared: dict[str, set[Any]] = {kind: set() for kind in clients.models} if check else {}
+        self.compared: dict[str, set[Any]] = {kind: set() for kind in clients.models}
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
@@ -200,7 +198,7 @@ class Fused(Executor):
         """Visit a group as a stack; once that has failed for its kind, client by client."""
         kind, method = self.clients[group[0]].kind, self.trainer.method
         if kind not in self.refused:
-            model, compared = self.clients.models[kind], self.compared.get(kind)
+            model, compared = self.clients.models[kind], self.compared[kind]
             steps = StackedSteps(method, model, self.skeletons[kind], len(group), compared)
             try:
                 return visit(steps, self.clients, group, messages, round)

@@ -52,14 +52,13 @@ class StackedSteps(Steps):
     Args:
         model: Working model of the architecture, on the device.
         bare: Skeleton of the model (see :func:`~protofed.training.stacking.skeleton`).
-        compared: Losses whose first step has been compared with plain autograd, to which this object adds; None to
-            compare none.
+        compared: Losses whose first step has been compared with plain autograd, to which this object adds.
 
     Every method raises RuntimeError (from ``vmap``, or a StackingError) if something cannot be vectorised.
     """
 
     def __init__(
-        self, method: Method, model: SplitModel, bare: SplitModel, clients: int, compared: set[Any] | None = None
+        self, method: Method, model: SplitModel, bare: SplitModel, clients: int, compared: set[Any]
     ) -> None:
         self.method = method
         self.working = model
@@ -279,13 +278,12 @@ class StackedSteps(Steps):
         for number, loss in enumerate(self.losses_of):
             self._check_padding(loss, view, batch)
             key = self.phases, number, loss.update.name
-            due = self.compared is not None and key not in self.compared
-            plain = self._plain(loss, view, batch, sizes[0]) if due else None
+            plain = None if key in self.compared else self._plain(loss, view, batch, sizes[0])
             terms, found = self._losses(loss, view, batch)
             total = reduce(torch.add, terms.values()).sum()
             chosen = list(view.chosen[number].values())
             gradients = gradients_of(total, chosen)
-            if plain is not None and self.compared is not None:
+            if plain is not None:
                 _compare(plain, terms, view.chosen[number], gradients)
                 self.compared.add(key)
             if loss.update.clip is not None:
