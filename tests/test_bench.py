@@ -340,7 +340,7 @@ def test_a_lucky_round_is_not_enough():
         (["overhead", "rounds=3"], "rounds=3: bench sets this itself: use --rounds"),
         (["overhead", "execution.executor=workers"], "leave it out"),
         (["overhead", "method.lamda=3"], "did you mean 'lambda'?"),
-        (["overhead", "--threads", "a"], "--threads: 'a' is not an integer"),
+        (["overhead", "--threads", "a"], "--threads: must be integers separated by commas, not 'a'"),
         (["overhead", "--threads", "0"], "--threads must be positive numbers"),
         (["scaling", "--clients", "0"], "--clients must be positive numbers"),
         (["scaling", "--clients", ","], "--clients is empty"),

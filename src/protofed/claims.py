@@ -263,7 +263,8 @@ def one_of(value: object, what: str, choices: Collection[str]) -> str:
         ValueError: If it is none of them.
     """
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{what}: must be {' or '.join(choices)}, not {_shown(value)}")
+        *others, last = choices
+        raise ValueError(f"{what}: must be {', '.join(others)} or {last}, not {_shown(value)}")
     return value
 
 

@@ -171,7 +171,7 @@ def test_client_settings(federation):
         ("model = '../cnn'", "expected the name of an architecture"),
         ("model = 'os:'", "expected the name of an architecture"),
         ("model = 'a b:c'", "expected the name of an architecture"),
-        ("counts = 'few'", "counts: must be exact, coarse, none, not 'few'"),
+        ("counts = 'few'", "counts: must be exact, coarse or none, not 'few'"),
         ("model = ", "not valid TOML"),
         ("d = " + "[" * 5000, "nested too deeply"),
         ("d = " + "9" * 5000, "not valid TOML"),
