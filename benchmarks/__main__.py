@@ -12,9 +12,9 @@ from benchmarks.report import Report
 from benchmarks.request import Request
 from benchmarks.running import ALL, measure
 from protofed.analysis.figures import save_figure
-from protofed.cli import console, main
+from protofed.cli.main import console, main
+from protofed.config.schema import parse_overrides
 from protofed.errors import ConfigError
-from protofed.experiments.config import parse_overrides
 
 app = typer.Typer(pretty_exceptions_enable=False)
 

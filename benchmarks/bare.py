@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed import models
+from protofed.compute.seeding import generator
+from protofed.config.architectures import FederationSummary
+from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
-from protofed.experiments.architectures import FederationSummary
 from protofed.experiments.builder import build_model
-from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
-from protofed.federation import Federation
 from protofed.methods.contract import Tensors
 from protofed.methods.fedproto import FedProtoOptions
+from protofed.rounds import Federation
 from protofed.samples import FederatedData, Samples
-from protofed.seeding import generator
-from protofed.training import LocalPlan
-from protofed.training.batches import EVALUATION_BATCH, batch_rows, normalise
+from protofed.visits import LocalPlan
+from protofed.visits.batches import EVALUATION_BATCH, batch_rows, normalise
 
 METHODS = ("local", "fedproto")
 

@@ -20,10 +20,10 @@ from benchmarks.cases import case_experiment
 from benchmarks.ours import Rounds
 from benchmarks.request import Note, Request, Result
 from benchmarks.timing import cores
-from protofed import numerics
-from protofed.experiments.config import Experiment
+from protofed.compute import numerics
+from protofed.config.schema import Experiment
 from protofed.experiments.hardware import Hardware
-from protofed.training.workers import stay_with_parent
+from protofed.visits.workers import stay_with_parent
 
 CASE = "fedproto-cnn2"
 SHORT = {"GOMP_SPINCOUNT": "20000"}

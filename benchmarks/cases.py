@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protofed.config.schema import Experiment, apply_overrides, load_recipe, resolve
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments.config import Experiment, apply_overrides, load_recipe, resolve
 
 OWN = {
     "rounds": "--rounds",

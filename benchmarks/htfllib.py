@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.samples import FederatedData, Samples
-from protofed.training.batches import normalise
+from protofed.visits.batches import normalise
 
 NEEDED = ("system/main.py", "system/flcore/servers/serverproto.py", "system/flcore/trainmodel/models.py")
 PEER = "HtFLlib"

@@ -6,10 +6,10 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from benchmarks.timing import Variant, cores
+from protofed.config.schema import Experiment
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
-from protofed.federation import RoundRecord
+from protofed.rounds import RoundRecord
 from protofed.samples import FederatedData
 
 SEQUENTIAL = "sequential"

@@ -14,7 +14,7 @@ from benchmarks.cases import case_experiment
 from benchmarks.ours import SEQUENTIAL, Rounds, our_variants
 from benchmarks.request import Note, Request, Result
 from benchmarks.timing import Timings, Variant, take_turns, thread_counts
-from protofed.experiments.config import Experiment
+from protofed.config.schema import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 

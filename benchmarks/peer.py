@@ -25,8 +25,8 @@ from benchmarks.htfllib import (
 from benchmarks.ours import our_variants
 from benchmarks.request import Note, Request, Result
 from benchmarks.timing import Timings, take_turns, thread_counts
+from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
-from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 

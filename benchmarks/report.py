@@ -14,7 +14,7 @@ import protofed
 from benchmarks.request import Result
 from benchmarks.timing import cores
 from protofed.errors import ConfigError
-from protofed.files import write_json
+from protofed.storage.files import write_json
 
 
 class Report:

@@ -16,22 +16,22 @@ from rich.table import Table
 
 from benchmarks.cases import refuse
 from benchmarks.request import Note, Request, Result
-from protofed import scratch
 from protofed.analysis.report import write_report
+from protofed.compute.seeding import generator
+from protofed.config.schema import Experiment, Tree, apply_overrides, resolve
 from protofed.data.loading import load_pool
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import Experiment, Tree, apply_overrides, resolve
 from protofed.experiments.description import describe_clients
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.memory import PeakMemory, TreeMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import summary_of
-from protofed.formats import size as in_bytes
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.seeding import generator
-from protofed.training import Files
-from protofed.training.workers import process_context, stay_with_parent
+from protofed.storage import scratch
+from protofed.text import size as in_bytes
+from protofed.visits import Files
+from protofed.visits.workers import process_context, stay_with_parent
 
 BASE: Tree = {
     "recipe": "scaling",

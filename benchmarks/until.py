@@ -24,16 +24,16 @@ from benchmarks.timing import cores
 from protofed import methods
 from protofed.analysis.figures.base import legend_below, log_axis, panels, percent_axis, themed
 from protofed.analysis.style import method_styles
+from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
-from protofed.experiments.config import Experiment
 from protofed.experiments.encoding import encode
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
-from protofed.federation import Federation
-from protofed.formats import size
 from protofed.models.encoders import EncoderOptions
+from protofed.rounds import Federation
 from protofed.runs import main_rule
 from protofed.samples import FederatedData
+from protofed.text import size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

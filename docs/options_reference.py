@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import protofed
-from protofed.catalogue import entries
-from protofed.experiments.config import SCALARS, SECTIONS
+from protofed.cli.catalogue import entries
+from protofed.config.schema import SCALARS, SECTIONS
 from protofed.options import option_rows
 
 Rows = Iterable[tuple[str, Any, str]]

@@ -71,7 +71,7 @@ class Served:
             chromium()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "protofed.cli", *arguments, "--no-browser", "--port", "0"],
+            [sys.executable, "-m", "protofed", *arguments, "--no-browser", "--port", "0"],
             cwd=cwd,
             env=environment,
             stdout=subprocess.PIPE,

@@ -21,10 +21,10 @@ FAST = (
     "data/test_data_s",
     "models/test_s",
     "models/test_n",
-    "robust/test_rules",
-    "training/test_visit",
-    "training/test_probe",
-    "federation",
+    "stages/robust/test_rules",
+    "visits/test_visit",
+    "visits/test_probe",
+    "rounds",
     "experiments/test_config",
     "test_architecture",
 )
@@ -33,7 +33,7 @@ REPRESENTATIVE = ("[fedproto", "[fedavg", "[gfpl")
 """Methods of three kinds, which stand for all in the conformance tests of a developer's day."""
 
 
-LONG = ("flower/test_processes.py", "ui/test_demo_pages.py", "ui/test_runs_pages.py")
+LONG = ("apps/flower/test_processes.py", "apps/ui/test_demo_pages.py", "apps/ui/test_runs_pages.py")
 """Files whose tests wait for other processes, or share a page: each belongs in the first half of a process."""
 
 

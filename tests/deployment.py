@@ -17,8 +17,8 @@ from typing import Self
 
 import psutil
 
-from protofed.flower.app import create_app
-from protofed.flower.keys import create_keys
+from protofed.apps.flower.app import create_app
+from protofed.apps.flower.keys import create_keys
 
 BIN = Path(sys.executable).parent
 CONNECTION = "trial"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from protofed.compute.seeding import generator
 from protofed.experiments.assemble import assemble
-from protofed.federation import Federation
+from protofed.rounds import Federation
 from protofed.samples import FederatedData
-from protofed.seeding import generator
 from support import client, experiment, federated, visited
 
 D, LR, BATCH, SEED = 5, 0.1, 4, 3

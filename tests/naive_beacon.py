@@ -14,7 +14,7 @@ from torch import Tensor
 
 import naive
 from naive import BATCH, SEED, Net
-from protofed.seeding import generator
+from protofed.compute.seeding import generator
 
 
 def log_prior(labels: Sequence[int], K: int, rho: float) -> list[float]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from protofed.compute.seeding import generator
 from protofed.experiments.assemble import assemble
-from protofed.federation import Federation
-from protofed.seeding import generator
+from protofed.rounds import Federation
 from support import client, experiment, federated, visited
 
 LR, BATCH, SEED, STEP = 0.1, 4, 3, 1e-6

@@ -17,13 +17,13 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
+from protofed.apps.flower.client_app import app
+from protofed.apps.flower.node import _built, _company
+from protofed.apps.flower.nodes import RECORD
+from protofed.apps.flower.server_app import Gathering, serve
 from protofed.experiments import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Run, run_experiment
-from protofed.flower.client_app import app
-from protofed.flower.node import _built, _company
-from protofed.flower.nodes import RECORD
-from protofed.flower.server_app import Gathering, serve
 from protofed.samples import FederatedData
 from support import K, experiment
 
@@ -163,7 +163,7 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 
 def enrolled(nodes: dict[int, dict[str, Any]], folder: Path, **settings: int) -> dict[int, dict[str, Any]]:
     """Give nodes what they need for secure aggregation: keys, and a roster that an authority signed."""
-    from protofed.flower.keys import create_keys
+    from protofed.apps.flower.keys import create_keys
 
     create_keys(folder, len(nodes), clients=[Path(node["client-dir"]).name for node in nodes.values()])
     files = {"roster": str(folder / "roster.json"), "authority": str(folder / "ca.crt")}

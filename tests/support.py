@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from protofed import cli
+from protofed.cli import main as cli
+from protofed.config.schema import apply_overrides
 from protofed.experiments import Experiment, resolve
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import apply_overrides
-from protofed.federation import Federation
 from protofed.methods.contract import Upload
+from protofed.rounds import Federation
 from protofed.samples import ClientData, FederatedData, Samples
 
 SMALL_RUN = {

@@ -23,10 +23,10 @@ from benchmarks.scaling import alike
 from benchmarks.timing import Timings, Variant, take_turns
 from benchmarks.until import Course
 from conftest import REPOSITORY
-from protofed import cli
+from protofed.cli import main as cli
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
-from protofed.training.batches import normalise
+from protofed.visits.batches import normalise
 from support import experiment, script
 
 DIGITS = {

@@ -16,8 +16,8 @@ import pytest
 from safetensors.torch import load_file
 
 from protofed import __version__ as protofed_version
-from protofed import cli
-from protofed.catalogue import KINDS
+from protofed.cli import main as cli
+from protofed.cli.catalogue import KINDS
 from support import write_vectors
 
 SMALL = [
@@ -33,7 +33,7 @@ SMALL = [
 
 def protofed(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
-        [sys.executable, "-m", "protofed.cli", *arguments],
+        [sys.executable, "-m", "protofed", *arguments],
         cwd=cwd,
         env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
         capture_output=True,
@@ -78,7 +78,7 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
 
 
 def test_reproduce_refuses_a_format_that_there_is_not_before_anything_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("protofed.reproduction.cli.reproduce", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("protofed.apps.reproduction.cli.reproduce", lambda *_: pytest.fail("it ran"))
     status, _, error = inside(monkeypatch, capsys, tmp_path, "reproduce", "fedproto/table2", "--format", "latx")
     assert status == 2
     assert error == "error: unknown format 'latx': did you mean 'latex'? Valid: csv, latex, markdown, text\n"
@@ -235,7 +235,7 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     [
         (("sweep", "quickstart", "method.lambda=1,2"), "protofed.api.sweep"),
         (("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune"),
-        (("reproduce", "fedproto/table1"), "protofed.reproduction.cli.reproduce"),
+        (("reproduce", "fedproto/table1"), "protofed.apps.reproduction.cli.reproduce"),
     ],
 )
 def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tmp_path, monkeypatch, capsys):
@@ -306,7 +306,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):
     arguments = ["run", "quickstart", "data.source=path", f"data.path={data}", "method.name=fedproto"]
     arguments += ["model.name=mlp", "model.d=8", "rounds=20", "--quiet"]
     assert inside(monkeypatch, capsys, tmp_path, *arguments, "--out", "whole")[0] == 0
-    process = subprocess.Popen([sys.executable, "-m", "protofed.cli", *arguments, "--out", "cut"], cwd=tmp_path)
+    process = subprocess.Popen([sys.executable, "-m", "protofed", *arguments, "--out", "cut"], cwd=tmp_path)
     rounds = tmp_path / "cut" / "rounds.jsonl"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (rounds.is_file() and rounds.read_bytes().count(b"\n") > 5):

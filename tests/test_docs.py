@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed.cli import main
+from protofed.cli.main import main
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

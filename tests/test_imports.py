@@ -57,7 +57,7 @@ def packages(modules: set[str]) -> set[str]:
 def command(arguments: Sequence[str]) -> str:
     """Return code that carries out a command."""
     return f"""
-from protofed.cli import main
+from protofed.cli.main import main
 sys.argv[1:] = {list(arguments)!r}
 try:
     main()

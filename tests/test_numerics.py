@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import REPOSITORY
-from protofed import numerics
+from protofed.compute import numerics
 
 KERNELS = {
     "ATEN_CPU_CAPABILITY": ("default", "avx2", "avx512"),
@@ -22,12 +22,12 @@ KERNELS = {
 """What other processors would choose, by the variables that choose it; a processor without them falls back."""
 
 REPEATED = (
-    "tests/training/test_workers.py::test_dropout_batch_norm_and_odd_clients",
-    "tests/training/test_workers.py::test_checkpoints_pass_between_executors",
+    "tests/visits/test_workers.py::test_dropout_batch_norm_and_odd_clients",
+    "tests/visits/test_workers.py::test_checkpoints_pass_between_executors",
 )
 AND_SLOWER = (
-    "tests/training/test_workers.py::test_a_killed_process_changes_nothing",
-    "tests/training/test_workers.py::test_every_method_is_the_same_in_processes",
+    "tests/visits/test_workers.py::test_a_killed_process_changes_nothing",
+    "tests/visits/test_workers.py::test_every_method_is_the_same_in_processes",
     "tests/experiments/test_running.py::test_resume_after_an_interrupt_equals_an_uninterrupted_run",
 )
 
@@ -44,7 +44,7 @@ def python(code: str, **variables: str) -> str:
 
 WORKER = """
 from concurrent.futures import ProcessPoolExecutor
-from protofed.training.workers import process_context
+from protofed.visits.workers import process_context
 if __name__ == "__main__":
     import os, operator
     del os.environ["MKL_CBWR"]  # the process does it for itself
@@ -68,10 +68,10 @@ print(os.environ["MKL_CBWR"])
     "code",
     [
         BEFORE_TORCH.format("protofed"),
-        BEFORE_TORCH.format("protofed.cli"),
-        BEFORE_TORCH.format("protofed.flower.client_app"),
-        BEFORE_TORCH.format("protofed.flower.server_app"),
-        BEFORE_TORCH.format("protofed.ui.demo.preload"),
+        BEFORE_TORCH.format("protofed.cli.main"),
+        BEFORE_TORCH.format("protofed.apps.flower.client_app"),
+        BEFORE_TORCH.format("protofed.apps.flower.server_app"),
+        BEFORE_TORCH.format("protofed.apps.ui.demo.preload"),
         BEFORE_TORCH.format("protofed.experiments.preload"),
         WORKER.replace("os.environ.get", "os.getenv"),
     ],
@@ -89,7 +89,7 @@ def test_an_actor_asks_mkl():
         @ray.remote
         class Actor:
             def look(self):
-                import protofed.flower.client_app
+                import protofed.apps.flower.client_app
                 return os.environ.get("MKL_CBWR")
         print(os.environ.get("MKL_CBWR"), ray.get(Actor.remote().look.remote()))
         ray.shutdown()

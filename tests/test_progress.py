@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.progress import Progress as Bars
 
-from protofed.progress import BarProgress, NotebookProgress, in_notebook
+from protofed.experiments.progress import BarProgress, NotebookProgress, in_notebook
 from rundirs import make_run
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protofed import scratch
 from protofed.errors import OutputError
+from protofed.storage import scratch
 from support import write_vectors
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -7,9 +7,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save, save_file
 
-from protofed import snapshots
 from protofed.errors import CheckpointError, OutputError, PayloadError
-from protofed.snapshots import Snapshot
+from protofed.storage import snapshots
+from protofed.storage.snapshots import Snapshot
 
 WHOLE = torch.arange(6.0)
 CLIENT = Snapshot(

@@ -11,7 +11,7 @@ import pytest
 
 import protofed
 from protofed.errors import ConfigError
-from protofed.tracking import TRACKERS, Tracker, scalars, trackers
+from protofed.experiments.tracking import TRACKERS, Tracker, scalars, trackers
 from support import SMALL_RUN
 
 SMALL = {**SMALL_RUN, "method.name": "fedproto"}
@@ -54,7 +54,7 @@ class Recorded(Tracker):
 def test_a_tracker_is_told_of_every_round_once(tmp_path, monkeypatch):
     tracker = Recorded()
     monkeypatch.setitem(TRACKERS, "recorded", lambda: tracker)
-    monkeypatch.setattr("protofed.tracking.find_spec", lambda name: True)
+    monkeypatch.setattr("protofed.experiments.tracking.find_spec", lambda name: True)
     TRACKERS["recorded"].package = "json"
     run = protofed.run("quickstart", SMALL, out=tmp_path / "run", track="recorded")
     assert [told[0] for told in tracker.told] == ["begin", "log", "log", "end"]
@@ -92,7 +92,7 @@ def test_numbers_that_are_not_finite_are_left_out():
     ],
 )
 def test_a_tracker_that_is_not_there_is_one_line_before_training(name, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("protofed.tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("protofed.experiments.tracking.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=message):
         protofed.run("quickstart", SMALL, out=tmp_path / "run", track=[name])
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +179,7 @@ def test_the_calls_to_trackio(tmp_path, monkeypatch):
 
     trackio.init = init
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    monkeypatch.setattr("protofed.tracking.find_spec", lambda name: object())
+    monkeypatch.setattr("protofed.experiments.tracking.find_spec", lambda name: object())
     (tracker,) = trackers(["trackio"])
     tracker.finished("fedproto", run)
     first, *steps, summary, last = begun[0].logged

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import protofed
-from protofed.audit import audit_run
-from protofed.audit.report import write_audit
-from protofed.experiments.config import every_method, parse_overrides
+from protofed.apps.audit import audit_run
+from protofed.apps.audit.report import write_audit
+from protofed.config.schema import every_method, parse_overrides
 
 COLUMNS = {
     "classes": "classes right",

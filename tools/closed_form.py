@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.scaling import alike
 from protofed.analysis.report import write_report
+from protofed.config.schema import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
 from protofed.experiments.description import describe_clients
 from protofed.experiments.encoding import CACHE, encode
 from protofed.experiments.hardware import Hardware
@@ -34,9 +34,9 @@ from protofed.experiments.loading import load_data
 from protofed.experiments.memory import TreeMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import run_federation
-from protofed.federation import Federation
-from protofed.formats import size
 from protofed.models.encoders import EncoderOptions
+from protofed.rounds import Federation
+from protofed.text import size
 
 
 @contextmanager

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from does_it_help import Arm, arms_of, final, save, spread, union, unseen
 
 from protofed.analysis.paired import difference
-from protofed.formats import size
+from protofed.text import size
 
 SAVED = Path(__file__).resolve().parents[1] / "docs/study/closed"
 RECIPES = ("quickstart", "scarce", "fed-mnist7k-tuned", "hospital-tables", "sensors", "cifar10-scarce")

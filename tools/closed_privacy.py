@@ -23,16 +23,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rows import save
 
+from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.loading import load_data
 from protofed.experiments.stages import secure_stage
-from protofed.federation import Opened
-from protofed.formats import mean_std
-from protofed.methods._moments import Linear
 from protofed.methods.fedlda import FedLDA
-from protofed.privacy.samples import multiplier
+from protofed.methods.parts.moments import Linear
+from protofed.rounds import Opened
 from protofed.samples import FederatedData
+from protofed.stages.privacy.samples import multiplier
+from protofed.text import mean_std
 
 DIMS, BUDGETS, SEEDS = (32, 64, 128), (0.5, 1.0, 2.0, 4.0, 8.0, math.inf), (0, 1, 2)
 CLIENTS = "each client's upload"

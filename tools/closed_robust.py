@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rows import save
 
+from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import apply_overrides, load_recipe, resolve
 from protofed.experiments.loading import load_data
-from protofed.formats import mean_std
+from protofed.text import mean_std
 
 KINDS, SAMPLES, SEEDS = ("sign_flip", "random", "huge", "swapped_labels"), (0, 10**6), (0, 1, 2)
 SMALL = {"encoder.name": "random", "encoder.dim": 64, "data.clients": 20, "evaluation.on": "union"}

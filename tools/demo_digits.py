@@ -1,4 +1,4 @@
-"""Write ``src/protofed/ui/demo/digits.npz``, the digits of ``protofed demo``: ``python tools/demo_digits.py``.
+"""Write ``src/protofed/apps/ui/demo/digits.npz``, the digits of ``protofed demo``: ``python tools/demo_digits.py``.
 
 This needs a local copy of MNIST (``PROTOFED_DATA``).
 """
@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 import protofed
+from protofed.compute.seeding import generator
 from protofed.data import DataOptions
 from protofed.data.arrow import Columns
 from protofed.data.copies import data_dirs
 from protofed.data.parquet import read_parquet
 from protofed.data.splits import choose
-from protofed.limits import Budget
-from protofed.seeding import generator
+from protofed.untrusted.limits import Budget
 
 OUT = Path(protofed.__file__).parent / "ui/demo/digits.npz"
 PER_CLASS = {"train": 64, "test": 36}

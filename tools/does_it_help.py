@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from protofed.analysis.paired import difference, relation
-from protofed.experiments.config import load_recipe
+from protofed.config.schema import load_recipe
 from protofed.runs import RuleOutcome, RunData, load_runs
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -25,15 +25,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rows import save
 
 from protofed.analysis.paired import difference
+from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import apply_overrides, load_recipe, resolve
 from protofed.experiments.loading import load_data
-from protofed.formats import mean_std
 from protofed.methods import fixed_etf
-from protofed.methods._moments import Sums
+from protofed.methods.parts.moments import Sums
 from protofed.models.encoders.building import orthonormal
 from protofed.prototypes.geometry import unit_vectors
 from protofed.samples import FederatedData
+from protofed.text import mean_std
 
 RECIPES, SEEDS = {"scarce": 512, "quickstart": 64}, (0, 1, 2)
 """Recipes, with the numbers of the closed form's features."""

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rows import save
 
-from protofed.formats import mean_std
 from protofed.runs import load_runs
+from protofed.text import mean_std
 
 ROWS = {
     ("local", "head"): "`local`",

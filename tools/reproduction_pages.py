@@ -1,10 +1,10 @@
 """What the docs say of the papers' tables and claims: ``python tools/reproduction_pages.py [--check]``.
 
 Tables and claims with their verdicts in docs/reproduction, and gains over controls in its README.md, come
-from the results in ``src/protofed/reproduction/results``, at the scales and rounds of ``verdicts.json`` there. What
-lies between two marks of a page is replaced; a test runs this with ``--check``. After further runs, ``--add FILE``
-takes in the ``results.csv`` of a folder in which ``protofed reproduce`` ran, and ``--verdicts`` writes the verdicts
-on the results into ``verdicts.json``: look at what it changes.
+from the results in ``src/protofed/apps/reproduction/results``, at the scales and rounds of ``verdicts.json``
+there. What lies between two marks of a page is replaced; a test runs this with ``--check``. After further runs,
+``--add FILE`` takes in the ``results.csv`` of a folder in which ``protofed reproduce`` ran, and ``--verdicts``
+writes the verdicts on the results into ``verdicts.json``: look at what it changes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from protofed.analysis.paired import interval, relation
-from protofed.reproduction.cells import CONTROLS
-from protofed.reproduction.judging import judged, rules_of, verdicts
-from protofed.reproduction.layout import Row, Scope, Sheet, committed_scopes, formula_runs
-from protofed.reproduction.output import as_markdown, facts_of, heading, section_label
-from protofed.reproduction.papers import ACCURACY, CODED, Claim, Paper, papers
-from protofed.reproduction.results import FOLDER, Result, committed, read_results, write_results
-from protofed.reproduction.verdicts import CONTRADICTED, NOT_RUN
+from protofed.apps.reproduction.cells import CONTROLS
+from protofed.apps.reproduction.judging import judged, rules_of, verdicts
+from protofed.apps.reproduction.layout import Row, Scope, Sheet, committed_scopes, formula_runs
+from protofed.apps.reproduction.output import as_markdown, facts_of, heading, section_label
+from protofed.apps.reproduction.papers import ACCURACY, CODED, Claim, Paper, papers
+from protofed.apps.reproduction.results import FOLDER, Result, committed, read_results, write_results
+from protofed.apps.reproduction.verdicts import CONTRADICTED, NOT_RUN
 
 PAGES = Path(__file__).parent.parent / "docs" / "reproduction"
 RESULTS = dict(committed())

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from protofed.formats import mean_std, size
 from protofed.runs import Outcome, RunData, load_runs
+from protofed.text import mean_std, size
 
 RULES = ("head", "global_model", "local", "global", "global_own", "etf")
 

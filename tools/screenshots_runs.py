@@ -22,7 +22,7 @@ def runs(take: Callable[..., None], folder: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "protofed.cli",
+        "protofed.cli.main",
         "run",
         "quickstart",
         "method.name=gfpl",

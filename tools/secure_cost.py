@@ -17,9 +17,9 @@ from unittest import mock
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import protofed
-from protofed.formats import size
-from protofed.privacy import secure_protocol
-from protofed.privacy.secure_peers import KnownPeers
+from protofed.stages.secure import protocol as secure_protocol
+from protofed.stages.secure.peers import KnownPeers
+from protofed.text import size
 
 CASES = {
     "`fedproto`, d = 64, 20 clients": {"method.name": "fedproto"},

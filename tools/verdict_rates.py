@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from protofed.analysis.paired import interval
-from protofed.reproduction.verdicts import Comparison, judge, number_verdict
+from protofed.apps.reproduction.verdicts import Comparison, judge, number_verdict
 
 PAGE = Path(__file__).parent.parent / "docs" / "reproduction" / "README.md"
 FIRST, LAST = "<!-- rates: made by tools/verdict_rates.py -->", "<!-- end of rates -->"

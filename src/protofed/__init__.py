@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protofed import numerics
+from protofed.compute import numerics
 
 numerics.prepare()  # must precede any computation with torch, here and in the user's code
 

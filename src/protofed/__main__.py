@@ -1,5 +1,5 @@
 """Entry point of ``python -m protofed``, which is the same as ``protofed``."""
 
-from protofed.cli import main
+from protofed.cli.main import main
 
 main()

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.report import write_report
+from protofed.config.schema import Tree, apply_overrides, comparison, load_recipe, names_method, resolve
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.comparing import Comparison, Plan, kept_recipe
-from protofed.experiments.config import Tree, apply_overrides, comparison, load_recipe, names_method, resolve
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Run, run_experiment
 from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
 from protofed.experiments.tuning import Tuned, check_options, space_of
 from protofed.experiments.tuning import tune as search
-from protofed.formats import number
 from protofed.runs import load_runs
+from protofed.text import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def run(
     directory = directory_for(out, experiment, resume=resume)
     if engine == "flower":
         try:
-            from protofed.flower.simulation import simulate
+            from protofed.apps.flower.simulation import simulate
         except ImportError as error:
             raise ConfigError(f"--engine flower needs {error.name}: pip install 'protofed[flower]'") from None
         return simulate(experiment, directory, resume=resume, progress=progress)
@@ -296,13 +296,13 @@ def _chosen(tree: Tree, methods: Sequence[str], seeds: Sequence[int], overrides:
 def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:
     """Return what receives progress reports: the display, and trackers."""
     if progress is None and "IPython" in sys.modules:
-        from protofed.progress import in_notebook
+        from protofed.experiments.progress import in_notebook
 
         progress = in_notebook()
     if not track:
         return progress or Progress()
-    from protofed.progress import Several
-    from protofed.tracking import trackers
+    from protofed.experiments.progress import Several
+    from protofed.experiments.tracking import trackers
 
     return Several([progress or Progress(), *trackers([track] if isinstance(track, str) else track)])
 

@@ -51,7 +51,7 @@ class ClientData:
     """The data and settings of one client.
 
     Attributes:
-        name: Unique name, used in file names (see :func:`protofed.claims.client_name`).
+        name: Unique name, used in file names (see :func:`protofed.untrusted.claims.client_name`).
         train: Training samples; may be empty.
         test: Test samples; may be empty.
         validation: Samples held out from training for model selection, or None.

@@ -9,14 +9,14 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from protofed import cli
 from protofed.analysis import load_runs
 from protofed.analysis.differing import hyperparameters, models, remarks
 from protofed.analysis.gain import gain
 from protofed.analysis.report import comparison
-from protofed.experiments.config import apply_overrides, load_recipe, resolve
-from protofed.files import read_json
-from protofed.reading import read_toml
+from protofed.cli import main as cli
+from protofed.config.schema import apply_overrides, load_recipe, resolve
+from protofed.storage.files import read_json
+from protofed.untrusted.reading import read_toml
 from rundirs import make_run
 from support import write_vectors
 

@@ -12,8 +12,8 @@ from protofed.analysis.figures import draw_figure, save_figure
 from protofed.analysis.figures.geometry import global_prototypes
 from protofed.analysis.figures.plane import _window
 from protofed.analysis.restore import restore_features, used
+from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.experiments.config import apply_overrides, load_recipe, resolve
 from protofed.experiments.running import run_experiment
 from protofed.prototypes.inference import nearest
 

@@ -2,9 +2,9 @@ import sys
 
 import pytest
 
-from protofed import cli
 from protofed.analysis.figures import figure_rows, figures
-from protofed.catalogue import entries
+from protofed.cli import main as cli
+from protofed.cli.catalogue import entries
 from protofed.errors import CheckpointError, ConfigError
 
 

@@ -15,9 +15,9 @@ import protofed
 import support
 from protofed.analysis.grid import SERIOUS, Figures, as_csv, rows_of
 from protofed.analysis.tables import grid_table
+from protofed.config.schema import CompareOptions
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.comparing import Cell
-from protofed.experiments.config import CompareOptions
 from protofed.runs import (
     Accuracy,
     Attack,

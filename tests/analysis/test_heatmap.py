@@ -8,7 +8,7 @@ from protofed.analysis import load_run, load_runs
 from protofed.analysis.figures import draw_figure
 from protofed.analysis.restore import sent, used
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.reading import read_toml
+from protofed.untrusted.reading import read_toml
 
 
 def heatmap(path, **options):

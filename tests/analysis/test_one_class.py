@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from protofed import cli
+from protofed.cli import main as cli
 from protofed.experiments import load_run
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods

@@ -9,7 +9,7 @@ from protofed.analysis.figures import draw_figure
 from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.report import comparison, facts, tables
 from protofed.errors import CheckpointError
-from protofed.formats import mean_std
+from protofed.text import mean_std
 
 RULES_OF_FEDPROTO = ("Classifier head", "Own prototypes", "Global prototypes", "Global, own classes")
 

@@ -8,7 +8,7 @@ import tomli_w
 from protofed.analysis import load_runs
 from protofed.analysis.figures import draw_figure
 from protofed.errors import DataError
-from protofed.reading import read_toml
+from protofed.untrusted.reading import read_toml
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from protofed.analysis.style import method_styles, rule_title
-from protofed.experiments.config import load_recipe
-from protofed.formats import duration, mean_std, number, percent, size
+from protofed.config.schema import load_recipe
+from protofed.text import duration, mean_std, number, percent, size
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from protofed import cli
+from protofed.cli import main as cli
 from protofed.data import DataOptions, load
 from protofed.data.comparing import Finding, Site, compare
 from protofed.data.tables import RawColumn

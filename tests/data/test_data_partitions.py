@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protofed.compute.seeding import derive, generator
 from protofed.data import DataOptions, Request, load, partitions, resolve_options
 from protofed.data.deck import Deck
 from protofed.data.flower import run_partitioner
 from protofed.errors import ConfigError, DataError
-from protofed.seeding import derive, generator
 
 
 def assign(name, y, clients, seed=0, ids=None, **options):

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protofed.compute.seeding import generator
 from protofed.data import DataOptions
 from protofed.data.splits import apportion, choose, hold_out, limited, subset
-from protofed.seeding import generator
 
 labels = st.lists(st.integers(0, 5), max_size=80).map(lambda v: torch.tensor(v, dtype=torch.int64))
 fractions = st.floats(0, 0.95)

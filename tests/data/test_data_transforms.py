@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
+from protofed.compute.seeding import generator
 from protofed.data import TransformOptions, augmentation, normalisation
 from protofed.data.transforms import crop_and_flip, rotate
 from protofed.errors import ConfigError, OptionError
 from protofed.models import Normalisation, Preparation
 from protofed.samples import Samples
-from protofed.seeding import generator
-from protofed.training.batches import normalise
+from protofed.visits.batches import normalise
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(2, 12), st.integers(2, 12))
 DTYPES = [torch.uint8, torch.float32, torch.float64]

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers", reason="wordllama is not installed: pip install 'protofed[text]'")
 
 from notes import write_notes
-from protofed import limits
 from protofed.data import DataOptions, embed_texts, load, text
 from protofed.data.comparing import Site, compare, told
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError
+from protofed.untrusted import limits
 
 WORDS = [
     "The patient was admitted with chest pain.",

@@ -15,11 +15,11 @@ from protofed.experiments import resolve
 from protofed.experiments.assemble import assemble
 from protofed.experiments.encoding import encode
 from protofed.experiments.loading import load_data
-from protofed.federation import Federation
-from protofed.methods import _expert
-from protofed.methods._prior import log_prior
 from protofed.methods.beacon import fitted
 from protofed.methods.contract import Batch, Upload
+from protofed.methods.parts import expert as _expert
+from protofed.methods.parts.prior import log_prior
+from protofed.rounds import Federation
 from protofed.samples import FederatedData
 from protofed.wire.validate import check_structure
 from support import command, ordinary

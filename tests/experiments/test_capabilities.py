@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from protofed.analysis.exchange import EXCHANGES
-from protofed.cli import app
+from protofed.cli.main import app
+from protofed.config.schema import comparison, every_method
 from protofed.errors import ConfigError
 from protofed.experiments.capabilities import method_table
-from protofed.experiments.config import comparison, every_method
 from protofed.methods import Exchange, methods
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "methods.md"

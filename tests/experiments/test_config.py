@@ -8,8 +8,7 @@ import tomllib
 import pytest
 import tomli_w
 
-from protofed.errors import ConfigError
-from protofed.experiments.config import (
+from protofed.config.schema import (
     apply_overrides,
     comparison,
     load_recipe,
@@ -18,6 +17,7 @@ from protofed.experiments.config import (
     resolve,
     variants,
 )
+from protofed.errors import ConfigError
 from protofed.experiments.sweeping import sweep_plan
 from protofed.methods import methods
 
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_told_in_one_line(overrides, message):
     ],
 )
 def test_a_malformed_recipe_on_the_command_line_is_one_line(text, message, tmp_path, monkeypatch, capsys):
-    from protofed import cli
+    from protofed.cli import main as cli
 
     (tmp_path / "mine.toml").write_text(text)
     monkeypatch.chdir(tmp_path)

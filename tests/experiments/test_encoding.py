@@ -14,10 +14,10 @@ from protofed.experiments import encoding
 from protofed.experiments.encoding import encode
 from protofed.experiments.loading import _load_data
 from protofed.experiments.metrics import answers
-from protofed.formats import size
 from protofed.models.encoders import EncoderOptions, build_encoder
 from protofed.runs import load_run
 from protofed.samples import ClientData, Samples
+from protofed.text import size
 from support import command, ordinary
 
 ARGUMENTS = (
@@ -248,7 +248,7 @@ class Scaled(torch.nn.Module):
 
 
 def test_a_client_with_other_weights_is_left_out_by_name(tmp_path, monkeypatch, caplog):
-    from protofed.flower.sources import Folder
+    from protofed.apps.flower.sources import Folder
 
     forget()
     root = write_folders(tmp_path / "data", ordinary())

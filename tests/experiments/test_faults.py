@@ -20,13 +20,13 @@ import torch
 from safetensors import SafetensorError
 
 import protofed
-from protofed import snapshots
+from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import OutputError, ProtofedError
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import apply_overrides, load_recipe, resolve
-from protofed.federation import Saving, checkpoint, load_checkpoint, save_checkpoint
-from protofed.files import remove_partial, write_bytes
-from protofed.training.roster import Frozen
+from protofed.rounds import Saving, checkpoint, load_checkpoint, save_checkpoint
+from protofed.storage import snapshots
+from protofed.storage.files import remove_partial, write_bytes
+from protofed.visits.roster import Frozen
 from support import experiment, ordinary, write_vectors
 
 SMALL = {
@@ -46,7 +46,7 @@ def _data(tmp_path_factory) -> None:
 
 
 def command() -> list[str]:
-    return [sys.executable, "-m", "protofed.cli", "run", "quickstart", *(f"{k}={v}" for k, v in SMALL.items())]
+    return [sys.executable, "-m", "protofed", "run", "quickstart", *(f"{k}={v}" for k, v in SMALL.items())]
 
 
 def tensors(run: Path) -> dict[str, bytes]:
@@ -283,7 +283,7 @@ def limited(kilobytes: int) -> list[str]:
     """Return a command that runs the experiment while no file may grow beyond a size."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
-        "sys.argv = sys.argv[2:]; from protofed.cli import main; main()"
+        "sys.argv = sys.argv[2:]; from protofed.cli.main import main; main()"
     )
     # -B: Python would cut the bytecode that it stores at the limit too, for every later process.
     return [sys.executable, "-B", "-c", code, str(1024 * kilobytes), *command()[2:]]

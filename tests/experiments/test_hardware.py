@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from protofed.config.schema import ExecutionOptions
 from protofed.errors import ConfigError
-from protofed.experiments.config import ExecutionOptions
 from protofed.experiments.hardware import Hardware
 
 

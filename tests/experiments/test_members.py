@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from protofed.config.architectures import FederationSummary, common_architecture, recipe_names, turns
+from protofed.config.schema import apply_overrides
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments import resolve
-from protofed.experiments.architectures import FederationSummary, common_architecture, recipe_names, turns
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import apply_overrides
 from protofed.samples import FederatedData
 from support import client, experiment, federated, ordinary
 

@@ -12,7 +12,7 @@ import pytest
 from sklearn import metrics as sklearn
 
 import protofed
-from protofed import cli
+from protofed.cli import main as cli
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.metrics import compute, of_samples, store
 from protofed.methods import methods

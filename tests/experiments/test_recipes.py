@@ -6,8 +6,8 @@ import pytest
 
 from conftest import real_data
 from protofed import run
+from protofed.config.schema import comparison
 from protofed.experiments import load_recipe, recipes, resolve
-from protofed.experiments.config import comparison
 
 KSHOT = {
     "data.clients": 20,

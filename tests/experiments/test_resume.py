@@ -22,7 +22,7 @@ def stopped(source, target):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
 os.replace = stopped
-from protofed.cli import main
+from protofed.cli.main import main
 main()
 """
 """A command that dies when a file is about to get its name."""

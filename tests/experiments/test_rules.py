@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 
 import protofed
+from protofed.config.schema import every_method
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments import load_run, resolve
-from protofed.experiments.config import every_method
 from protofed.experiments.loading import load_data
 from support import SMALL_RUN, command, write_vectors
 

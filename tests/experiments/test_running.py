@@ -11,10 +11,10 @@ import tomli_w
 from safetensors.torch import load_file
 
 import protofed
-from protofed import files
 from protofed.errors import CheckpointError, ConfigError, OutputError
 from protofed.experiments import Progress, rundir
 from protofed.runs import load_runs
+from protofed.storage import files
 
 SMALL = {
     "data.samples": 300,

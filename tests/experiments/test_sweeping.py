@@ -12,9 +12,9 @@ from protofed import api
 from protofed.analysis.figures import figures
 from protofed.analysis.pivot import pivot, written
 from protofed.analysis.tables import pivot_table
+from protofed.config.schema import apply_overrides
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments import Progress, batch, load_recipe, resolve
-from protofed.experiments.config import apply_overrides
 from protofed.experiments.sweeping import estimate, grid, sweep_plan
 from protofed.runs import load_runs
 from support import write_vectors

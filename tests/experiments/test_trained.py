@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 import protofed
+from protofed.config.architectures import Architecture
 from protofed.errors import CheckpointError, ConfigError, DataError, ModelError
 from protofed.experiments import load_run, resolve
-from protofed.experiments.architectures import Architecture
 from protofed.experiments.exporting import TOLERANCE
 from protofed.experiments.loading import load_data
 from support import command

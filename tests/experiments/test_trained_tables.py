@@ -13,7 +13,7 @@ import pytest
 
 import protofed
 from experiments.test_trained import command
-from protofed.cli import main
+from protofed.cli.main import main
 from protofed.experiments import load_run, resolve
 from protofed.experiments.loading import load_data
 

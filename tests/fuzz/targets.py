@@ -22,14 +22,14 @@ from fuzz.mutations import as_json, changed, mutated
 from hostile.images import encoded, png
 from hostile.npz import archive, npy
 from hostile.parquet import classes, table
+from protofed.config.schema import comparison as comparison_of
+from protofed.config.schema import load_recipe, recipes, resolve
 from protofed.data import DataOptions, load_pool
 from protofed.data.given import FileOptions, from_file
 from protofed.data.images import decode
 from protofed.data.partition import Request
 from protofed.errors import CheckpointError, ConfigError, PayloadError, ProtofedError
-from protofed.experiments.config import comparison as comparison_of
-from protofed.experiments.config import load_recipe, recipes, resolve
-from protofed.limits import Budget
+from protofed.untrusted.limits import Budget
 
 
 @dataclass(frozen=True)
@@ -224,9 +224,9 @@ def shown(folder: Path) -> None:
     """Follow a run as pages do, then read it as a report does, and compute what either shows."""
     from protofed.analysis import load_run
     from protofed.analysis.report import comparison, facts, metrics, tables
+    from protofed.apps.ui.runs import differences, lines, rows
+    from protofed.apps.ui.runs.following import Follower, State
     from protofed.runs import Border
-    from protofed.ui.runs import differences, lines, rows
-    from protofed.ui.runs.following import Follower, State
 
     follower = Follower("run", folder, Border(folder))
     follower.poll()
@@ -258,8 +258,8 @@ def comparison(rng: random.Random, folder: Path) -> None:
 
 def tensors(rng: random.Random, folder: Path) -> None:
     """A safetensors file."""
-    from protofed.files import read_tensors
-    from protofed.ui.runs import vectors
+    from protofed.apps.ui.runs import vectors
+    from protofed.storage.files import read_tensors
 
     path = folder / "file.safetensors"
     path.write_bytes(mutated([run_files(folder)["prototypes.safetensors"]], rng))
@@ -276,8 +276,8 @@ def tensors(rng: random.Random, folder: Path) -> None:
 @cache
 def flower() -> list[tuple[str, Callable[[Any], object], dict[str, Any]]]:
     """Return name, reader and a valid message for all that is read from the other side."""
-    from protofed.flower import messages as m
-    from protofed.training import Evaluated, Trained
+    from protofed.apps.flower import messages as m
+    from protofed.visits import Evaluated, Trained
 
     ann = m.Description("ann", ("cat", "dog"), True, (3, 0), (1, 2), 2, (1, 8, 8), {"epochs": 2, "lr": 0.1}, 0)
     bob = m.Description("bob", ("cat",), False, (4,), (0,), 0, (1, 8, 8))

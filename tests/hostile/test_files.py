@@ -16,9 +16,9 @@ from hostile.bounds import bounded, refused
 from hostile.images import IMAGES
 from hostile.npz import NPZ
 from hostile.parquet import HARMLESS, PARQUET
+from protofed.config.schema import load_recipe, parse_overrides
 from protofed.data import DataOptions, load, load_pool
 from protofed.errors import ConfigError, DataError
-from protofed.experiments.config import load_recipe, parse_overrides
 
 
 @pytest.fixture

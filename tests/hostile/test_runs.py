@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from hostile.bounds import bounded, refused
 from protofed.analysis import load_run, load_runs, write_report
 from protofed.analysis.restore import restore_features
-from protofed.cli import app
+from protofed.apps.ui.runs import vectors
+from protofed.apps.ui.runs.following import State
+from protofed.apps.ui.runs.library import Library
+from protofed.cli.main import app
 from protofed.errors import CheckpointError, DataError
-from protofed.federation import ServerState, load_checkpoint
-from protofed.files import read_tensors
-from protofed.ui.runs import vectors
-from protofed.ui.runs.following import State
-from protofed.ui.runs.library import Library
+from protofed.rounds import ServerState, load_checkpoint
+from protofed.storage.files import read_tensors
 from rundirs import make_comparison, make_run
 
 Damage = Callable[[Path], object]

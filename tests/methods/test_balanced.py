@@ -12,7 +12,7 @@ import naive
 import naive_beacon
 from naive import build, same_nets
 from protofed.methods import Batch
-from protofed.methods._prior import log_prior
+from protofed.methods.parts.prior import log_prior
 from protofed.prototypes.etf import spread_directions
 from support import K, client, degenerate, federated, visited
 

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 import naive
 import naive_beacon
 from naive import build, same_nets
+from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
-from protofed.methods._prior import log_prior
 from protofed.methods.beacon import Beacon, all_classes
 from protofed.methods.contract import Upload
+from protofed.methods.parts.prior import log_prior
 from protofed.models import build as build_model
 from protofed.models.tiny import tiny_width
 from protofed.prototypes.etf import spread_directions
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.seeding import generator
 from support import K, client, degenerate, experiment, federated, held_out, ordinary, visited
 
 EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA, CAUTION = 2, 0.05, 0.8, 0.5, 0.7, 3.0, 0.3

@@ -15,13 +15,13 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
+from protofed.config.schema import apply_overrides, load_recipe
 from protofed.errors import ConfigError
 from protofed.experiments import resolve
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import apply_overrides, load_recipe
-from protofed.federation import Federation
 from protofed.methods.contract import Upload
 from protofed.methods.fedlda import oracle, pivoted, told
+from protofed.rounds import Federation
 from protofed.samples import ClientData, FederatedData, Samples
 from support import BASE, command, experiment
 

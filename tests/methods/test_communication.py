@@ -7,10 +7,10 @@ import re
 
 import pytest
 
+from protofed.config.schema import every_method
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import every_method
 from protofed.methods import get
-from protofed.training import Missing
+from protofed.visits import Missing
 from support import K, client, experiment, federated, visited
 
 WIDTH = {"float32": 4, "float64": 8}

@@ -10,12 +10,12 @@ import torch
 from torch.func import functional_call, stack_module_state, vmap
 
 from protofed.experiments.assemble import assemble
-from protofed.federation import Federation, load_checkpoint, save_checkpoint
 from protofed.methods import Batch, methods
 from protofed.methods.contract import Update
 from protofed.options import option_fields, option_rows
-from protofed.snapshots import flatten
-from protofed.training import LocalTrainer
+from protofed.rounds import Federation, load_checkpoint, save_checkpoint
+from protofed.storage.snapshots import flatten
+from protofed.visits import LocalTrainer
 from protofed.wire import check_structure
 from support import degenerate, experiment, ordinary, visited
 

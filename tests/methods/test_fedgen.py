@@ -9,11 +9,11 @@ import torch
 
 import naive
 from naive import SEED, build, same, same_nets, uneven
+from protofed.compute.seeding import derive, generator
 from protofed.errors import ConfigError, ModelError
-from protofed.methods._generator import diversity, generate, initial_generator
 from protofed.methods.contract import Upload
+from protofed.methods.parts.generator import diversity, generate, initial_generator
 from protofed.models.noise import uniform
-from protofed.seeding import derive, generator
 from support import K, client, degenerate, federated
 
 Z, H, D, STEPS, BATCH = 3, 6, 5, 3, 4

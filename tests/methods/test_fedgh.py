@@ -7,9 +7,9 @@ import torch
 
 import naive
 from naive import LR, SEED, build, same_nets, uneven
+from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, ModelError
 from protofed.methods.contract import Upload
-from protofed.seeding import generator
 from support import K, client, degenerate, federated
 
 SERVER_LR, SERVER_BATCH, SERVER_EPOCHS = 0.2, 3, 2

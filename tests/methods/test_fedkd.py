@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import naive
 from naive import build, same, same_nets, uneven
 from protofed.errors import ConfigError, ModelError, PayloadError
-from protofed.methods._lowrank import LowRank, factorise
 from protofed.methods.contract import Upload
+from protofed.methods.parts.lowrank import LowRank, factorise
 from support import K, client, degenerate, federated, visited
 
 MENTEE = {"method__auxiliary": "mlp", "method__auxiliary_options": {"hidden": [], "relu_features": True}}

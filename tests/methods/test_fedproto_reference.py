@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from protofed.compute.seeding import generator
 from protofed.experiments.assemble import assemble
-from protofed.seeding import generator
 from support import FEATURES, K, client, experiment, federated, visited
 
 D, LR, BATCH, LAMBDA, SEED = 5, 0.1, 4, 1.5, 3

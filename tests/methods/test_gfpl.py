@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import naive
+from protofed.compute.seeding import derive
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload
 from protofed.models.noise import uniform
 from protofed.prototypes.mixtures import bhattacharyya
-from protofed.seeding import derive
 from protofed.wire.validate import check_values
 from support import K, experiment, ordinary, visited
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from protofed.experiments.assemble import assemble
-from protofed.snapshots import flatten
-from protofed.training import Fused
+from protofed.storage.snapshots import flatten
+from protofed.visits import Fused
 from support import degenerate, experiment, federated, held_out, ordinary
 
 GFPL = {"start": 2, "interval": 1}

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import support
+from protofed.config.schema import every_method
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import every_method
-from protofed.privacy.secure import SecureSum
-from protofed.robust.vectors import parts_of
-from protofed.training.rare import notes
+from protofed.stages.robust.vectors import parts_of
+from protofed.stages.secure.stage import SecureSum
+from protofed.visits.rare import notes
 
 HELD = {"ann": [0] * 2 + [1] * 20, "bob": [1] * 3 + [2] * 20, "cid": [0] * 20 + [3] * 20}
 

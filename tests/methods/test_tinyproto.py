@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from protofed.errors import ConfigError
-from protofed.methods._wrapped import WrappedMethod
 from protofed.methods.contract import Method, Upload
+from protofed.methods.parts.wrapped import WrappedMethod
 from support import K, build, degenerate, uploads, visited
 
 D = 5

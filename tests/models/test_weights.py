@@ -23,8 +23,8 @@ from protofed.experiments.assemble import assemble
 from protofed.models.preparation import HALVES, IMAGENET
 from protofed.models.weights import read_weights
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.snapshots import flatten
-from protofed.training.batches import normalise
+from protofed.storage.snapshots import flatten
+from protofed.visits.batches import normalise
 from support import experiment
 
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET.mean, IMAGENET.std))

@@ -25,7 +25,7 @@ def test_seed_decides():
 
 def test_orientation_does_not_depend_on_the_sign_convention_of_qr():
     """With K = 1, Q is the normalised random column itself, never its negative."""
-    from protofed import seeding
+    from protofed.compute import seeding
 
     A = torch.randn(6, 1, generator=seeding.generator(4, "simplex etf", 1, 6), dtype=torch.float64)
     torch.testing.assert_close(simplex_etf(1, 6, seed=4, dtype=torch.float64), A / A.norm())

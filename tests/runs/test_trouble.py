@@ -9,15 +9,15 @@ import sys
 import pytest
 
 import protofed
-from protofed import cli
+from protofed.cli import main as cli
 from protofed.errors import CheckpointError
-from protofed.privacy import secure_sums
-from protofed.progress import JsonProgress, LineProgress, Several
+from protofed.experiments.progress import JsonProgress, LineProgress, Several
 from protofed.runs import RoundRecord, load_run
 from protofed.runs.findings import Findings
 from protofed.runs.records import Absence, Attack, Refusal
 from protofed.runs.trouble import HELP, diverged, first_trouble, ruin, trouble, unheard
-from protofed.training import Trained
+from protofed.stages.secure import sums as secure_sums
+from protofed.visits import Trained
 from support import SMALL_RUN
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from protofed.analysis.gain import gain, own_classes
-from protofed.formats import number
 from protofed.options import option_fields
 from protofed.runs import NOT_THE_METHODS, RunData, flat
+from protofed.text import number
 
 NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}
 """Hyperparameters with a name of their own; those of methods are compared only if they are among them."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from protofed.analysis.exchange import EXCHANGES, exchanges
 from protofed.analysis.paired import difference
-from protofed.formats import size
 from protofed.runs import RunData, by_label, rule_of, settled
+from protofed.text import size
 
 
 def gain(runs: Sequence[RunData]) -> str:

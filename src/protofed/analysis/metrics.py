@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from protofed.formats import area, mean_std, percent
 from protofed.runs import Metrics
+from protofed.text import area, mean_std, percent
 
 
 def writer(name: str) -> Callable[[float | None], str]:

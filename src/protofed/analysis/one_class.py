@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from protofed.formats import mean_std, percent
 from protofed.runs import RunData, by_label
+from protofed.text import mean_std, percent
 
 NAMED = 12
 """Most clients of one split, and most methods, that a sentence lists."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protofed.methods import Method
     from protofed.models import SplitModel
     from protofed.prototypes.table import Prototypes
-    from protofed.training import Member
+    from protofed.visits import Member
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ def restore_features(
         CheckpointError: If a model's file is missing or damaged.
         ConfigError: If the configuration cannot be read by this version.
     """
+    from protofed.config.schema import resolve
     from protofed.experiments.assemble import assemble
-    from protofed.experiments.config import resolve
     from protofed.experiments.ending import forgotten, without
     from protofed.experiments.loading import load_data
-    from protofed.files import read_tensors
+    from protofed.storage.files import read_tensors
 
     if not (run.directory / "clients").is_dir():
         raise DataError(f"{run.directory}: no models to take features from: the run has not finished")
@@ -104,7 +104,7 @@ def prototypes(run: RunData, whose: str) -> dict[str, Tensor]:
     Raises:
         CheckpointError: If the file is damaged.
     """
-    from protofed.files import read_tensors
+    from protofed.storage.files import read_tensors
 
     path = run.directory / "prototypes.safetensors"
     if not Border(run.directory).signature(path):
@@ -130,9 +130,9 @@ def _check_code(run: RunData, trusted: bool) -> None:
 def _features(client: Member, model: SplitModel, most: int | None, seed: int) -> ClientFeatures:
     import torch
 
+    from protofed.compute.seeding import generator
     from protofed.samples import Samples
-    from protofed.seeding import generator
-    from protofed.training.batches import batches
+    from protofed.visits.batches import batches
 
     samples = client.test
     if most is not None and len(samples) > most:
@@ -158,10 +158,10 @@ def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
     import torch
     from torch import nn
 
+    from protofed.compute.seeding import seeded
     from protofed.methods import Local
     from protofed.models import SplitModel
     from protofed.prototypes.table import Prototypes
-    from protofed.seeding import seeded
 
     method = _method(run)
     if method is None or (server is None and method.exchanges != "nothing"):

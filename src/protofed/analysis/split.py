@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from protofed.experiments.config import apply_overrides, load_recipe, resolve
+from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.experiments.loading import load_data
 from protofed.samples import FederatedData
 

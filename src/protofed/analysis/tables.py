@@ -13,8 +13,8 @@ from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, Row
 from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.pivot import METRICS, Pivot
-from protofed.formats import mean_std, number, size
 from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, RunData, Summary, Traffic, by_label
+from protofed.text import mean_std, number, size
 
 if TYPE_CHECKING:
     from protofed.experiments import Run

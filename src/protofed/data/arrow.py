@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed import limits
 from protofed.data.checks import as_labels, check_names, check_sample
 from protofed.data.images import decode
 from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
 from protofed.data.typed import Renamed, read_columns
 from protofed.errors import DataError, unknown_name
-from protofed.limits import Budget
-from protofed.reading import parse_json
+from protofed.untrusted import limits
+from protofed.untrusted.limits import Budget
+from protofed.untrusted.reading import parse_json
 
 LABEL_NAMES = ("label", "labels", "y", "target", "class")
 INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")

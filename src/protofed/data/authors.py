@@ -19,11 +19,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from protofed.compute.seeding import generator
 from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
 from protofed.data.splits import subset
 from protofed.errors import ConfigError
 from protofed.options import Options, option
-from protofed.seeding import generator
 
 TRAINING = 0.75
 """Part of a client's samples that is for training in TinyProto's and ProtoNorm's code."""

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed import claims, limits
 from protofed.data.comparing import Site, check
 from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
 from protofed.errors import DataError, unknown_name
-from protofed.limits import Budget
-from protofed.reading import open_ordinary, reason
 from protofed.samples import ClientData
+from protofed.untrusted import claims, limits
+from protofed.untrusted.limits import Budget
+from protofed.untrusted.reading import open_ordinary, reason
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -332,7 +332,7 @@ def client_names(names: Iterable[str], where: str) -> list[str]:
         where: File or folder named in error messages.
 
     Raises:
-        DataError: If a name is invalid (see :func:`protofed.claims.client_name`), or two look the same.
+        DataError: If a name is invalid (see :func:`protofed.untrusted.claims.client_name`), or two look the same.
     """
     seen: dict[str, str] = {}
     for given in names:

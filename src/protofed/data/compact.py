@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, BinaryIO
 
-from protofed import limits
+from protofed.untrusted import limits
 
 Struct = dict[int, Any]
 """Field number → number, bytes, list or struct; None for types that are skipped (booleans, bytes, doubles)."""

@@ -15,10 +15,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from protofed import claims, limits
 from protofed.data.options import DataOptions
 from protofed.data.tables import Kind, RawColumn
 from protofed.errors import DataError, unknown_name
+from protofed.untrusted import claims, limits
 
 T = TypeVar("T", bound=Hashable)
 Names = tuple[str, ...]

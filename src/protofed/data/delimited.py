@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from protofed import limits
 from protofed.data.arrow import Columns, from_arrow
 from protofed.data.checks import open_file
 from protofed.data.pool import Listing
 from protofed.errors import DataError
-from protofed.limits import Budget
+from protofed.untrusted import limits
+from protofed.untrusted.limits import Budget
 
 DELIMITERS = ",;\t|"
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")

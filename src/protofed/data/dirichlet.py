@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from protofed.compute.seeding import derive, generator
 from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
 from protofed.errors import ConfigError
 from protofed.options import Options, option
-from protofed.seeding import derive, generator
 
 log = logging.getLogger("protofed")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofed import claims
+from protofed.compute.seeding import generator
 from protofed.data import checks
 from protofed.data.arrow import Columns
 from protofed.data.delimited import read_csv
@@ -23,10 +23,10 @@ from protofed.data.preparing import Agreed, prepare, prepare_alone, raw_parts
 from protofed.data.splits import apportion, hold_out, limited, subset
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError, unknown_name
-from protofed.limits import Budget
-from protofed.reading import read_toml, reason
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.seeding import generator
+from protofed.untrusted import claims
+from protofed.untrusted.limits import Budget
+from protofed.untrusted.reading import read_toml, reason
 
 
 @dataclass(frozen=True)

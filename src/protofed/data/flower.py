@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from protofed.compute.seeding import derive, generator
 from protofed.data.partition import Request, Share, names, require_clients
 from protofed.data.quiet import quiet
-from protofed.seeding import derive, generator
 
 
 def run_partitioner(request: Request, build: Callable[[int], Any]) -> list[Share]:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from protofed import limits
 from protofed.data.checks import as_labels
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.pool import Listing
 from protofed.errors import DataError
-from protofed.limits import Budget
-from protofed.reading import read_bytes, reason
+from protofed.untrusted import limits
+from protofed.untrusted.limits import Budget
+from protofed.untrusted.reading import read_bytes, reason
 
 
 def visible(folder: Path) -> list[Path]:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofed import limits
+from protofed.compute.seeding import generator
 from protofed.data import checks
 from protofed.data.partition import Partition, Request, Share, names, partitions, require
 from protofed.errors import DataError, unknown_name
 from protofed.options import Options, option
-from protofed.reading import parse_json, read_text, reason
-from protofed.seeding import generator
+from protofed.untrusted import limits
+from protofed.untrusted.reading import parse_json, read_text, reason
 
 _SPLITS = ("train", "test", "validation")
 

@@ -14,8 +14,8 @@ from protofed.data.options import DataOptions
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.errors import DataError
-from protofed.limits import Budget
 from protofed.options import Options, option
+from protofed.untrusted.limits import Budget
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from protofed.compute.seeding import generator
 from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
 from protofed.options import NoOptions
-from protofed.seeding import generator
 
 
 def iid(request: Request, options: NoOptions) -> list[Share]:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed import limits
 from protofed.errors import DataError
-from protofed.limits import Budget
+from protofed.untrusted import limits
+from protofed.untrusted.limits import Budget
 
 SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"])
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protofed.compute.seeding import generator
 from protofed.data import checks
 from protofed.data.federation import is_federation, load_federation
 from protofed.data.local import data_path
@@ -20,7 +21,6 @@ from protofed.data.splits import hold_out, limited, subset
 from protofed.data.tables import RawColumn, fit, moments, own
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.seeding import generator
 
 
 def load(data: DataOptions, partition_name: str, partition_options: Any, seed: int) -> FederatedData:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from protofed import limits
 from protofed.data.arrow import Columns
 from protofed.data.copies import data_dirs
 from protofed.data.delimited import read_csv
@@ -17,6 +16,7 @@ from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.errors import ConfigError, DataError
 from protofed.options import Options, option
+from protofed.untrusted import limits
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from protofed import limits
+from protofed.compute.seeding import generator
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.tables import RawColumn
 from protofed.errors import DataError
 from protofed.options import NoOptions, Options, option
-from protofed.reading import read_text, reason
-from protofed.seeding import generator
+from protofed.untrusted import limits
+from protofed.untrusted.reading import read_text, reason
 
 ACTIVITIES = ("resting", "walking", "running", "stairs")
 

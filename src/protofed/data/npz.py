@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed import limits
 from protofed.data.checks import as_labels, check_names, check_sample, open_file
 from protofed.data.pool import Listing
 from protofed.errors import DataError
-from protofed.limits import Budget
+from protofed.untrusted import limits
+from protofed.untrusted.limits import Budget
 
 ARRAYS = ("x", "y", "ids", "class_names")
 """Arrays that are read; any others in the file are ignored."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from protofed.compute.seeding import generator
 from protofed.data.deck import Deck
 from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
 from protofed.errors import ConfigError
 from protofed.options import Options, option
-from protofed.seeding import generator
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from protofed import claims, limits
 from protofed.data.tables import Missing, Standardise, category
 from protofed.errors import ConfigError
-from protofed.limits import Budget
 from protofed.options import Options, build_options, option
+from protofed.untrusted import claims, limits
+from protofed.untrusted.limits import Budget
 
 T = TypeVar("T")
 

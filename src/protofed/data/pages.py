@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from protofed import limits
 from protofed.data.compact import Struct, read_struct
+from protofed.untrusted import limits
 
 _DATA, _DATA_2 = 0, 3
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}

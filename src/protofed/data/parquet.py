@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protofed import limits
 from protofed.data.arrow import Columns, choose, from_arrow
 from protofed.data.checks import open_file
 from protofed.data.pages import Footprint, footprint, read_summary
 from protofed.data.pool import Listing
 from protofed.errors import DataError
-from protofed.limits import Budget
+from protofed.untrusted import limits
+from protofed.untrusted.limits import Budget
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from protofed.compute.seeding import generator
 from protofed.data.deck import Deck
 from protofed.data.flower import run_partitioner
 from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
 from protofed.errors import ConfigError
 from protofed.options import Options, option
-from protofed.seeding import generator
 
 
 @dataclass(frozen=True)

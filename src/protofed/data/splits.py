@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protofed.compute.seeding import generator as seeded
 from protofed.data.options import DataOptions
-from protofed.seeding import generator as seeded
 
 
 def apportion(quotas: Tensor, total: int, caps: Tensor, generator: torch.Generator) -> Tensor:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protofed import claims, limits
 from protofed.errors import DataError, unknown_name
+from protofed.untrusted import claims, limits
 
 Standardise = Literal["none", "site", "federated"]
 Missing = Literal["refuse", "mean", "indicator"]

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor
 
-from protofed import limits
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError
+from protofed.untrusted import limits
 
 WIDTH = 256
 """Numbers per text."""

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from protofed.compute.seeding import generator
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Pool, datasets
 from protofed.options import NoOptions, Options, option
-from protofed.seeding import generator
 
 
 @dataclass(frozen=True)

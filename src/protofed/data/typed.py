@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed import claims, limits
 from protofed.data import text
 from protofed.data.tables import RawColumn, category, is_number
 from protofed.errors import DataError
-from protofed.limits import Budget
+from protofed.untrusted import claims, limits
+from protofed.untrusted.limits import Budget
 
 Files = Sequence[tuple[str, int]]
 """Name and number of rows of each file that a table was read from."""

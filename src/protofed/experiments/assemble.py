@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from protofed.config.schema import Experiment
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments import stages
 from protofed.experiments.builder import Builder
-from protofed.experiments.config import Experiment
 from protofed.experiments.ending import client_model, read_server
 from protofed.experiments.executors import build_executor
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
-from protofed.federation import Evaluation, Federation, Participation, ServerState
-from protofed.files import read_tensors
+from protofed.rounds import Evaluation, Federation, Participation, ServerState
 from protofed.runs import Border, RunData, load_run
 from protofed.samples import FederatedData
-from protofed.training import Executor, LocalTrainer, check_optimizers
+from protofed.storage.files import read_tensors
+from protofed.visits import Executor, LocalTrainer, check_optimizers
 
 if TYPE_CHECKING:
-    from protofed.privacy.secure_protocol import Ask
+    from protofed.stages.secure.protocol import Ask
 
 
 def assemble(

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import torch
 
 import protofed
-from protofed import claims
+from protofed.config.schema import Experiment, Tree, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-from protofed.experiments.config import Experiment, Tree, resolve
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.running import Progress, Run, run_experiment
-from protofed.files import check_format, occupied, read_json, write_json
-from protofed.training.workers import end, process_context, stay_with_parent
+from protofed.storage.files import check_format, occupied, read_json, write_json
+from protofed.untrusted import claims
+from protofed.visits.workers import end, process_context, stay_with_parent
 
 FORMAT = 1
 """Version of the format of a folder of runs that are found by their configuration."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from protofed import claims, data, methods, models
-from protofed.errors import ConfigError, ModelError
-from protofed.experiments.architectures import (
+from protofed import data, methods, models
+from protofed.compute.seeding import derive, generator, seeded
+from protofed.config.architectures import (
     Architecture,
     FederationSummary,
     Taken,
@@ -23,18 +23,19 @@ from protofed.experiments.architectures import (
     own_width,
     taken,
 )
-from protofed.experiments.config import Experiment
-from protofed.experiments.coverage import check_method, check_steps
+from protofed.config.coverage import check_method, check_steps
+from protofed.config.schema import Experiment
+from protofed.errors import ConfigError, ModelError
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Method, Task
-from protofed.privacy import protected
-from protofed.privacy.samples import multiplier
 from protofed.samples import FederatedData, Samples
-from protofed.seeding import derive, generator, seeded
-from protofed.snapshots import Snapshot
-from protofed.training import LocalTrainer, Member, Roster, Store
-from protofed.training.private import COUNTS, private_counts
-from protofed.training.visit import Augment
+from protofed.stages.privacy import protected
+from protofed.stages.privacy.samples import multiplier
+from protofed.storage.snapshots import Snapshot
+from protofed.untrusted import claims
+from protofed.visits import LocalTrainer, Member, Roster, Store
+from protofed.visits.private import COUNTS, private_counts
+from protofed.visits.visit import Augment
 from protofed.wire import get_codec
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from protofed.training.batches import normalise
-from protofed.training.client import Member
-from protofed.training.roster import Roster
+from protofed.visits.batches import normalise
+from protofed.visits.client import Member
+from protofed.visits.roster import Roster
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel

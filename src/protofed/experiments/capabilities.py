@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any, NamedTuple
 
+from protofed.config.schema import apply_overrides, every_method, load_recipe, resolve
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import apply_overrides, every_method, load_recipe, resolve
-from protofed.formats import number, size
 from protofed.methods import Method
+from protofed.text import number, size
 
 ROUNDS = 2
 """Prototype methods send nothing down in the first round, so the second is measured."""

@@ -11,11 +11,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from protofed.errors import ConfigError
-from protofed.experiments import shown
-from protofed.experiments.assemble import assemble
-from protofed.experiments.batch import MARK, Task, claim, folder, run_tasks
-from protofed.experiments.config import (
+from protofed.config.schema import (
     CompareOptions,
     Experiment,
     Tree,
@@ -25,10 +21,14 @@ from protofed.experiments.config import (
     resolve,
     without_none,
 )
+from protofed.errors import ConfigError
+from protofed.experiments import shown
+from protofed.experiments.assemble import assemble
+from protofed.experiments.batch import MARK, Task, claim, folder, run_tasks
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, Run
-from protofed.files import occupied, write_json, write_text
 from protofed.runs import ComparisonFile, ListedRun, read_comparison
+from protofed.storage.files import occupied, write_json, write_text
 
 LIST = "comparison.json"
 """File that says which folder of a comparison holds which run."""

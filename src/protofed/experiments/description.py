@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from protofed import claims, models, numerics
-from protofed.experiments.architectures import is_code
-from protofed.experiments.config import Tree
-from protofed.federation import Federation
+from protofed import models
+from protofed.compute import numerics
+from protofed.config.architectures import is_code
+from protofed.config.schema import Tree
 from protofed.methods import Method
+from protofed.rounds import Federation
 from protofed.samples import FederatedData
-from protofed.training import Member, Roster, rare
+from protofed.untrusted import claims
+from protofed.visits import Member, Roster, rare
 
 
 def sizes_of(model: models.SplitModel) -> Tree:

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from protofed.data.options import memory_gb
 from protofed.errors import ConfigError, DataError, OutputError
-from protofed.files import write_bytes
-from protofed.formats import duration, size
 from protofed.models.encoders import Encoder, EncoderOptions, build_encoders, chosen_name
-from protofed.reading import read_bytes
 from protofed.samples import Encoding, FederatedData, Samples
+from protofed.storage.files import write_bytes
+from protofed.text import duration, size
+from protofed.untrusted.reading import read_bytes
 
 CACHE = "PROTOFED_CACHE"
 """Environment variable with the folder of the cache; empty for none."""

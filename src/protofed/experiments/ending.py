@@ -18,14 +18,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from protofed import claims, data, limits
+from protofed import data
+from protofed.config.architectures import Architecture, FederationSummary
+from protofed.config.schema import Experiment, Tree
 from protofed.errors import CheckpointError, writing
-from protofed.experiments.architectures import Architecture, FederationSummary
-from protofed.experiments.config import Experiment, Tree
-from protofed.federation import Federation, newest_checkpoint, read_forgotten
-from protofed.federation.standing import Standing
-from protofed.federation.state import read_generations
-from protofed.files import (
+from protofed.rounds import Federation, newest_checkpoint, read_forgotten
+from protofed.rounds.standing import Standing
+from protofed.rounds.state import read_generations
+from protofed.runs import Border
+from protofed.samples import Encoding, FederatedData
+from protofed.storage.files import (
     check_format,
     check_tensors,
     read_json,
@@ -34,10 +36,9 @@ from protofed.files import (
     write_tensors,
     write_text,
 )
-from protofed.reading import reason
-from protofed.runs import Border
-from protofed.samples import Encoding, FederatedData
-from protofed.snapshots import Snapshot, flatten, unflatten
+from protofed.storage.snapshots import Snapshot, flatten, unflatten
+from protofed.untrusted import claims, limits
+from protofed.untrusted.reading import reason
 
 VERSION = 1
 """Number of the format of ``end.json``."""

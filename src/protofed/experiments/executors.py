@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 
 from protofed import models
+from protofed.config.schema import Experiment
 from protofed.experiments.builder import Builder
 from protofed.experiments.calibration import faster_in_bfloat16
-from protofed.experiments.config import Experiment
 from protofed.experiments.hardware import Hardware
-from protofed.files import check_room
 from protofed.samples import FederatedData
-from protofed.training import Executor, Files, Fused, Memory, Roster, Sequential, Store, Workers
-from protofed.training.workers import shared_folder
+from protofed.storage.files import check_room
+from protofed.visits import Executor, Files, Fused, Memory, Roster, Sequential, Store, Workers
+from protofed.visits.workers import shared_folder
 
 PRELOAD = "protofed.experiments.preload"
 """The module that imports what a process of an experiment needs."""

@@ -17,14 +17,14 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 import protofed
+from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, ModelError, ProtofedError, unknown_name
 from protofed.experiments.inputs import from_files
 from protofed.experiments.metrics import data_of
 from protofed.experiments.trained import BATCH, Ruled, TrainedClient
-from protofed.files import write_bytes
 from protofed.models import SplitModel
 from protofed.runs import RunData
-from protofed.seeding import generator
+from protofed.storage.files import write_bytes
 
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch_export", ".safetensors": "safetensors"}
 TOLERANCE = 1e-5

@@ -7,18 +7,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from protofed import claims, methods
+from protofed import methods
+from protofed.config.schema import Experiment, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError, unknown_name, writing
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.ending import END, forgotten, named_code, read_server, wipe, without
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, Run, run_experiment
-from protofed.federation import Checkpoint, ServerState
-from protofed.files import read_json
 from protofed.methods import Method, Task, Tensors
+from protofed.rounds import Checkpoint, ServerState
 from protofed.runs import RunData, load_run
+from protofed.storage.files import read_json
+from protofed.untrusted import claims
 
 
 def forget(

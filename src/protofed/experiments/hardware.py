@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from protofed.config.schema import ExecutionOptions
 from protofed.errors import ConfigError
-from protofed.experiments.config import ExecutionOptions
 from protofed.samples import FederatedData, Samples
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed import limits
 from protofed.data.arrow import INDEX, LABEL_NAMES, Columns, choose, from_arrow
 from protofed.data.delimited import parse_csv
 from protofed.data.folders import visible
@@ -24,9 +23,10 @@ from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table
 from protofed.data.text import embedded
 from protofed.errors import DataError
-from protofed.limits import Budget
 from protofed.models import Classifier
-from protofed.reading import read_bytes, reason
+from protofed.untrusted import limits
+from protofed.untrusted.limits import Budget
+from protofed.untrusted.reading import read_bytes, reason
 
 if TYPE_CHECKING:
     from protofed.experiments.trained import TrainedClient

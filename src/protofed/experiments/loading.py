@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 
 from protofed import data
-from protofed.experiments.config import Experiment
+from protofed.config.schema import Experiment
 from protofed.experiments.encoding import encode
 from protofed.models.encoders import EncoderOptions
 from protofed.options import build_options, plain

@@ -11,19 +11,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from protofed.config.schema import Experiment, resolve
 from protofed.data import Table
 from protofed.data.federation import load_client
 from protofed.data.local import data_path
 from protofed.data.preparing import Agreed
 from protofed.errors import CheckpointError, DataError
-from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.ending import ModelsDescription
 from protofed.experiments.loading import load_data
 from protofed.experiments.trained import open_client
-from protofed.files import read_json, write_json
 from protofed.models.encoders import EncoderOptions
 from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, RunData, SampleMetrics
 from protofed.samples import FederatedData, Samples
+from protofed.storage.files import read_json, write_json
 
 _LEAST = -1e300
 """In place of the score of a class that a rule cannot give, which is -inf."""

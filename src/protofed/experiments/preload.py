@@ -1,6 +1,6 @@
 """Imported once, in the process from which all others are forked: what every worker of an experiment needs."""
 
-from protofed.imports import uncollected
+from protofed.compute.imports import uncollected
 
 with uncollected():
     import protofed.experiments.comparing

@@ -14,12 +14,17 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from protofed import claims, methods
+from protofed import methods
+from protofed.config.schema import Experiment, Tree, defaults, identity
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
-from protofed.experiments.config import Experiment, Tree, defaults, identity
 from protofed.experiments.ending import END, read_encoding, restore_end, wipe, write_end
-from protofed.federation import Federation, Saving, load_checkpoint
-from protofed.files import (
+from protofed.models import SplitModel
+from protofed.prototypes.means import class_means, class_sums
+from protofed.prototypes.table import Prototypes
+from protofed.rounds import Federation, Saving, load_checkpoint
+from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
+from protofed.samples import Samples
+from protofed.storage.files import (
     check_room,
     json_text,
     lock,
@@ -30,13 +35,9 @@ from protofed.files import (
     write_tensors,
     write_text,
 )
-from protofed.models import SplitModel
-from protofed.prototypes.means import class_means, class_sums
-from protofed.prototypes.table import Prototypes
-from protofed.reading import read_toml, reason
-from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
-from protofed.samples import Samples
-from protofed.training.batches import batches
+from protofed.untrusted import claims
+from protofed.untrusted.reading import read_toml, reason
+from protofed.visits.batches import batches
 
 ENDS = ("rounds", "evaluation.patience")
 """Options that say when a run ends, which may change when it is resumed."""

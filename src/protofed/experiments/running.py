@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import protofed
-from protofed import numerics
+from protofed.compute import numerics
+from protofed.config.schema import Experiment, Tree
 from protofed.errors import CheckpointError
 from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
-from protofed.experiments.config import Experiment, Tree
 from protofed.experiments.description import describe_clients
 from protofed.experiments.ending import describe_models, forgotten, left_out, without
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
-from protofed.federation import Federation
+from protofed.rounds import Federation
 from protofed.runs import METRICS, Metrics, Outcome, RoundRecord, RunData, Summary, read_comparison
 from protofed.runs import load_run as load_run_data
 

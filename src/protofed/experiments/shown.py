@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from protofed.formats import percent, size
 from protofed.runs import main_rule
+from protofed.text import percent, size
 
 WIDTH, HEIGHT = 240, 60
 _TABLE = '<table style="text-align:right"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'

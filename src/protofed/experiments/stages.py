@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from protofed.compute.imports import user_class
+from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
-from protofed.experiments.config import Experiment
-from protofed.federation import Participation, Receiving, Stage
-from protofed.imports import user_class
-from protofed.privacy import ClientPrivacy, SamplePrivacy
-from protofed.privacy.clients import NoisySums
-from protofed.privacy.noise import NO_NOISE, OwnNoise, from_seed, from_system
-from protofed.privacy.samples import multiplier
-from protofed.privacy.secure import SecureSum
-from protofed.robust import Attackers, Guard
-from protofed.training import Executor, LocalTrainer
+from protofed.rounds import Participation, Receiving, Stage
+from protofed.stages.attack import Attackers
+from protofed.stages.privacy import ClientPrivacy, SamplePrivacy
+from protofed.stages.privacy.clients import NoisySums
+from protofed.stages.privacy.noise import NO_NOISE, OwnNoise, from_seed, from_system
+from protofed.stages.privacy.samples import multiplier
+from protofed.stages.robust import Guard
+from protofed.stages.secure.stage import SecureSum
+from protofed.visits import Executor, LocalTrainer
 
 if TYPE_CHECKING:
-    from protofed.privacy.secure_protocol import Ask
+    from protofed.stages.secure.protocol import Ask
 
 
 def attackers(experiment: Experiment, trainer: LocalTrainer, executor: Executor) -> Attackers | None:
@@ -80,7 +81,7 @@ def stages(
         )
     found: list[Stage] = [hostile] if hostile else []
     found.append(secure or Receiving(method, trainer.codec))
-    found += [user_class("stage", name, Stage, "protofed.federation.Stage")() for name in experiment.stages]
+    found += [user_class("stage", name, Stage, "protofed.rounds.Stage")() for name in experiment.stages]
     if experiment.stages and isinstance(hiding, ClientPrivacy):
         raise ConfigError(
             f"stages: {experiment.stages[0]} might mix the uploads of several clients, which privacy.mode=client "

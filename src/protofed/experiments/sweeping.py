@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from protofed.config.schema import Tree, apply_overrides, comparison, parse_overrides
 from protofed.errors import ConfigError
 from protofed.experiments.batch import Task, claim
 from protofed.experiments.comparing import Plan
-from protofed.experiments.config import Tree, apply_overrides, comparison, parse_overrides
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress
-from protofed.formats import duration, number
+from protofed.text import duration, number
 
 MANY = 1000
 """A sweep of more runs than this asks before it starts."""

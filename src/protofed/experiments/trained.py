@@ -14,12 +14,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from protofed import runs
+from protofed.config.architectures import Architecture, FederationSummary
+from protofed.config.schema import Experiment, resolve
 from protofed.data import DataOptions, Table
 from protofed.data.tables import TableInputs
 from protofed.errors import CheckpointError, ConfigError, DataError, unknown_name
-from protofed.experiments.architectures import Architecture, FederationSummary
 from protofed.experiments.builder import Builder, build_model
-from protofed.experiments.config import Experiment, resolve
 from protofed.experiments.ending import (
     ModelsDescription,
     client_model,
@@ -29,14 +29,14 @@ from protofed.experiments.ending import (
     read_server,
 )
 from protofed.experiments.hardware import Hardware
-from protofed.files import check_tensors, read_json, read_tensors
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
 from protofed.models.categories import CategoryEmbeddings
 from protofed.models.encoders import build_encoders
-from protofed.privacy import PrivacyOptions
 from protofed.runs import Border, RunData
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.stages.privacy import PrivacyOptions
+from protofed.storage.files import check_tensors, read_json, read_tensors
 
 if TYPE_CHECKING:
     from pandas import DataFrame

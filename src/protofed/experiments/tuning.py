@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protofed.config.schema import Experiment, Tree, apply_overrides, comparison, parse_overrides, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.batch import Task, claim, folder, run_tasks
-from protofed.experiments.config import Experiment, Tree, apply_overrides, comparison, parse_overrides, resolve
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress, Run
 from protofed.experiments.sweeping import grid
-from protofed.files import read_json, write_json
 from protofed.runs import main_rule
+from protofed.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
     import optuna

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ConfigError
 from protofed.experiments.comparing import Comparison
-from protofed.experiments.config import Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.curves import FAR, SHARES, Curves, curves, missed, multiple
 from protofed.experiments.loading import load_data
 from protofed.experiments.metrics import answers
-from protofed.files import write_json
 from protofed.models.encoders import EncoderOptions, encoded_width
 from protofed.runs import RunData
+from protofed.storage.files import write_json
 
 TOGETHER, ALONE = "fedlda", "local_lda"
 FILE = "worth.json"

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar
 
+from protofed.compute.imports import user_class
 from protofed.errors import ConfigError
-from protofed.imports import user_class
-from protofed.methods._moments import ClosedForm, Sums, within
-from protofed.methods._prior import own_classes
 from protofed.methods.contract import (
     Aggregate,
     Batch,
@@ -29,6 +27,8 @@ from protofed.methods.contract import (
     Update,
     Upload,
 )
+from protofed.methods.parts.moments import ClosedForm, Sums, within
+from protofed.methods.parts.prior import own_classes
 from protofed.registry import Registry
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -101,7 +101,7 @@ def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int
     Raises:
         ConfigError: If the method needs features that are trained.
     """
-    from protofed.methods._grouped import Grouped
+    from protofed.methods.parts.grouped import Grouped
 
     if issubclass(kind, ClosedForm):
         return Grouped(kind, options, task, widths) if widths else kind(options, task)

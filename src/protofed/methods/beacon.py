@@ -25,10 +25,10 @@ from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods import register
-from protofed.methods._prior import cross_entropy, log_prior, over
-from protofed.methods._weights import WeightedMean, copied, load_weights, shared_weights
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
+from protofed.methods.parts.prior import cross_entropy, log_prior, over
+from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights
 from protofed.models.tiny import tiny_width
 from protofed.options import Options, option
 from protofed.prototypes.inference import pull

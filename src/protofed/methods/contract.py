@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.options import NoOptions
 from protofed.prototypes.inference import most_likely
-from protofed.seeding import generator
 from protofed.wire.schema import Payload, Schema
 
 if TYPE_CHECKING:

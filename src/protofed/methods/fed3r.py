@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 
 from protofed.methods import register
-from protofed.methods._moments import ClosedForm, Linear, Sums, solve
+from protofed.methods.parts.moments import ClosedForm, Linear, Sums, solve
 from protofed.options import Options, option
 
 

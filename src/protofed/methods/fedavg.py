@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from protofed.methods import register
-from protofed.methods._weights import (
+from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Tensors, Terms, Upload
+from protofed.methods.parts.weights import (
     WeightedMean,
     copied,
     first_model,
@@ -24,7 +25,6 @@ from protofed.methods._weights import (
     weight_of,
     with_samples,
 )
-from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Tensors, Terms, Upload
 from protofed.options import Options, option
 from protofed.wire.schema import Payload, Schema, weight_schema
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from protofed.methods import register
-from protofed.methods._moments import ClosedForm, Linear, Sums, solve
+from protofed.methods.parts.moments import ClosedForm, Linear, Sums, solve
 from protofed.options import Options, option
 
 

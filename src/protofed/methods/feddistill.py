@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._presets import Preset, filled
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.parts.presets import Preset, filled
 from protofed.options import Options, option
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes

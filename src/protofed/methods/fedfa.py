@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods._weights import with_samples
 from protofed.methods.contract import Batch, Local, Phase, Tensors, Terms, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
+from protofed.methods.parts.weights import with_samples
 from protofed.options import option
 from protofed.prototypes.means import class_means, class_sums
-from protofed.seeding import generator
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:

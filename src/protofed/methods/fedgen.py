@@ -21,8 +21,10 @@ from torch import Tensor
 
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods._distillation import divergence
-from protofed.methods._generator import (
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.parts.distillation import divergence
+from protofed.methods.parts.generator import (
     FeatureGenerator,
     GeneratorOptions,
     Heads,
@@ -30,10 +32,8 @@ from protofed.methods._generator import (
     Teachers,
     diversity,
 )
-from protofed.methods._presets import Preset, filled
-from protofed.methods._weights import WeightedMean, load_weights, weight_of
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
-from protofed.methods.fedavg import FedAvg
+from protofed.methods.parts.presets import Preset, filled
+from protofed.methods.parts.weights import WeightedMean, load_weights, weight_of
 from protofed.options import option
 from protofed.wire.schema import Payload, Schema, weight_schema
 

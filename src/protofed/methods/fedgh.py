@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.compute.seeding import generator
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods._training import linear_layer, sound
-from protofed.methods._weights import load_weights
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Tensors, Upload
+from protofed.methods.parts.training import linear_layer, sound
+from protofed.methods.parts.weights import load_weights
 from protofed.options import Options, option
 from protofed.prototypes.means import class_means, class_sums
-from protofed.seeding import generator
 from protofed.wire.schema import Payload, Schema, prototype_schema, weight_schema
 
 if TYPE_CHECKING:

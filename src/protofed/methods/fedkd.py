@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from protofed.errors import PayloadError
 from protofed.methods import register
-from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions
-from protofed.methods._distillation import divergence
-from protofed.methods._lowrank import LowRank
-from protofed.methods._presets import Preset, filled
-from protofed.methods._training import sound
-from protofed.methods._weights import WeightedMean, copied, load_weights, weight_of
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
+from protofed.methods.parts.distillation import divergence
+from protofed.methods.parts.lowrank import LowRank
+from protofed.methods.parts.presets import Preset, filled
+from protofed.methods.parts.training import sound
+from protofed.methods.parts.weights import WeightedMean, copied, load_weights, weight_of
 from protofed.options import option
 from protofed.wire.schema import Field, Payload, Schema
 

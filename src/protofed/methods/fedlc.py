@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import log_prior, over
 from protofed.methods.contract import Batch, Tensors, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
+from protofed.methods.parts.prior import log_prior, over
 from protofed.options import option
 
 if TYPE_CHECKING:

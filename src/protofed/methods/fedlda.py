@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError
-from protofed.methods import _expert as expert
 from protofed.methods import register
-from protofed.methods._moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
-from protofed.methods._prior import over
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Upload
+from protofed.methods.parts import expert
+from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
+from protofed.methods.parts.prior import over
 from protofed.options import Options, option
 from protofed.prototypes.inference import closeness, most_likely
 from protofed.prototypes.table import Prototypes

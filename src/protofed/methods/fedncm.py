@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 
 from protofed.methods import register
-from protofed.methods._moments import ClosedForm, Linear, Sums
+from protofed.methods.parts.moments import ClosedForm, Linear, Sums
 from protofed.options import NoOptions
 
 

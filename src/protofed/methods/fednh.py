@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods._weights import WeightedMean, weight_of, with_samples
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Terms, Update, Upload
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
+from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.means import class_means, class_sums
-from protofed.seeding import generator
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
 if TYPE_CHECKING:

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods._generator import (
+from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedproto import no_prototypes
+from protofed.methods.parts.generator import (
     FeatureGenerator,
     GeneratorOptions,
     Heads,
@@ -26,10 +29,7 @@ from protofed.methods._generator import (
     Teachers,
     diversity,
 )
-from protofed.methods._weights import WeightedMean, weight_of
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
-from protofed.methods.fedavg import FedAvg
-from protofed.methods.fedproto import no_prototypes
+from protofed.methods.parts.weights import WeightedMean, weight_of
 from protofed.options import option
 from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean, class_means, class_sums

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._sharing import SharedPart
-from protofed.methods._weights import check_parts, first_model, within
 from protofed.methods.contract import Task
 from protofed.methods.fedavg import FedAvgOptions
+from protofed.methods.parts.sharing import SharedPart
+from protofed.methods.parts.weights import check_parts, first_model, within
 from protofed.options import option
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Terms, Upload
+from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
 from protofed.options import option
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.inference import Distance, closeness, most_likely, nearest, pull, pull_of_means

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._sharing import SharedPart
-from protofed.methods._weights import within
 from protofed.methods.contract import Phase, Update
 from protofed.methods.fedper import FedPerOptions, check_personal
+from protofed.methods.parts.sharing import SharedPart
+from protofed.methods.parts.weights import within
 from protofed.options import option
 
 

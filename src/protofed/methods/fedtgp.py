@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from protofed.compute.seeding import generator
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Tensors, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
@@ -25,7 +26,6 @@ from protofed.prototypes.contrastive import (
     train_prototypes,
 )
 from protofed.prototypes.table import Prototypes
-from protofed.seeding import generator
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._weights import WeightedMean, weight_of, with_samples
 from protofed.methods.contract import Aggregate, Local, Tensors, Upload
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
+from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
 from protofed.options import option
-from protofed.seeding import generator
 from protofed.wire.schema import Field, Payload, Schema
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import SoftmaxOptions, own_classes, shifted
 from protofed.methods.contract import Batch, Local, Method, Tensors, Terms
 from protofed.methods.fedproto import nearest_rules, nearest_scores, pulled
+from protofed.methods.parts.prior import SoftmaxOptions, own_classes, shifted
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.table import Prototypes

@@ -15,12 +15,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.methods import register
-from protofed.methods._auxiliary import AuxiliaryMethod, AuxiliaryOptions
-from protofed.methods._distillation import divergence
-from protofed.methods._presets import Preset, filled
-from protofed.methods._weights import load_weights, with_samples
 from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
 from protofed.methods.fedavg import average
+from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
+from protofed.methods.parts.distillation import divergence
+from protofed.methods.parts.presets import Preset, filled
+from protofed.methods.parts.weights import load_weights, with_samples
 from protofed.options import option
 from protofed.wire.schema import Payload, Schema, weight_schema
 

@@ -17,21 +17,11 @@ from torch import Tensor, nn
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
+from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
 from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
-from protofed.prototypes.mixtures import (
-    Mixture,
-    choose,
-    fit_mixtures,
-    fuse,
-    gaussian,
-    place,
-    sample,
-    shares,
-    stack,
-)
+from protofed.prototypes.mixtures import Mixture, choose, fit_mixtures, fuse, gaussian, place, sample, shares, stack
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods._sharing import SharedPart
-from protofed.methods._weights import check_parts, first_model, shared_weights, within
 from protofed.methods.fedavg import FedAvgOptions
+from protofed.methods.parts.sharing import SharedPart
+from protofed.methods.parts.weights import check_parts, first_model, shared_weights, within
 from protofed.options import option
 
 if TYPE_CHECKING:

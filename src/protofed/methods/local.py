@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._prior import SoftmaxOptions, cross_entropy, head_scores, over, own_classes, shifted
 from protofed.methods.contract import Batch, Method, Tensors, Terms
+from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, over, own_classes, shifted
 from protofed.options import option
 
 if TYPE_CHECKING:

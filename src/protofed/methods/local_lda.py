@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods._moments import ClosedForm, Linear, Sums
 from protofed.methods.contract import Tensors
 from protofed.methods.fedlda import SHRINKAGE, Shrinkage, discriminant
+from protofed.methods.parts.moments import ClosedForm, Linear, Sums
 from protofed.options import Options, option
 
 

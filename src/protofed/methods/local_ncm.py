@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from protofed.methods import register
-from protofed.methods._moments import ClosedForm, Linear, Sums
 from protofed.methods.fedncm import nearest_by_cosine
+from protofed.methods.parts.moments import ClosedForm, Linear, Sums
 from protofed.options import NoOptions
 
 

@@ -15,9 +15,9 @@ import torch
 
 from protofed.errors import ConfigError
 from protofed.methods import get, register
-from protofed.methods._wrapped import WrappedMethod
 from protofed.methods.contract import Aggregate, Local, Method, Task, Tensors, Upload
 from protofed.methods.fedproto import FedProto, Seen
+from protofed.methods.parts.wrapped import WrappedMethod
 from protofed.methods.protonorm import ProtoNorm
 from protofed.options import Options, build_options, option
 from protofed.prototypes.masks import class_masks, compress, rebuild

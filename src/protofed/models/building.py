@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from protofed.compute.imports import user_module
+from protofed.compute.seeding import seeded
 from protofed.errors import ConfigError, ModelError, unknown_name
-from protofed.imports import user_module
 from protofed.models.catalogue import ImageOptions, architectures
 from protofed.models.checking import check_shape, flat_width, require
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
@@ -18,7 +19,6 @@ from protofed.models.preparation import Normalisation, prepare, scaled
 from protofed.models.splitting import split
 from protofed.models.weights import check_published, find_weights, load_weights
 from protofed.options import build_options
-from protofed.seeding import seeded
 
 
 def build(

@@ -16,12 +16,12 @@ from typing import IO, Any, BinaryIO
 import torch
 from torch import Tensor
 
-from protofed import limits
 from protofed.errors import ConfigError, ModelError, ProtofedError
-from protofed.files import read_tensors
 from protofed.models.catalogue import Backbone
 from protofed.models.checking import show
-from protofed.reading import open_ordinary, reason
+from protofed.storage.files import read_tensors
+from protofed.untrusted import limits
+from protofed.untrusted.reading import open_ordinary, reason
 
 _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0a"
 """First bytes of files of ``torch.save``, of today and before torch 1.6; no header of safetensors is that long."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from protofed import seeding
+from protofed.compute import seeding
 from protofed.errors import ConfigError
 from protofed.prototypes.geometry import exact, require_vectors, unit_vectors, working
 

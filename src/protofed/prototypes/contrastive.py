@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.compute.seeding import generator as seeded_generator
 from protofed.errors import ConfigError
 from protofed.prototypes.alignment import NUDGE
 from protofed.prototypes.geometry import (
@@ -24,7 +25,6 @@ from protofed.prototypes.geometry import (
     working,
 )
 from protofed.prototypes.means import labelled_means
-from protofed.seeding import generator as seeded_generator
 
 MIN_DISTANCE = 1e-6
 """Floor on a distance, hence 1e-12 on its square: below it the gradient is 0 instead of NaN or unbounded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protofed import seeding
+from protofed.compute import seeding
 from protofed.errors import ConfigError
 from protofed.prototypes.alignment import align
 

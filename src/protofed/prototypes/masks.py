@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protofed import seeding
+from protofed.compute import seeding
 from protofed.errors import ConfigError
 
 MAX_ATTEMPTS = 8000

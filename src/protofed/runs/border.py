@@ -5,9 +5,9 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from protofed import limits
 from protofed.errors import CheckpointError
-from protofed.reading import reason
+from protofed.untrusted import limits
+from protofed.untrusted.reading import reason
 
 Signature = tuple[int, int, int]
 """Which file it is, its size, and when it was last written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from protofed import limits
+from protofed.untrusted import limits
 
 _NUMBERS = {int, float, type(None)}
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protofed import limits
 from protofed.errors import CheckpointError
 from protofed.runs.checks import is_text
+from protofed.untrusted import limits
 
 
 @dataclass(frozen=True)

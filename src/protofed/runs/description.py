@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from protofed import limits
 from protofed.errors import CheckpointError
 from protofed.runs.checks import are_counts, are_tables, are_texts, is_count, is_text
+from protofed.untrusted import limits
 
 
 @dataclass(frozen=True)

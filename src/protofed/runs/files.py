@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from protofed import limits, reading
 from protofed.errors import CheckpointError
-from protofed.reading import parse_json
 from protofed.runs.checks import is_count, is_text
 from protofed.runs.comparison import ComparisonFile
 from protofed.runs.description import FederationDescription
 from protofed.runs.metrics import Metrics
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Summary
+from protofed.untrusted import limits, reading
+from protofed.untrusted.reading import parse_json
 
 
 def read_text(path: Path, most: int = limits.TOML_BYTES) -> str:

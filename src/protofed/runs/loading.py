@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protofed.errors import CheckpointError
-from protofed.reading import reason
 from protofed.runs.border import Border
 from protofed.runs.files import (
     read_comparison,
@@ -20,6 +19,7 @@ from protofed.runs.files import (
 from protofed.runs.labels import tell_apart
 from protofed.runs.metrics import METRICS
 from protofed.runs.run import RunData
+from protofed.untrusted.reading import reason
 
 DEEPEST = 8
 """Folders further down are not searched."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from protofed import limits
 from protofed.errors import CheckpointError
 from protofed.runs.checks import is_count, is_number, is_text
+from protofed.untrusted import limits
 
 if TYPE_CHECKING:
     import numpy as np

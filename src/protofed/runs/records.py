@@ -9,20 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from protofed.errors import CheckpointError, DivergedError, PayloadError
-from protofed.runs.checks import (
-    are_named_numbers,
-    are_numbers,
-    are_tables,
-    are_texts,
-    is_count,
-    is_number,
-    is_text,
-)
+from protofed.runs.checks import are_named_numbers, are_numbers, are_tables, are_texts, is_count, is_number, is_text
 from protofed.runs.findings import Findings
 from protofed.runs.spent import Spent
 
 if TYPE_CHECKING:
-    from protofed.training import Missing, Trained
+    from protofed.visits import Missing, Trained
 
 WAYS = ("up", "down")
 """Directions of traffic: from clients to the server, and back."""

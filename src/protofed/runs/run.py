@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from protofed import limits
 from protofed.runs.checks import is_text
 from protofed.runs.description import ClientDescription, FederationDescription
 from protofed.runs.metrics import Metrics
 from protofed.runs.records import Accuracy, RoundRecord
 from protofed.runs.summary import Outcome, Summary
+from protofed.untrusted import limits
 
 RULE_ORDER = (
     "head",

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed import limits
 from protofed.errors import PayloadError
 from protofed.registry import Registry
+from protofed.untrusted import limits
 from protofed.wire.compression import compress, decompress, require
 from protofed.wire.schema import Field, Payload, Schema
 from protofed.wire.validate import check_structure, check_values

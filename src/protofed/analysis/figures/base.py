@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from protofed.analysis.style import LineStyle, method_styles, theme
 from protofed.errors import DataError
-from protofed.formats import size
 from protofed.registry import Registry
 from protofed.runs import RunData, by_label, rule_of, settled
+from protofed.text import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
     Args:
         path_stem: Path without suffix; ``.png`` and ``.svg`` are left off.
     """
-    from protofed.files import write_bytes
+    from protofed.storage.files import write_bytes
 
     stem = Path(path_stem)
     if stem.suffix in (".png", ".svg"):

@@ -10,8 +10,8 @@ from protofed.analysis.exchange import by_exchange
 from protofed.analysis.report.facts import architectures, bytes_per_round, parameters
 from protofed.analysis.report.tables import CONVERGED, Cell, Column, Table, groups_of, outcome_columns
 from protofed.analysis.style import method_styles, rule_title
-from protofed.formats import duration, size
 from protofed.runs import RULE_ORDER, RunData, by_label, rule_of, settled
+from protofed.text import duration, size
 
 __all__ = ["methods", "remarks", "rules"]
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from protofed.analysis.one_class import one_class
 from protofed.analysis.style import rule_title
-from protofed.formats import area, duration, mean_std, number, percent, size
 from protofed.runs import TOLERANCE, RunData, read_text, rule_of, settled
 from protofed.runs.trouble import first_trouble, ruin
+from protofed.text import area, duration, mean_std, number, percent, size
 
 RULE_TEXTS = {
     "head": "the class with the largest output of the client's own model",

@@ -8,8 +8,8 @@ from protofed.analysis.metrics import overall_text, spread_text, writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.tables import Cell, Table
 from protofed.analysis.style import rule_title
-from protofed.formats import number
 from protofed.runs import HEADLINES, RunData, SampleMetrics, by_label
+from protofed.text import number
 
 BY_CLASS = {
     "recall": "Recall (sensitivity)",

@@ -28,7 +28,7 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
     Raises:
         CheckpointError: If a path holds no run, or a file of a run is missing or damaged.
     """
-    from protofed.files import write_text
+    from protofed.storage.files import write_text
 
     out = Path(out)
     runs = load_runs([Path(path) for path in paths], left_out)

@@ -13,8 +13,8 @@ from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
 from protofed.analysis.style import LineStyle, rule_title
-from protofed.formats import duration, mean_std, number, percent, size
 from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, RunData, rule_of, settled
+from protofed.text import duration, mean_std, number, percent, size
 
 
 class Cell(NamedTuple):

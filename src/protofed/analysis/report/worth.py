@@ -11,8 +11,8 @@ from protofed.analysis.report.page import Plot, environment
 from protofed.analysis.report.tables import Cell, Table
 from protofed.analysis.style import BLUE, GREY, theme
 from protofed.experiments.curves import SHARES
-from protofed.files import write_text
-from protofed.formats import number, percent, size
+from protofed.storage.files import write_text
+from protofed.text import number, percent, size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.catalogue import architectures
 from protofed.models.encoders.contract import EncoderOptions, encoders
 from protofed.models.encoders.frozen import frozen
 from protofed.options import build_options, plain
-from protofed.seeding import generator
 
 VERSION = 2
 """Number of the features' definition: what was cached under another one is computed again."""

@@ -8,11 +8,11 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from protofed import limits
 from protofed.errors import ConfigError
 from protofed.models.checking import show
 from protofed.options import NoOptions, Options, build_options, option
 from protofed.registry import Registry
+from protofed.untrusted import limits
 
 Kind = Literal["images", "series", "vectors"]
 """Kinds of samples: ``(C, H, W)``, ``(C, T)`` and ``(F,)``."""

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.models.checking import show
 from protofed.models.encoders.contract import KINDS, BothOptions, RandomOptions, check_kind, encoder
 from protofed.models.encoders.scattering import Scattering
 from protofed.options import NoOptions
-from protofed.seeding import generator
 
 SIDE = 6
 """Rows and columns of a filter."""

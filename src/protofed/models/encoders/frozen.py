@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from protofed.compute.seeding import seeded
 from protofed.errors import ConfigError, ModelError
 from protofed.models.building import call
 from protofed.models.catalogue import Backbone, ImageOptions, architectures
@@ -19,7 +20,6 @@ from protofed.models.encoders.contract import EncoderOptions
 from protofed.models.preparation import Normalisation, Preparation, prepare
 from protofed.models.weights import find_weights, load_weights, read_weights
 from protofed.options import build_options
-from protofed.seeding import seeded
 
 PACKAGE = "package:"
 """Beginning of ``encoder.weights`` for the weights in an installed package."""

@@ -1,0 +1,103 @@
+"""The page about an audit, and its figures as JSON."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from protofed.analysis.report.page import environment
+from protofed.analysis.report.tables import Cell, Table
+from protofed.apps.audit.findings import Audit, Finding
+from protofed.storage.files import write_text
+
+WORDS = {True: "yes", False: "no", None: "–"}
+
+
+def write_audit(audit: Audit, out: Path) -> Path:
+    """Write one page about an audit, and ``audit.json`` beside it.
+
+    Raises:
+        OutputError: If a file cannot be written.
+    """
+    write_text(out.with_suffix(".json"), json.dumps(audit.to_dict(), indent=1, allow_nan=False) + "\n")
+    template = environment().get_template("audit.html")
+    pictures = [
+        (p, [picture(t) for t in (p.found, p.nearest, p.guess)]) for p in audit.pictures if p.found.dim() == 3
+    ]
+    write_text(
+        out,
+        template.render(
+            audit=audit,
+            findings=table(audit),
+            summary=summary(audit),
+            guarantee=guarantee(audit),
+            pictures=pictures,
+        ),
+    )
+    return out
+
+
+def table(audit: Audit) -> Table:
+    """Return one row per finding."""
+    rows = Table(["Question", "Figure", "Learned", "Found", "By guessing"], text_columns=3)
+    for f in audit.findings:
+        found = Cell(_number(f, f.value), "" if not f.error else f"± {_number(f, f.error)}")
+        learned = Cell(WORDS[f.learned], strong=bool(f.learned))
+        guess = _number(f, f.baseline)
+        rows.add(Cell(f.attack, f.observer), Cell(_capital(f.measure), f.note), learned, found, guess)
+    return rows
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _number(finding: Finding, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if finding.measure.startswith(("AUC", "SSIM")) else f"{100 * value:.1f}%"
+
+
+def guarantee(audit: Audit) -> str:
+    """Return the ε of the run, what it hides and from whom, as sentences."""
+    spent = audit.spent
+    if spent is None:
+        return "No noise was added: ε = ∞, so that no bound limits what other attacks learn (privacy.mode)."
+    hidden = {"client": "whether a client's data were there", "sample": "whether a single sample was there"}
+    return (
+        f"Noise hides {hidden[spent.mode]}: ε = {spent.epsilon:.3g} at δ = {spent.delta:g} after the rounds of the "
+        f"run (privacy.mode={spent.mode}); the attacked round is one more."
+    )
+
+
+def summary(audit: Audit) -> list[str]:
+    """Return what was learned, one sentence per finding that beats its guess."""
+    if not audit.findings:
+        return ["Clients send nothing, so there is nothing to attack."]
+    sentences = [
+        f"{f.attack} {f.observer}: {f.measure} {_number(f, f.value)}, where a guess reaches "
+        f"{_number(f, f.baseline)}."
+        for f in audit.findings
+        if f.learned
+    ]
+    return sentences or ["No attack beat its guess."]
+
+
+def picture(image: Tensor) -> str:
+    """Return an image as a PNG in base64.
+
+    Args:
+        image: ``(C, H, W)`` in [0, 1].
+    """
+    from PIL import Image
+
+    pixels = (image.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
+    array = pixels[0].numpy() if len(pixels) == 1 else pixels[:3].permute(1, 2, 0).numpy()
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,283 @@
+"""What a server sees: one more round of a finished run, and of a federation trained to compare it with.
+
+A run keeps no uploads. Its end does keep everything that a next round starts from, so the next round that
+communicates shows what the server is sent, through the same codec and the same stages as in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from protofed.compute.seeding import derive, generator
+from protofed.config.schema import Experiment, resolve
+from protofed.errors import CheckpointError, ConfigError, DataError
+from protofed.experiments.assemble import assemble
+from protofed.experiments.ending import ModelsDescription, forgotten, named_code, restore_end, without
+from protofed.experiments.loading import load_data
+from protofed.methods.contract import Method, Tensors, Upload
+from protofed.methods.fedkd import FedKD
+from protofed.methods.tinyproto import TinyProto
+from protofed.models import SplitModel
+from protofed.rounds import Federation
+from protofed.runs import RunData
+from protofed.samples import ClientData, FederatedData, Samples
+from protofed.stages.robust.vectors import parts_of
+from protofed.wire.schema import Payload
+
+SILENCE = 1000
+"""Rounds in which nobody has to send anything before an audit gives up."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Vectors of an upload that belong to classes.
+
+    Attributes:
+        values: ``(k, width)``; entries that were not sent are 0.
+        classes: ``(k,)`` int64.
+        sums: Whether each is a sum over the sender's samples.
+    """
+
+    values: Tensor
+    classes: Tensor
+    sums: bool
+
+
+@dataclass(frozen=True)
+class Sender:
+    """A client whose upload is attacked, with the truth by which attacks are judged.
+
+    Attributes:
+        name: The client.
+        model: Its model as it was when it sent the upload.
+        kind: Key of the clients whose models have the same modules and shapes.
+        train: Its training samples.
+        others: Samples of the same client that it was not trained on.
+        upload: The upload. With secure aggregation the server sees nothing of it but the following, from the sum.
+        payload: What is seen of it.
+        weights: Weights in the upload, by name in the network they belong to.
+        rows: Vectors in the upload, by class.
+        counts: Numbers of samples in the upload: ``(K,)`` per class, and of all classes; None if they are not sent.
+        opening: Weights that the client was sent at the start of the round, by name; empty if it was sent none.
+    """
+
+    name: str
+    model: SplitModel
+    kind: str
+    train: Samples
+    others: Samples
+    upload: Upload
+    payload: Payload
+    weights: Tensors
+    rows: tuple[Rows, ...]
+    counts: tuple[Tensor | None, int | None]
+    opening: Tensors
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One round of a federation as its server sees it.
+
+    Attributes:
+        method: The method.
+        round: The round.
+        server: The server's state before the round.
+        senders: The clients that sent something.
+        num_classes: ``K``.
+        federation: The federation.
+        summed: Whether it is sent the clients' mean or sum alone.
+        outside: The same round as those see it who are given the server's state, if noise keeps single uploads from
+            them and not from the server; None if they see the same.
+    """
+
+    method: Method
+    round: int
+    server: Tensors
+    senders: tuple[Sender, ...]
+    num_classes: int
+    federation: Federation
+    summed: bool = False
+    outside: Seen | None = None
+
+
+def reopened(run: RunData, trust_code: bool = False) -> tuple[Experiment, Federation, FederatedData]:
+    """Return the federation of a finished run as the run left it; the caller closes its executor.
+
+    Args:
+        trust_code: Whether to import code that the run's configuration names.
+
+    Raises:
+        CheckpointError: If the run has not finished, or kept no state to go on from.
+        DataError: If it names code that is not trusted.
+        ProtofedError: If its data are gone.
+    """
+    if not run.finished:
+        raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
+    if run.federation.network:
+        raise DataError(
+            f"{run.directory}: an audit needs the data of all clients, which are at the nodes of a network: audit "
+            "a simulation of this run"
+        )
+    stored = ModelsDescription.read(run.directory / "federation.json")
+    if (code := named_code(run.config, stored.architectures)) and not trust_code:
+        raise DataError(f"{run.directory}: names code of its own ({code[0]}): pass --trust-code if you trust it")
+    experiment = resolve(run.config)
+    execution = replace(experiment.execution, device="cpu", executor="sequential")
+    experiment = replace(experiment, execution=execution)
+    gone = forgotten(run.directory)
+    data = load_data(experiment).without(gone)
+    federation, federated = assemble(without(experiment, gone), data, pretrained=False)
+    try:
+        if not restore_end(run.directory, federation):
+            raise CheckpointError(f"{run.directory}: has no end.json: an older version ran it, run it again")
+    except BaseException:
+        federation.executor.close()
+        raise
+    return experiment, federation, federated
+
+
+def observe(federation: Federation, federated: FederatedData) -> Seen:
+    """Train the next round that communicates, and return what the server receives.
+
+    Args:
+        federation: The federation; its server's state stays as it is.
+    """
+    method, first = federation.method, federation.round + 1
+    round = next((r for r in range(first, first + SILENCE) if _sends(method, r)), 0)
+    names = federation.participation.able
+    data = {c.name: c for c in federated.clients}
+    if not round:
+        return Seen(method, 0, federation.server, (), federated.num_classes, federation)
+    uploads = federation.exchange(names, round)
+    # All that is seen of a client in a sum is the sum, of which each is as likely to be any part.
+    whole = told(federation, uploads, round)
+
+    def seen(hidden: bool) -> Seen:
+        shown = (whole * len(uploads))[: len(uploads)] if hidden else uploads
+        pairs = zip(uploads, shown, strict=False)
+        senders = tuple(_sender(federation, data[u.client], u, s.payload, round) for u, s in pairs)
+        return Seen(method, round, federation.server, senders, federated.num_classes, federation, hidden)
+
+    hidden = {stage.hides for stage in federation.stages}
+    if "server" in hidden:
+        return seen(True)
+    return replace(seen(False), outside=seen(True) if "outside" in hidden else None)
+
+
+def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: int | None = 0) -> list[Upload]:
+    """Return what those see of some uploads from whom single ones are hidden: what has their sum, or the same.
+
+    Args:
+        uploads: At least one upload.
+        round: Number of the round, from 1.
+        draw: Number of the noise, 0 for that of the round; None for no noise.
+    """
+    seed = derive(federation.seed, "audit", draw) if draw else federation.seed
+    opened, seen = federation.open(federation.names[:1], round), uploads
+    for stage in federation.stages:
+        seen = stage.shown(seen, opened, None if draw is None else seed)
+    return list(seen)
+
+
+def _sends(method: Method, round: int) -> bool:
+    return method.upload_schema is not None and method.communicates(round)
+
+
+def _sender(federation: Federation, data: ClientData, upload: Upload, seen: Payload, round: int) -> Sender:
+    """Return a client with what is seen of its upload, as its recipient reads it."""
+    method, clients = federation.method, federation.executor.clients
+    schema = method.upload_schema
+    assert schema is not None
+    payload, server = dict(seen), federation.server
+    rows: list[Rows] = []
+    weights: Tensors = {}
+    opening: Tensors = {}
+    if method.broadcast_schema is not None:
+        opening = method.broadcast(server, round, upload.client if method.personal_broadcast else None) or {}
+    for part in parts_of(schema):
+        tensor = payload[part.name]
+        if part.layout == "rows" and tensor.dim() == 2:
+            if isinstance(method, TinyProto) and part.name == "prototypes":
+                tensor = method.unpack(payload)["prototypes"]
+            rows.append(Rows(tensor, payload[part.labels], part.field.sums))
+        elif part.layout == "table" and tensor.dim() == 2:
+            rows.append(Rows(tensor, torch.arange(len(tensor)), part.field.sums))
+        elif part.layout == "tensor":
+            weights[part.name] = tensor
+    if isinstance(method, FedKD):
+        weights = method.mentee(payload, server)
+        opening = {n: server[f"mentee.{n}"] for n in weights}
+    return Sender(
+        upload.client,
+        clients.model(upload.client).eval().requires_grad_(False),
+        clients[upload.client].kind,
+        data.train,
+        data.test,
+        upload,
+        payload,
+        weights,
+        tuple(rows),
+        _counts(payload, schema.num_classes),
+        opening,
+    )
+
+
+def _counts(payload: Payload, num_classes: int) -> tuple[Tensor | None, int | None]:
+    """Return the numbers of samples that an upload states: per class, and in all."""
+    each = payload.get("counts")
+    if each is not None and "classes" in payload and len(each) == len(payload["classes"]):
+        each = torch.zeros(num_classes, dtype=torch.int64).index_put((payload["classes"],), each)
+    return each, int(payload["samples"]) if "samples" in payload else None
+
+
+def shadow(experiment: Experiment, federated: FederatedData) -> tuple[Federation, FederatedData]:
+    """Train a federation of other draws: each client's training and test samples are dealt anew.
+
+    An attacker that knows what data are like trains one of its own and learns from it what uploads give away. The
+    numbers of samples per client and class stay. The caller closes its executor.
+
+    Args:
+        federated: The clients' data in the run.
+
+    Raises:
+        ConfigError: If the experiment starts from another run, whose clients have seen all these samples.
+    """
+    if experiment.model.start:
+        raise ConfigError("model.start: its clients have seen the samples of every draw: audit that run instead")
+    dealt = replace(federated, clients=tuple(_dealt(c, experiment.seed) for c in federated.clients))
+    experiment = replace(
+        experiment,
+        evaluation=replace(experiment.evaluation, every=experiment.rounds, on="own", patience=0),
+        execution=replace(experiment.execution, executor="sequential"),
+    )
+    # The recipe's initial weights are known to everybody; the clients' random numbers are not.
+    federation, _ = assemble(experiment, dealt, draws=derive(experiment.seed, "audit"))
+    try:
+        for _ in federation.run():
+            pass
+    except BaseException:
+        federation.executor.close()
+        raise
+    return federation, dealt
+
+
+def _dealt(client: ClientData, seed: int) -> ClientData:
+    """Return a client whose training and test samples were mixed and divided again, class by class."""
+    pool_x, pool_y = torch.cat([client.train.x, client.test.x]), torch.cat([client.train.y, client.test.y])
+    order = torch.randperm(len(pool_y), generator=generator(seed, "audit", client.name))
+    train, test = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
+    for label in pool_y.unique().tolist():
+        rows = order[pool_y[order] == label]
+        number = int((client.train.y == label).sum())
+        train.append(rows[:number])
+        test.append(rows[number:])
+    rows_in, rows_out = torch.cat(train).sort().values, torch.cat(test).sort().values
+    return replace(
+        client,
+        train=Samples(pool_x[rows_in], pool_y[rows_in]),
+        test=Samples(pool_x[rows_out], pool_y[rows_out]),
+    )

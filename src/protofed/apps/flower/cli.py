@@ -1,0 +1,139 @@
+"""``protofed deploy``: commands for operators of a real federation. Heavy imports happen inside commands."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+deploy = typer.Typer(no_args_is_help=True, help="Help for operators of a federation over Flower.")
+console = Console()
+
+COLOURS = {"ok": "green", "problem": "bold red", "skipped": "dim"}
+
+
+@deploy.command()
+def keys(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Number of SuperNodes.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host by which nodes reach the SuperLink; may be repeated (default: 127.0.0.1 and localhost)."
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="Validity of the certificates in days.")] = 365,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Name of a node's client, in the order of the nodes, for the roster; repeated."
+        ),
+    ] = None,
+) -> None:
+    """Make certificates and node keys for a trial: TLS, and SuperNodes that authenticate themselves."""
+    _need_cryptography()
+    from protofed.apps.flower.keys import HOSTS, create_keys
+
+    hosts = host or list(HOSTS)
+    create_keys(directory, nodes, hosts, days, client or ())
+    which = "node1, node1.pub" if nodes == 1 else f"node1 … node{nodes}, each with .pub"
+    for files, use in (
+        ("ca.crt", "for all: SuperLink (--ssl-ca-certfile), nodes and users (--root-certificates)"),
+        ("server.pem, server.key", f"for the SuperLink, reached as {', '.join(hosts)}; valid for {days} days"),
+        (which, "a node's private key, for its operator alone; `flwr supernode register` takes the .pub"),
+        ("roster.json", f"for nodes, with secure aggregation: the clients and their keys; valid for {days} days"),
+        ("ca.key", "signs further certificates and rosters: keep it away from all machines of the federation"),
+    ):
+        console.print(Text(f"{directory / files}: {use}"), soft_wrap=True)
+    note = "For trials only: this directory holds the keys of all nodes. In production, each node makes its own."
+    console.print(Text(note, style="yellow"), soft_wrap=True)
+
+
+@deploy.command(no_args_is_help=True)
+def roster(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; new.")],
+    client: Annotated[
+        list[str], typer.Option(metavar="NAME=FILE", help="A client with its node's public key; repeated.")
+    ],
+    authority_key: Annotated[Path, typer.Option(help="The authority's private key, in PEM form.")],
+    federation: Annotated[str, typer.Option(help="Name of the federation.")],
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="Validity in days.")] = 365,
+) -> None:
+    """Sign the list of clients by which nodes know each other in secure aggregation.
+
+    Whoever runs the server should not have the authority's key: it could sign clients that there are not.
+    """
+    _need_cryptography()
+    from protofed.apps.flower.roster import create_roster
+
+    create_roster(file, client, authority_key, federation, days)
+    console.print(Text(f"{file}: {len(client)} clients of {federation}, valid for {days} days"), soft_wrap=True)
+
+
+@deploy.command()
+def app(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
+) -> None:
+    """Write the Flower app that `flwr run DIR` starts: a single file, the only one that is sent to nodes."""
+    from protofed.apps.flower.app import create_app
+
+    settings, _ = create_app(directory)
+    console.print(Text(f"{settings}: the app, with the defaults of a run"), soft_wrap=True)
+
+
+@deploy.command()
+def example(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
+) -> None:
+    """Write data for a trial: three hospitals with digits, each with its own classes and architecture."""
+    from protofed.apps.flower.example import create_example
+
+    for line in create_example(directory):
+        console.print(Text(line), soft_wrap=True)
+
+
+@deploy.command(no_args_is_help=True)
+def check(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [NAME=VALUE]...",
+            help="The experiment, as in `protofed run` (default with NAME=VALUE: quickstart); its model is tested.",
+        ),
+    ] = None,
+    client_dir: Annotated[Path | None, typer.Option(help="One client's folder: train, test, client.toml.")] = None,
+    classes: Annotated[str, typer.Option(help="All classes of the federation in order, separated by commas.")] = "",
+    state_dir: Annotated[Path | None, typer.Option(help="Where the node keeps its model between rounds.")] = None,
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The SuperLink to reach.")] = None,
+    root_certificates: Annotated[Path | None, typer.Option(help="The SuperLink's ca.crt.")] = None,
+    key: Annotated[Path | None, typer.Option(help="This node's private key.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="The signed list of clients, for secure aggregation.")] = None,
+    authority: Annotated[Path | None, typer.Option(help="Certificate of the authority that signed it.")] = None,
+) -> None:
+    """Check a node before the first round: one line per check, exit status 1 for a problem."""
+    _need_cryptography()
+    from protofed.apps.flower.check import Request, check_node
+
+    items = list(arguments or [])
+    recipe = (items.pop(0) if "=" not in items[0] else "quickstart") if items else None
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    request = Request(
+        client_dir, names, recipe, items, state_dir, superlink, root_certificates, key, roster, authority
+    )
+    problems = 0
+    for finding in check_node(request):
+        state = Text(f"{finding.state:<8}", style=COLOURS[finding.state])
+        console.print(Text.assemble(state, f" {finding.name:<17}  {finding.text}"), soft_wrap=True)
+        problems += finding.state == "problem"
+    raise typer.Exit(1 if problems else 0)
+
+
+def _need_cryptography() -> None:
+    """Exit with status 2 if cryptography is missing; echoed here because main would take brackets as markup."""
+    if importlib.util.find_spec("cryptography") is None:
+        typer.echo("error: the package cryptography is missing: pip install 'protofed[flower]'", err=True)
+        raise typer.Exit(2)

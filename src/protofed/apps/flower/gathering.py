@@ -1,0 +1,275 @@
+"""Gathering of the clients before the first round, and its record for a server that restarts."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from protofed.apps.flower.admission import Admission, admit
+from protofed.apps.flower.identity import IDENTITIES, Bindings, Identity, admitted_samples, bound, read_roster
+from protofed.apps.flower.messages import Description, Job, Values, description, read_sizes, sizes
+from protofed.apps.flower.nodes import QUERY, Nodes, message, reason_of, values_of
+from protofed.apps.flower.summary import client_summaries, described_federation
+from protofed.config.architectures import FederationSummary
+from protofed.config.schema import Experiment
+from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
+from protofed.storage.files import read_json
+from protofed.untrusted import claims, limits
+
+PATIENCE = 300.0
+"""Seconds to wait for a node to build its model."""
+REQUEST_BITS = 24
+"""A server numbers its requests from the time of its start (seconds since the epoch) times two to this power."""
+log = logging.getLogger("protofed")
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Conditions for the clients before the first round.
+
+    Attributes:
+        clients: Number of clients to wait for; 0 for as many as a round needs and any others that have arrived by
+            then.
+        wait_s: Seconds to wait.
+        classes: Names of all classes in order; empty to take them from the clients.
+        roster: File with the clients' public keys (see :func:`~protofed.apps.flower.identity.read_roster`); "" to
+            bind each name to the first key that uses it.
+        identity: ``key``, or ``name`` to trust the names that nodes state, if these are not authenticated.
+        clients_per_node: Maximum number of clients per node.
+    """
+
+    clients: int = 0
+    wait_s: float = 600.0
+    classes: tuple[str, ...] = ()
+    roster: str = ""
+    identity: str = "key"
+    clients_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if self.identity not in IDENTITIES:
+            raise ConfigError(f"identity={self.identity!r}: must be {' or '.join(IDENTITIES)}")
+        if self.roster and self.identity == "name":
+            raise ConfigError("roster and identity=name contradict each other: leave one out")
+        if self.clients_per_node < 1:
+            raise ConfigError(f"clients-per-node={self.clients_per_node}: must be at least 1")
+
+    def bindings(self) -> Bindings:
+        """Return the bindings of names to keys before any client has arrived."""
+        keys = read_roster(Path(self.roster).expanduser()) if self.roster else {}
+        return Bindings(keys, bool(keys), cast(Identity, self.identity), self.clients_per_node)
+
+    def admitted(self, stated: Mapping[str, int]) -> dict[str, int]:
+        """Return the most samples that clients are believed to have, by name.
+
+        Args:
+            stated: Those of ``robust.admitted``, over which the roster has precedence.
+
+        Raises:
+            ConfigError: If a client in ``stated`` is missing from the roster.
+        """
+        if not self.roster:
+            return dict(stated)
+        keys = self.bindings().keys
+        for name in stated:
+            if name not in keys:
+                raise ConfigError(unknown_name(f"client in robust.admitted (roster {self.roster})", name, keys))
+        return {**stated, **admitted_samples(Path(self.roster).expanduser())}
+
+
+@dataclass
+class Party:
+    """The clients of a run.
+
+    Attributes:
+        run: Identifier of the run.
+        clients: Descriptions of the clients, in the order of the federation.
+        classes: Names of all classes, in order.
+        sizes: Sizes of the models that the server does not build, by client.
+        left_out: Reason for each node or client that does not take part, by name.
+        keys: Fingerprint of each client's key, by name.
+        order: Number of the server's latest start, with which the numbers of its requests begin.
+        anew: Client and round of each fresh start of a client whose node had lost its state.
+    """
+
+    run: str
+    clients: list[Description]
+    classes: tuple[str, ...]
+    sizes: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    order: int = 0
+    anew: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the party as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, tree: object, experiment: Experiment) -> Party:
+        """Return a party from plain values; the inverse of :meth:`to_tree`.
+
+        Raises:
+            ValueError: If a value is missing, of another type, or out of range.
+        """
+        kept = claims.mapping(tree, "nodes", cls.__dataclass_fields__)
+        clients = [description(d) for d in claims.items(kept["clients"], "clients", limits.JSON_CHARACTERS)]
+        dims = {d.name: d.settings.get("d", experiment.model.d) for d in clients}
+        left_out, keys, known = (_table(kept[name], name) for name in ("left_out", "keys", "sizes"))
+        return cls(
+            claims.identifier(f"r{kept['run']}", "run")[1:],
+            clients,
+            claims.class_names(kept["classes"]),
+            {name: sizes(known[name], d) for name, d in dims.items() if name in known},
+            {claims.clean(who): claims.clean(why) for who, why in left_out.items()},
+            {name: "" for name in dims if keys.get(name) == ""}
+            | bound({name: keys[name] for name in dims if keys.get(name)}),
+            claims.whole(kept["order"], "order", 0, limits.ORDER >> REQUEST_BITS),
+            [_note(item) for item in claims.items(kept["anew"], "anew", limits.JSON_CHARACTERS)],
+        )
+
+
+def _note(item: object) -> dict[str, Any]:
+    note = claims.mapping(item, "anew", ("client", "round"))
+    return {
+        "client": claims.client_name(note["client"]),
+        "round": claims.whole(note["round"], "round", 0, limits.ROUNDS),
+    }
+
+
+def _table(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what}: expected a table")
+    return value
+
+
+def meet(nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
+    """Wait for clients and admit those that can take part together.
+
+    Args:
+        gathering: Conditions for the clients.
+
+    Returns:
+        The clients of a new run.
+
+    Raises:
+        FederationError: If too few clients arrive or are compatible.
+        ConfigError: If the experiment itself does not suit the method.
+    """
+    least = experiment.participation.min_clients
+    nodes.wait(gathering.clients or least, gathering.wait_s, least)
+    if not gathering.clients:
+        nodes.settle(gathering.wait_s)
+    run, unfit, known = secrets.token_hex(8), dict[str, str](), dict[str, Any]()
+    while True:
+        candidates = [d for d in nodes.descriptions.values() if d.name not in unfit]
+        admission = admit(experiment, candidates, gathering.classes)
+        left_out = nodes.left_out | unfit | admission.left_out
+        if len(admission.clients) < least:
+            raise FederationError(
+                f"{len(admission.clients)} clients fit, participation.min_clients={least} are needed: "
+                + "; ".join(f"{who}: {why}" for who, why in list(left_out.items())[:5])
+            )
+        unknown = [d.name for d in admission.clients if _chooses(d, experiment) and d.name not in known]
+        if not unknown:
+            break
+        answers, refused = _ask_sizes(nodes, experiment, admission, run, unknown, gathering.wait_s)
+        known |= answers
+        unfit |= refused
+        if not refused:
+            break
+    for who, why in left_out.items():
+        log.warning("%s: left out: %s", who, why)
+    names = {d.name for d in admission.clients}
+    keys = {name: key for name, key in nodes.bindings.keys.items() if name in names}
+    known = {name: sizes for name, sizes in known.items() if name in names}
+    return Party(run, admission.clients, admission.classes, known, left_out, keys)
+
+
+def recall(
+    path: Path, nodes: Nodes, experiment: Experiment, gathering: Gathering, generations: Mapping[str, str]
+) -> Party:
+    """Wait until enough clients of a resumed run are connected.
+
+    Args:
+        path: The file that records the run's clients.
+        gathering: Conditions for the clients.
+        generations: Name of the state with which each client ended, by name, if the run had finished; enough nodes
+            must still have theirs.
+
+    Returns:
+        The clients of the run, connected or not.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+        FederationError: If too few clients connect, or have the state with which they ended.
+    """
+    try:
+        party = Party.of(read_json(path), experiment)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): start a new run") from None
+    nodes.bindings.keys = {**party.keys, **nodes.bindings.keys}
+    nodes.descriptions, nodes.left_out = {d.name: d for d in party.clients}, dict(party.left_out)
+    nodes.members = nodes.descriptions.keys()
+    least = min(experiment.participation.min_clients, len(party.clients))
+    nodes.wait(least, gathering.wait_s, least)
+    if nodes.waiting:
+        nodes.settle(min(gathering.wait_s, PATIENCE))
+    party.left_out |= nodes.left_out
+    jobs = [Job(party.run, name, 0, nodes.config, "", after=state) for name, state in generations.items()]
+    lacking = {name: answer for name, answer in _ask(nodes, jobs, gathering.wait_s) if isinstance(answer, str)}
+    if generations and len(generations) - len(lacking) < least:
+        raise FederationError(
+            f"{len(generations) - len(lacking)} clients have the state with which they ended the run, "
+            f"participation.min_clients={least} are needed: "
+            + "; ".join(f"{name}: {why}" for name, why in list(lacking.items())[:5])
+        )
+    return party
+
+
+def _chooses(d: Description, experiment: Experiment) -> bool:
+    """Return whether a client chooses its own model, which the server does not build."""
+    return "model" in d.settings or d.settings.get("d", experiment.model.d) != experiment.model.d
+
+
+def _ask_sizes(
+    nodes: Nodes, experiment: Experiment, admission: Admission, run: str, names: Collection[str], wait_s: float
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Ask nodes to build the models of clients; return the sizes, and the reasons of those that could not."""
+    summary = FederationSummary.of(
+        experiment,
+        described_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
+    )
+    texts = {d.name: text for d, text in zip(admission.clients, client_summaries(summary), strict=True)}
+    dims = {d.name: d.settings.get("d", experiment.model.d) for d in admission.clients}
+    jobs = [Job(run, name, 0, nodes.config, texts[name]) for name in names]
+    known: dict[str, Any] = {}
+    unfit: dict[str, str] = {}
+    for name, answer in _ask(nodes, jobs, wait_s):
+        try:
+            if isinstance(answer, str):
+                unfit[name] = answer
+            else:
+                known[name] = read_sizes(answer, dims[name])
+        except PayloadError as error:
+            unfit[name] = reason_of(error)
+    return known, unfit
+
+
+def _ask(nodes: Nodes, jobs: Sequence[Job], wait_s: float) -> Iterator[tuple[str, Values | str]]:
+    """Ask nodes about one client each; yield its name with the answer, or with the reason why there is none."""
+    connected = [job for job in jobs if job.client in nodes.node_of]
+    waiting = {job.client: "is not connected" for job in jobs} | {job.client: "no answer" for job in connected}
+    questions = [message(job.to_values(), nodes.node_of[job.client], QUERY) for job in connected]
+    for number, reply in nodes.exchange(questions, min(max(wait_s, 1.0), PATIENCE)):
+        name = connected[number].client
+        del waiting[name]
+        try:
+            answer: Values | str = values_of(reply)
+        except Exception as error:  # no answer of a node may end the run
+            answer = reason_of(error)
+        yield name, answer
+    yield from waiting.items()

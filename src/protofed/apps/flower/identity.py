@@ -1,0 +1,162 @@
+"""Identity of clients: names bound to the keys of the nodes that hold the clients.
+
+With ``--enable-supernode-auth``, the SuperLink verifies that every request of a node is signed with the private
+half of the key under which the node was registered, and gives the public half to the ServerApp
+(``Grid.get_nodes``). Without node authentication, every SuperNode generates a key when it starts, so a restarted
+node counts as a stranger unless ``identity="name"`` makes the server trust the names that nodes state.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
+from protofed.errors import ConfigError
+from protofed.untrusted import claims, limits
+
+Identity = Literal["key", "name"]
+IDENTITIES = ("key", "name")
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_PUBLIC = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+@dataclass
+class Bindings:
+    """The key to which each client's name is bound.
+
+    Attributes:
+        keys: Fingerprint of each client's key, by name; "" if its node shows none.
+        closed: Whether only these clients may take part.
+        by: ``key``, or ``name`` to trust the names that nodes state.
+        per_key: Maximum number of clients per key.
+    """
+
+    keys: dict[str, str] = field(default_factory=dict)
+    closed: bool = False
+    by: Identity = "key"
+    per_key: int = 1
+
+    def refusal(self, name: str, key: str) -> str:
+        """Return why a node may not hold a client, or "" if it may.
+
+        Args:
+            key: Fingerprint of the node's key; "" if it shows none.
+        """
+        if name not in self.keys:
+            return self._stranger(name, key)
+        if self.by == "key" and self.keys[name] != key:
+            return f"says it is {name}, whose key is {self.keys[name] or 'none'}, not {key or 'none'}"
+        return ""
+
+    def _stranger(self, name: str, key: str) -> str:
+        if self.closed:
+            return f"says it is {name}, which the roster does not list"
+        same = next((other for other in self.keys if claims.twin(other) == claims.twin(name)), None)
+        if same is not None:
+            return f"says it is {name}, which reads as {same}"
+        if self.by == "key" and key and len(names := self.names(key)) >= self.per_key:
+            allowed = len(names) + 1
+            return f"says it is {name}, but its key is that of {', '.join(names)}: allow clients-per-node={allowed}"
+        return ""
+
+    def bind(self, name: str, key: str) -> None:
+        """Bind a client to a key, unless it is bound already.
+
+        Args:
+            key: Fingerprint of its node's key; "" if it shows none.
+        """
+        self.keys.setdefault(name, key)
+
+    def names(self, key: str) -> list[str]:
+        """Return the names bound to a key."""
+        return [name for name, other in self.keys.items() if other == key]
+
+
+def fingerprint(key: bytes) -> str:
+    """Return a public key's fingerprint as ``ssh-keygen -lf node1.pub`` prints it, or "" if it is not a key.
+
+    Args:
+        key: The key in PEM form, as Flower keeps it, or in OpenSSH's one-line form.
+    """
+    try:
+        load = (
+            serialization.load_ssh_public_key if not key.startswith(b"-----") else serialization.load_pem_public_key
+        )
+        blob = load(key).public_bytes(*_PUBLIC).split()[1]
+    except (ValueError, TypeError, UnsupportedAlgorithm, IndexError, AttributeError):
+        return ""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(base64.b64decode(blob)).digest()).decode().rstrip("=")
+
+
+def read_roster(path: Path) -> dict[str, str]:
+    """Read a JSON file ``{"north": "SHA256:…", "south": {"key": "ecdsa-sha2-nistp384 AAAA…", "samples": 5000}}``.
+
+    A roster that an authority signed is read as well. The server needs no signature: its operator chooses the file.
+
+    Returns:
+        The fingerprint of each client's key, by name.
+
+    Raises:
+        ConfigError: If the file cannot be read, or contains an invalid name, key or number of samples.
+    """
+    return _read(path)[0]
+
+
+def admitted_samples(path: Path) -> dict[str, int]:
+    """Read the most samples that clients are believed to have from a roster, by name, where it sets them.
+
+    Raises:
+        ConfigError: As :func:`read_roster`.
+    """
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """Return a roster's fingerprints and numbers of samples, by name."""
+    try:
+        roster = claims.parse(path.read_text(encoding="utf-8"), "roster")
+        if isinstance(roster, Mapping) and "signature" in roster:
+            roster = roster.get("clients")
+        if not isinstance(roster, Mapping) or not roster:
+            raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
+        keys, samples = dict[object, object](), dict[str, int]()
+        for given, entry in roster.items():
+            keys[given] = entry
+            if isinstance(entry, Mapping):
+                name = claims.client_name(given)
+                fields = claims.mapping(entry, name, ("key", "samples"))
+                keys[given] = fields["key"]
+                samples[name] = claims.whole(fields["samples"], f"{name}: samples", 0, limits.CLAIMED_SAMPLES)
+        return bound(keys), samples
+    except OSError as error:
+        message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
+        raise ConfigError(message) from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def bound(table: Mapping[object, object]) -> dict[str, str]:
+    """Return the fingerprint of each client's key, by name, from plain values.
+
+    Raises:
+        ValueError: If a name or a key is invalid, or two names read the same.
+    """
+    keys: dict[str, str] = {}
+    for given, key in table.items():
+        name = claims.client_name(given)
+        print_ = key if isinstance(key, str) and _FINGERPRINT.fullmatch(key) else fingerprint(str(key).encode())
+        if not print_:
+            raise ValueError(f"{name}: neither a public key nor a fingerprint SHA256:…: {claims.clean(key, 60)!r}")
+        other = next((n for n in keys if claims.twin(n) == claims.twin(name)), None)
+        if other is not None:
+            raise ValueError(f"names {other!r} and {name!r} read the same: rename one")
+        keys[name] = print_
+    return keys

@@ -1,0 +1,415 @@
+"""Requests of the server and answers of nodes, as plain values: text, numbers and bytes, never pickles.
+
+Everything received is checked here for type and range before it is used; the contents of payloads are checked by
+``protofed.wire``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from protofed.data.tables import SiteColumn, site_column
+from protofed.errors import PayloadError
+from protofed.experiments.ending import encoder_key
+from protofed.untrusted import claims, limits
+from protofed.visits import Evaluated, Trained
+
+Values = dict[str, Any]
+"""Contents of Flower's ``ConfigRecord``: text, numbers, bytes."""
+SHARES = 100
+"""Denominator of the scores of a client that withholds its counts: these are percentages."""
+GENERATION = re.compile(r"[0-9]{6,9}-[0-9a-f]{16}")
+"""Names of generations, as :class:`~protofed.apps.flower.state.ClientFolder` gives them."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A node's description of one of its clients before the first round.
+
+    Attributes:
+        name: The client's name, unique in the federation.
+        classes: Names of the classes in its data.
+        named: Whether its data name their classes; otherwise they number them.
+        train: Number of training samples of each class, rounded as ``counts`` specifies.
+        test: Number of test samples of each class, rounded likewise.
+        validation: Number of validation samples, rounded likewise.
+        input_shape: Shape of one sample.
+        settings: The client's own settings (its ``client.toml``), without the name of a model of its own.
+        place: Position in the order of clients; clients with equal positions are ordered by name.
+        counts: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any
+            number above 0; or ``even`` for a number of training samples dealt evenly among the classes, whatever
+            theirs are.
+        table: Columns of its samples, with sums over them if ``data.standardise`` asks for these; ``input_shape``
+            is then that of a raw sample. None if its samples are neither a table nor standardised.
+        encoder: Hash of the encoder with its weights; ``input_shape`` is that of a sample before it. "" for none.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    named: bool
+    train: tuple[int, ...]
+    test: tuple[int, ...]
+    validation: int
+    input_shape: tuple[int, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    place: int = 0
+    counts: str = "exact"
+    table: tuple[SiteColumn, ...] | None = None
+    encoder: str = ""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Numbers of samples by which a client's losses and scores count in averages.
+
+    Attributes:
+        train: Number of training samples, the weight of the client's losses in averages.
+        test: Number of test samples.
+        validation: Number of validation samples.
+        shares: Whether scores are shares out of :data:`SHARES` instead of numbers of samples.
+        stated: Test and validation samples out of which it is scored, if it says that it has more; else None.
+    """
+
+    train: int
+    test: int
+    validation: int
+    shares: bool = False
+    stated: tuple[int, int] | None = None
+
+    def out_of(self) -> tuple[int, int]:
+        """Return the largest scores on test and validation samples."""
+        test, validation = self.stated or (self.test, self.validation)
+        return (SHARES if self.shares and test else test), (SHARES if self.shares and validation else validation)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A visit that the server requests.
+
+    Attributes:
+        run: Identifier of the run, which survives restarts of the server.
+        client: Name of the client.
+        round: Number of the round, from 1.
+        config: The experiment's configuration, as JSON.
+        summary: Summary of the federation (see :func:`~protofed.apps.flower.summary.client_summaries`), as JSON.
+        message: The encoded broadcast, or None.
+        deliver: Whether an evaluation delivers the broadcast first.
+        trains: Whether the visit trains the client, in a message that asks for scores.
+        order: Number of the request, which increases throughout a run, also across restarts of the server.
+        after: Name of the client's generation from which, or from a descendant of which, the visit must start; ""
+            for the client as it was before the run.
+        saved: Name of the generation in the server's last checkpoint.
+        state: The client's snapshot as :func:`protofed.storage.snapshots.pack` returns it, if the client travels
+            with its visits; None if its node keeps it.
+    """
+
+    run: str
+    client: str
+    round: int
+    config: str
+    summary: str
+    message: bytes | None = None
+    deliver: bool = True
+    trains: bool = False
+    order: int = 0
+    after: str = ""
+    saved: str = ""
+    state: bytes | None = None
+
+    def to_values(self) -> Values:
+        """Return the job as the values of a message."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Job:
+        """Return a job from the values of a message; the inverse of :meth:`to_values`.
+
+        Raises:
+            PayloadError: If a value is missing, of another type, or out of range.
+        """
+        types = {
+            "run": str,
+            "client": str,
+            "round": int,
+            "config": str,
+            "summary": str,
+            "deliver": bool,
+            "trains": bool,
+            "order": int,
+            "after": str,
+            "saved": str,
+        }
+        fields = {name: _take(values, name, kind) for name, kind in types.items()}
+        try:
+            claims.client_name(fields["client"])
+            claims.whole(fields["round"], "round", 0, limits.ROUNDS)
+            claims.whole(fields["order"], "order", 0, limits.ORDER)
+            claims.identifier(f"run_{fields['run']}", "run")
+        except ValueError as error:
+            raise PayloadError(str(error)) from None
+        for name in ("after", "saved"):
+            _check_generation(fields[name], name)
+        return cls(**fields, message=_bytes(values, "message"), state=_bytes(values, "state"))
+
+
+@dataclass(frozen=True)
+class VisitOutcome:
+    """The outcome of a visit for the client's stored state.
+
+    Attributes:
+        generation: Name of the generation that the node has stored; "" if the client did not change.
+        anew: Whether the node had lost the client's state and its operator allowed a fresh start.
+        state: The client's snapshot as :func:`protofed.storage.snapshots.pack` returns it, if the client travels
+            and has changed; without the model if that has not changed.
+    """
+
+    generation: str = ""
+    anew: bool = False
+    state: bytes | None = None
+
+    def to_values(self) -> Values:
+        """Return the record as the values of a message."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> VisitOutcome:
+        """Return a record from the values of a message; the inverse of :meth:`to_values`.
+
+        Raises:
+            PayloadError: If a value is missing or of another type, or the generation's name is malformed.
+        """
+        name = _take(values, "generation", str)
+        _check_generation(name, "generation")
+        return cls(name, _take(values, "anew", bool), _bytes(values, "state"))
+
+
+def _check_generation(name: str, what: str) -> None:
+    if name and not GENERATION.fullmatch(name):
+        raise PayloadError(f"{what}: {claims.clean(name, 40)!r} is not the name of a client's state")
+
+
+def description_values(descriptions: list[Description]) -> Values:
+    """Return descriptions as the values of a message."""
+    return {"clients": json.dumps([asdict(d) for d in descriptions])}
+
+
+def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> list[Description]:
+    """Read descriptions from the values of a message; the inverse of :func:`description_values`.
+
+    Raises:
+        PayloadError: If a value is missing, of another type or out of range, or there are more than ``most``.
+    """
+    try:
+        items = claims.items(claims.parse(values.get("clients"), "clients"), "clients", most)
+        return [description(item) for item in items]
+    except ValueError as error:
+        raise PayloadError(f"clients: not a description of clients ({claims.clean(error)})") from None
+
+
+def description(item: object) -> Description:
+    """Return a description from plain values.
+
+    Raises:
+        ValueError: If a value is missing, of another type, or out of range.
+    """
+    fields = claims.mapping(item, "description", Description.__dataclass_fields__)
+    name = claims.client_name(fields["name"])
+    try:
+        return _description(name, fields)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _description(name: str, fields: Mapping[str, Any]) -> Description:
+    classes = claims.class_names(fields["classes"])
+    kind = claims.one_of(fields["counts"], "counts", (*claims.COUNTS, claims.EVEN))
+    validation = claims.whole(fields["validation"], "validation", 0, limits.CLAIMED_SAMPLES)
+    if validation != claims.withheld(validation, kind):
+        raise ValueError(f"validation: not a {kind} count")
+    settings = claims.settings(fields["settings"])
+    settings.pop("counts", None)
+    train, shape = claims.counts(fields["train"], "train", len(classes), kind), claims.shape(fields["input_shape"])
+    return Description(
+        name,
+        classes,
+        claims.flag(fields["named"], "named"),
+        train,
+        claims.counts(fields["test"], "test", len(classes), kind),
+        validation,
+        shape,
+        settings,
+        claims.whole(fields["place"], "place", 0, limits.CLIENTS),
+        kind,
+        _table(fields["table"], sum(train), shape),
+        encoder_key(fields["encoder"]),
+    )
+
+
+def _table(value: object, samples: int, shape: tuple[int, ...]) -> tuple[SiteColumn, ...] | None:
+    """Return the columns of a client with a number of training samples of some raw shape."""
+    if value is None:
+        return None
+    columns = tuple(site_column(item) for item in claims.items(value, "table", limits.COLUMNS))
+    if len(columns) != shape[0] or len({column.name for column in columns}) < len(columns):
+        raise ValueError(f"table: expected {shape[0]} columns with different names")
+    for column in columns:
+        if column.number > samples * math.prod(shape[1:]):
+            raise ValueError(f"table: more values of {column.name!r} than training samples")
+    return columns
+
+
+def sizes_values(sizes: Mapping[str, Any]) -> Values:
+    """Return the sizes of a model that only its node builds as the values of a message."""
+    return {"sizes": json.dumps(sizes)}
+
+
+def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
+    """Read the sizes of a model from the values of a message; the inverse of :func:`sizes_values`.
+
+    Args:
+        d: Length of the features, as the client's settings or the recipe require.
+
+    Raises:
+        PayloadError: If a value is missing, of another type, or out of range.
+    """
+    try:
+        return sizes(claims.parse(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS), d)
+    except ValueError as error:
+        raise PayloadError(claims.clean(error)) from None
+
+
+def sizes(item: object, d: int) -> dict[str, Any]:
+    """Return the sizes of a model from plain values.
+
+    Args:
+        d: Length of the features, as the client's settings or the recipe require.
+
+    Returns:
+        The number of ``parameters``, that of each network in ``extras`` by name, and ``d``.
+
+    Raises:
+        ValueError: If a value is missing, of another type, or out of range.
+    """
+    fields = claims.mapping(item, "sizes", ("parameters", "extras", "d"))
+    extras = fields["extras"]
+    if not isinstance(extras, Mapping) or len(extras) > limits.NETWORKS:
+        raise ValueError(f"extras: expected a table of at most {limits.NETWORKS} networks")
+    return {
+        "parameters": claims.whole(fields["parameters"], "parameters", 1, limits.PARAMETERS),
+        "extras": {
+            claims.identifier(name, "network"): claims.whole(n, "parameters", 0, limits.PARAMETERS)
+            for name, n in extras.items()
+        },
+        "d": claims.whole(fields["d"], "d", d, d),
+    }
+
+
+def trained_values(result: Trained) -> Values:
+    """Return a training result as the values of a message; losses may be any floats, including NaN."""
+    values: Values = {"client": result.client, "losses": json.dumps(result.losses), "seconds": result.seconds}
+    return values if result.message is None else {**values, "message": result.message}
+
+
+def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Trained:
+    """Read a training result from the values of a message; the inverse of :func:`trained_values`.
+
+    Args:
+        scored: The client's numbers of samples, which the answer cannot change.
+
+    Raises:
+        PayloadError: If a value is missing, of another type, or too large.
+    """
+    message = _bytes(values, "message")
+    losses = _numbers(values, "losses")
+    return Trained(name, message, losses, scored.train, _seconds(values))
+
+
+def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
+    """Return an evaluation as the values of a message.
+
+    Args:
+        counts: Disclosure of numbers of samples, one of :data:`protofed.untrusted.claims.COUNTS`; unless it is
+            ``exact``, scores are sent as shares out of :data:`SHARES`, which hides these numbers.
+    """
+    (validation, held_out), values = result.validation, {"client": result.client, "seconds": result.seconds}
+    if counts == "exact":
+        shown = result.correct, validation
+    else:
+        shown = _shares(result.correct, result.samples), _shares(validation, held_out)
+    return {**values, "correct": json.dumps(shown[0]), "validation": json.dumps(shown[1])}
+
+
+def read_evaluated(values: Mapping[str, Any], name: str, scored: Scored, rules: tuple[str, ...]) -> Evaluated:
+    """Read an evaluation from the values of a message; the inverse of :func:`evaluated_values`.
+
+    Args:
+        scored: The client's numbers of samples.
+
+    Raises:
+        PayloadError: If a rule is missing or a count is impossible.
+    """
+    test, validation = scored.out_of()
+    correct = _counts(values, "correct", rules, scored.test, test)
+    held_out = {}
+    if scored.validation:
+        held_out = _counts(values, "validation", rules, scored.validation, validation)
+    return Evaluated(name, correct, scored.test, _seconds(values), (held_out, scored.validation))
+
+
+def _shares(correct: Mapping[str, float], samples: int) -> dict[str, int]:
+    return {rule: round(SHARES * n / samples) if samples else 0 for rule, n in correct.items()}
+
+
+def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
+    """Return a table of named numbers, which may be NaN or infinite, like the losses of a diverged model."""
+    text = _take(values, where, str)
+    try:
+        if len(text) > limits.ANSWER_CHARACTERS:
+            raise ValueError(f"{len(text)} characters, at most {limits.ANSWER_CHARACTERS} are allowed")
+        table = json.loads(text)
+        if not isinstance(table, dict) or len(table) > limits.LOSSES:
+            raise ValueError(f"expected at most {limits.LOSSES} named numbers")
+        return {claims.class_name(name): _real(value) for name, value in table.items()}
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"{where}: not a table of numbers ({claims.clean(error, 160)})") from None
+
+
+def _real(value: object) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"expected numbers, not {type(value).__name__}")
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError("a number too large for a float") from None
+
+
+def _counts(
+    values: Mapping[str, Any], where: str, rules: tuple[str, ...], samples: int, most: int
+) -> dict[str, float]:
+    """Return how many of ``samples`` each rule classifies correctly, given scores out of ``most``."""
+    correct = _numbers(values, where)
+    for rule in rules:
+        if not 0 <= correct.get(rule, -1) <= most or correct[rule] % 1:
+            raise PayloadError(f"{where}: {rule} must be a count from 0 to {most}, not {correct.get(rule)}")
+    return {rule: int(correct[rule]) if most == samples else correct[rule] / most * samples for rule in rules}
+
+
+def _seconds(values: Mapping[str, Any]) -> float:
+    seconds = float(_take(values, "seconds", float))
+    return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0
+
+
+def _bytes(values: Mapping[str, Any], name: str) -> bytes | None:
+    return _take(values, name, bytes) if name in values else None
+
+
+def _take(values: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = values.get(name)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise PayloadError(f"{name}: must be {kind.__name__}, not {type(value).__name__}")
+    return value

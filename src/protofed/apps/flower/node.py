@@ -1,0 +1,289 @@
+"""Execution of clients' visits at a node.
+
+This module is independent of Flower: a visit is the same as on the local engine, once the client has been fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from protofed.apps.flower import own
+from protofed.apps.flower.messages import Description, Job, VisitOutcome
+from protofed.apps.flower.pins import check_pins, check_weights, pins
+from protofed.apps.flower.policy import ANY, Policy
+from protofed.apps.flower.sources import Source, check_counts
+from protofed.apps.flower.state import RUNS, ClientFolder, locked
+from protofed.apps.flower.summary import read_summary
+from protofed.apps.flower.visits import Carried, Kept, Place
+from protofed.config.architectures import Architecture, is_code, recipe_names
+from protofed.config.coverage import withholds_scores
+from protofed.config.schema import Experiment, resolve
+from protofed.errors import ConfigError, PayloadError
+from protofed.experiments.builder import Builder
+from protofed.experiments.calibration import faster_in_bfloat16
+from protofed.experiments.description import sizes_of
+from protofed.experiments.hardware import Hardware
+from protofed.experiments.stages import secure_stage
+from protofed.storage.snapshots import Snapshot
+from protofed.untrusted import claims
+from protofed.visits import Evaluated, LocalTrainer, Memory, Roster, Sequential, Trained
+
+log = logging.getLogger(__name__)
+BFLOAT16 = "bfloat16"
+TOLD = "told"
+"""Name of the note that a client has been sent a broadcast in this run."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of the federation.
+
+    Attributes:
+        source: Source of its clients' data.
+        state: Folder of its clients, with one subfolder per client and in it one per run; None for a node of a
+            simulation, whose clients travel with their visits.
+        device: Device on which it computes, a value of ``execution.device``.
+        fresh: Whether a client whose state is lost starts afresh instead of being refused.
+        weights: Folder from which files of initial weights are taken by name, whatever their path in the recipe; ""
+            for a node of a simulation, which takes the recipe's path.
+        runs: Number of runs of which it keeps a client.
+        policy: The protection that it requires of a run.
+    """
+
+    source: Source
+    state: Path | None
+    device: str = "auto"
+    fresh: bool = False
+    weights: str = ""
+    runs: int = RUNS
+    policy: Policy = ANY
+
+    def describe(self, config: str) -> list[Description]:
+        """Return descriptions of the node's clients, given the experiment's configuration as JSON."""
+        experiment = self._experiment(config)
+        self.policy.check(experiment)
+        return self.source.describe(experiment)
+
+    def fit(self, job: Job) -> dict[str, Any]:
+        """Return the sizes of a client's model, as :func:`~protofed.experiments.description.sizes_of` does.
+
+        Raises:
+            ProtofedError: If the model cannot be built, or the method cannot use it.
+        """
+        experiment = self._experiment(job.config)
+        check_counts(experiment, job.client, self.counts(job))
+        _, roster, _ = _built(self.source, experiment_key(experiment), job.summary, job.client)
+        return sizes_of(roster.models[roster[job.client].kind])
+
+    def check_held(self, job: Job) -> None:
+        """Check that the node has the state of a client from which a visit would start; nothing is changed.
+
+        Raises:
+            CheckpointError: If it does not.
+        """
+        if self.state is not None:
+            ClientFolder(self.state / job.client, job.run).held(job.after, self.fresh)
+
+    def counts(self, job: Job) -> str:
+        """Return a client's disclosure of its numbers of samples: one of ``claims.COUNTS``."""
+        return self.source.counts(self._experiment(job.config), job.client)
+
+    def train(self, job: Job) -> tuple[Trained, VisitOutcome]:
+        """Train one client; answer a repeated request with the existing result.
+
+        With secure aggregation, the message in the result is the offer that must not leave the node unmasked.
+
+        Raises:
+            ProtofedError: If the broadcast, the data or the state do not fit; CheckpointError if the node does not
+                have the state from which the visit must start.
+        """
+        with self._open(job) as (builder, roster, place):
+            answered = place.answered()
+            if answered is None:
+                self._check_told(job, place)
+                if isinstance(place, Kept):
+                    self.policy.check_cost(builder, place.folder.notes, job.round)
+                place.enter(training=True)
+                messages = {job.client: job.message}
+                (result,) = Sequential(builder.trainer, roster).train([job.client], messages, job.round)
+                answered = result, place.trained(result)
+            return self._masked(job, builder.trainer, answered[0]), answered[1]
+
+    def keeps_uploads(self, config: str) -> bool:
+        """Return whether uploads stay at the node, which sends only masked ones, given a configuration as JSON."""
+        return self._experiment(config).secure.aggregation
+
+    def _check_told(self, job: Job, place: Place) -> None:
+        """Refuse to train for a sum from the broadcast of an earlier request: others may have been sent another.
+
+        Those of the request itself are compared (:mod:`protofed.apps.flower.held`).
+        """
+        told = isinstance(place, Kept) and TOLD in place.folder.notes
+        if told and job.message is None and self.keeps_uploads(job.config):
+            raise PayloadError(
+                f"{job.client}: the request has no broadcast, but an earlier one had: with secure aggregation, all "
+                "clients of a round start from the same"
+            )
+
+    def _masked(self, job: Job, trainer: LocalTrainer, result: Trained) -> Trained:
+        """Return a result with what secure aggregation adds up in place of the upload, if uploads stay."""
+        if result.message is None or not self.keeps_uploads(job.config):
+            return result
+        stage = secure_stage(self._experiment(job.config), trainer)
+        assert stage is not None
+        offer = stage.offer(job.client, result.message, job.message, job.round)
+        return replace(result, message=offer.to_bytes())
+
+    def evaluate(self, job: Job) -> tuple[Evaluated, VisitOutcome]:
+        """Evaluate one client, which keeps a delivered broadcast.
+
+        Raises:
+            ProtofedError: As :meth:`train`.
+        """
+        with self._open(job) as (builder, roster, place):
+            place.enter(training=False)
+            messages = {job.client: job.message} if job.deliver else None
+            (result,) = Sequential(builder.trainer, roster).evaluate([job.client], messages, job.round)
+            left = place.delivered() if job.deliver else place.unchanged()
+            if isinstance(place, Kept):
+                own.show(place, builder, self.source.recorded(builder.experiment), result)
+            if self.state is not None and withholds_scores(builder.experiment, builder.method):
+                told = ", ".join(f"{rule} {n} of {result.samples}" for rule, n in result.correct.items())
+                log.info("%s, round %d: the scores stay here: %s", job.client, job.round, told)
+                result = Evaluated(job.client, {}, 0, result.seconds)
+            return result, left
+
+    def _experiment(self, config: str) -> Experiment:
+        experiment = _resolve(config)
+        folder = self.weights or experiment.execution.weights_dir
+        return replace(experiment, execution=replace(experiment.execution, device=self.device, weights_dir=folder))
+
+    @contextmanager
+    def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, Place]]:
+        """Open the builder, the roster and the storage for a visit; a node never gives a stored client away.
+
+        Raises:
+            ConfigError: If the job does not suit the node.
+        """
+        if job.state is None and self.state is None:
+            raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
+        if job.state is not None and self.state is not None:
+            raise ConfigError("the server sent the client's state, but this node stores its clients itself")
+        experiment = self._experiment(job.config)
+        self.policy.check(experiment)
+        check_counts(experiment, job.client, self.counts(job))
+        config = experiment_key(experiment)
+        if self.state is None:
+            (client,) = self.source.load(experiment, job.client, read_summary(job.summary)).clients
+            builder, roster = _company(self.source.company, config, job.summary, client.settings.get("model", ""))
+            with closing(roster.store):
+                yield builder, roster, Carried(job, roster)
+            return
+        builder, roster, initial = _built(self.source, config, job.summary, job.client)
+        place = self.state / job.client
+        asked = ClientFolder(place, job.run)
+        asked.held(job.after, self.fresh)  # refuse before anything is created
+        asked.check_new(self.runs)
+        with locked(asked.path, job.order), closing(roster.store):
+            roster.store.write(job.client, initial)
+            folder = ClientFolder(place, job.run)
+            held = [*pins(experiment, read_summary(job.summary)), *self.policy.pins(experiment)]
+            check_pins(folder.notes, job.client, held)
+            if job.message is not None:
+                _check_broadcast(builder.trainer, roster, job.client, job.message)
+                folder.notes[TOLD] = []
+            if experiment.execution.precision == "bf16":
+                if BFLOAT16 not in folder.notes:  # measured once per run
+                    folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
+                roster.compute_in_bfloat16(folder.notes[BFLOAT16])
+            yield builder, roster, Kept(job, roster, folder, self.fresh)
+
+
+def _check_broadcast(trainer: LocalTrainer, roster: Roster, client: str, message: bytes) -> None:
+    """Refuse crafted weights; a broadcast is checked against the schema where it is received."""
+    if (schema := trainer.method.broadcast_schema) is None:
+        return
+    try:
+        check_weights(roster.models[roster[client].kind], trainer.codec.decode(message, schema))
+    except PayloadError as error:
+        raise PayloadError(f"{client}: broadcast: {error}") from None
+
+
+def experiment_key(experiment: Experiment) -> str:
+    """Return an experiment's configuration as JSON."""
+    return json.dumps(experiment.to_tree(), sort_keys=True)
+
+
+@lru_cache(maxsize=4)
+def _resolve(config: str) -> Experiment:
+    try:
+        tree = claims.parse(config, "config")
+        if not isinstance(tree, dict):
+            raise ValueError("config: expected a table")
+    except ValueError as error:
+        raise PayloadError(str(error)) from None
+    return resolve(tree)
+
+
+@lru_cache(maxsize=16)
+def _built(source: Source, config: str, text: str, name: str) -> tuple[Builder, Roster, Snapshot]:
+    """Return the builder and roster for a client's visits, and its first snapshot; cached for later visits."""
+    experiment, summary = _resolve(config), read_summary(text)
+    hardware = Hardware.of(experiment.execution)
+    federated = hardware.place(source.load(experiment, name, summary))
+    model = federated.clients[0].settings.get("model", "")
+    architecture = _architecture(experiment, summary.architectures[0], model)
+    builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)), secret=True)
+    roster = builder.roster(Memory())
+    builder.fill(roster)
+    return builder, roster, roster.snapshot(name)
+
+
+@lru_cache(maxsize=16)
+def _company(source: Source, config: str, text: str, model: str) -> tuple[Builder, Roster]:
+    """Return the builder and roster for the visits of all clients that travel and have one architecture.
+
+    They stay with the process: data and models are loaded once, whichever client comes next.
+
+    Args:
+        source: Source of all clients.
+        config: The experiment's configuration, as JSON.
+        text: The server's summary for each of these clients.
+        model: Name of the model that these clients choose; "" for none.
+    """
+    experiment, summary = _resolve(config), read_summary(text)
+    hardware = Hardware.of(experiment.execution)
+    federated = hardware.place(source.everyone(experiment, summary))
+    architecture = _architecture(experiment, summary.architectures[0], model)
+    architectures = (architecture,) * len(federated.clients)
+    builder = Builder(experiment, federated, hardware, replace(summary, architectures=architectures))
+    roster = builder.roster(Memory())
+    roster.compute_in_bfloat16(summary.bfloat16)
+    return builder, roster
+
+
+def _architecture(experiment: Experiment, assigned: Architecture, model: str) -> Architecture:
+    """Return the architecture that the server assigned, with the name of a private model filled in.
+
+    Args:
+        assigned: The architecture that the server assigned.
+        model: Name of the model that the client chooses; "" for none.
+
+    Raises:
+        PayloadError: If it is code that neither the recipe nor the client names.
+    """
+    if assigned.name == claims.PRIVATE:
+        if not is_code(model):
+            raise PayloadError("summary: the client has its own model, but its client.toml names none")
+        return replace(assigned, name=model, options={})
+    named = recipe_names(experiment, assigned.name) or assigned.name == model
+    if is_code(assigned.name) and not named:
+        raise PayloadError(f"summary: architecture {assigned.name!r} is code that no recipe or client names")
+    return assigned

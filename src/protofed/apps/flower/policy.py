@@ -1,0 +1,121 @@
+"""The protection that a node requires, whatever a server asks for: ``privacy``, ``epsilon`` and ``delta``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protofed.config.schema import Experiment
+from protofed.errors import ConfigError
+from protofed.experiments.builder import Builder
+from protofed.experiments.stages import secure_stage
+from protofed.stages.privacy.accounting import Release, epsilon
+from protofed.stages.privacy.samples import Training
+from protofed.untrusted import claims
+
+TRAINED = "trained"
+"""Name of the note that counts how often a client has been trained in a run."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The least protection with which a node takes part in a run.
+
+    Attributes:
+        mode: ``privacy.mode`` of the run; ``none`` for any.
+        epsilon: Largest ε of one run.
+        delta: δ at which it holds.
+    """
+
+    mode: str = "none"
+    epsilon: float = math.inf
+    delta: float = 1e-5
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Policy:
+        """Return the policy in a node's configuration.
+
+        Raises:
+            ConfigError: If it is incomplete or invalid.
+        """
+        if "privacy" not in config:
+            if lone := next((name for name in ("epsilon", "delta") if name in config), ""):
+                raise ConfigError(f'{lone} in --node-config needs privacy="sample" or privacy="client"')
+            return cls()
+        if "epsilon" not in config:
+            raise ConfigError("privacy in --node-config needs epsilon, the largest ε of a run, e.g. epsilon=8")
+        try:
+            return cls(
+                claims.one_of(config["privacy"], "privacy", ("client", "sample")),
+                claims.number(config["epsilon"], "epsilon", 0, 1e6),
+                claims.number(config.get("delta", cls.delta), "delta", 0, 0.5),
+            )
+        except ValueError as error:
+            raise ConfigError(f"{error} (in --node-config)") from None
+
+    def check(self, experiment: Experiment) -> None:
+        """Refuse a run that protects something else, before anything is told about the data.
+
+        Raises:
+            ConfigError: If it does.
+        """
+        if self.mode == "none":
+            return
+        if experiment.privacy.mode != self.mode:
+            raise ConfigError(
+                f"privacy.mode={experiment.privacy.mode}, but this node takes part only in runs with "
+                f"privacy.mode={self.mode} (privacy in its --node-config)"
+            )
+        if self.mode == "client" and not experiment.secure.aggregation:
+            raise ConfigError(
+                "secure.aggregation=false, but this node requires noise that clients add (privacy in its "
+                "--node-config): set secure.aggregation=true"
+            )
+
+    def pins(self, experiment: Experiment) -> list[str]:
+        """Return what else may not change in the course of a run: the rounds over which ε is counted."""
+        return [] if self.mode == "none" else [f"rounds={experiment.rounds}"]
+
+    def check_cost(self, builder: Builder, notes: dict[str, Any], round: int) -> None:
+        """Refuse to train if the planned rounds, and those that were repeated, cost too much; count the visit.
+
+        Args:
+            builder: What the client's visits are made with.
+            notes: The client's notes of this run.
+            round: The round, from 1.
+
+        Raises:
+            ConfigError: If they do.
+        """
+        method, (member,) = builder.method, builder.members
+        if self.mode == "none" or method.upload_schema is None:
+            return
+        rounds = method.task.rounds
+        if round > rounds:
+            raise ConfigError(f"{member.name}: round {round} of a run of {rounds}: ε is counted over these")
+        trained = notes.setdefault(TRAINED, [0])[0] + 1
+        repeated = max(0, trained - round)
+        if member.plan.private is not None:
+            private = member.plan.private
+            training = Training.of(method, member.plan, len(member.train))
+            releases = training.releases(rounds, private.noise, private.means, repeated)
+        else:
+            stage = secure_stage(builder.experiment, builder.trainer)
+            assert stage is not None
+            assert stage.noisy is not None
+            noise = stage.noisy.noise.deviation / (builder.experiment.privacy.clip * stage.noisy.unit)
+            sending = sum(method.communicates(number) for number in range(1, rounds + 1))
+            releases = [Release(noise, 1.0, sending + repeated)]
+        if (found := epsilon(releases, self.delta, "pld")) > self.epsilon:
+            again = f", {repeated} repeated" if repeated else ""
+            raise ConfigError(
+                f"{member.name}: ε would be {found:.3g} at δ = {self.delta:g} after {rounds} rounds{again}, but "
+                f"this node allows {self.epsilon:g} (epsilon in its --node-config)"
+            )
+        notes[TRAINED] = [trained]
+
+
+ANY = Policy()
+"""The policy of a node that requires nothing."""

@@ -1,0 +1,197 @@
+"""Rosters for secure aggregation: the names and public keys of a federation's clients, signed by its authority.
+
+A node takes the other clients of a round from such a file, which its operator was given, and never from the server.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from protofed.apps.flower import trust
+from protofed.apps.flower.identity import bound
+from protofed.errors import ConfigError
+from protofed.untrusted import claims, limits
+from protofed.untrusted.reading import read_text, reason
+
+FIELDS = ("federation", "from", "until", "clients")
+SIGNATURE = "signature"
+_ALGORITHM = ec.ECDSA(hashes.SHA384())
+
+
+class SignedRoster(NamedTuple):
+    """A roster that an authority signed.
+
+    Attributes:
+        federation: Name of the federation.
+        until: End of its validity.
+        keys: Public key of each client, by name.
+    """
+
+    federation: str
+    until: datetime
+    keys: dict[str, ec.EllipticCurvePublicKey]
+
+    def name(self, key: ec.EllipticCurvePublicKey) -> str:
+        """Return the name of the client with a key; "" if there is none."""
+        return next((name for name, other in self.keys.items() if other == key), "")
+
+
+def sign_roster(
+    clients: Mapping[str, str],
+    authority: ec.EllipticCurvePrivateKey,
+    federation: str,
+    start: datetime,
+    end: datetime,
+) -> bytes:
+    """Return the content of a roster's file.
+
+    Args:
+        clients: Public key of each client in OpenSSH form, by name.
+
+    Raises:
+        ConfigError: If a name or a key is invalid, or occurs twice.
+    """
+    try:
+        if not federation.strip() or not federation.isprintable():
+            raise ValueError(f"name of the federation {claims.clean(federation, 40)!r}: expected printable text")
+        fields = {
+            "federation": claims.class_name(federation),
+            "from": start.isoformat(timespec="seconds"),
+            "until": end.isoformat(timespec="seconds"),
+            "clients": {claims.client_name(name): " ".join(key.split()[:2]) for name, key in clients.items()},
+        }
+        _keys(fields["clients"])
+    except ValueError as error:
+        raise ConfigError(f"roster: {error}") from None
+    signature = authority.sign(_statement(fields), _ALGORITHM)
+    text = json.dumps({**fields, SIGNATURE: base64.b64encode(signature).decode()}, indent=2, ensure_ascii=False)
+    return f"{text}\n".encode()
+
+
+def read_signed(path: Path, authority: Path) -> SignedRoster:
+    """Read a roster.
+
+    Args:
+        authority: PEM file of the authority's certificate.
+
+    Raises:
+        ConfigError: If either file is unreadable, or the roster invalid, expired or not signed by the authority.
+    """
+    certificates = trust.read_authorities(authority)
+    try:
+        content = claims.parse(read_text(path, limits.JSON_CHARACTERS), "roster")
+        if not isinstance(content, Mapping) or SIGNATURE not in content:
+            raise ValueError("has no signature: a node needs the roster that `protofed deploy roster` has signed")
+        fields = claims.mapping(content, "roster", (*FIELDS, SIGNATURE))
+        if not any(_signed(fields, certificate) for certificate in certificates):
+            names = ", ".join(trust.full_name(c.subject) for c in certificates)
+            raise ValueError(
+                f"not signed by {names} ({authority}), or changed since: ask the authority for a new one"
+            )
+        start, until = (datetime.fromisoformat(str(fields[name])) for name in ("from", "until"))
+        now = datetime.now(UTC)
+        if not start <= now <= until:
+            raise ValueError(
+                f"valid from {start:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+                f"{now:%Y-%m-%d %H:%M}: ask the authority for a new one, or set the clock"
+            )
+        return SignedRoster(claims.class_name(fields["federation"]), until, _keys(fields["clients"]))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: {reason(error)}") from None
+
+
+def create_roster(path: Path, clients: Sequence[str], authority: Path, federation: str, days: int) -> None:
+    """Write a roster to a new file.
+
+    Args:
+        clients: Names with files of public keys, as ``NAME=FILE``.
+        authority: PEM file of the authority's private key.
+        days: Validity in days.
+
+    Raises:
+        ConfigError: If an item has another form, a file cannot be read or does not hold a key, or ``path`` exists.
+        OutputError: If the file cannot be written.
+    """
+    # These import torch, which no other command on keys needs.
+    from protofed.stages.secure.stage import FEWEST
+    from protofed.storage.files import write_bytes
+
+    if path.exists():
+        raise ConfigError(f"{path} is there already: rosters are never overwritten: choose a new name")
+    keys: dict[str, str] = {}
+    for client in clients:
+        name, separator, file = client.partition("=")
+        if not separator or name in keys:
+            raise ConfigError(f"--client {client}: expected NAME=FILE, each name once, e.g. north=north.pub")
+        keys[name] = _file(Path(file).expanduser())
+    try:
+        signer = serialization.load_pem_private_key(_file(authority).encode(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        signer = None
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{authority}: not an ECDSA private key in PEM form without passphrase, such as ca.key")
+    start = datetime.now(UTC) - trust.CLOCKS_DIFFER
+    end = start + trust.CLOCKS_DIFFER + timedelta(days=days)
+    content = sign_roster(keys, signer, federation, start, end)
+    if len(keys) < FEWEST:
+        raise ConfigError(
+            f"a roster needs at least {FEWEST} clients: of the sum of two, each knows the other's part"
+        )
+    write_bytes(path, content)
+
+
+def _file(path: Path) -> str:
+    try:
+        return read_text(path, limits.JSON_CHARACTERS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {reason(error)}") from None
+
+
+def _keys(clients: object) -> dict[str, ec.EllipticCurvePublicKey]:
+    """Return the public keys of clients, given in OpenSSH form by name.
+
+    Raises:
+        ValueError: If a name or a key is invalid, or two clients have the same.
+    """
+    if not isinstance(clients, Mapping) or not clients:
+        raise ValueError("clients: expected a table of public keys by name")
+    keys: dict[str, ec.EllipticCurvePublicKey] = {}
+    owners: dict[str, str] = {}
+    for name, fingerprint in bound(clients).items():
+        try:
+            key = serialization.load_ssh_public_key(str(clients[name]).encode())
+        except (ValueError, KeyError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError(f"{name}: not an ECDSA public key in OpenSSH form, such as the line of node1.pub")
+        if (other := owners.setdefault(fingerprint, name)) != name:
+            raise ValueError(f"{other} and {name} have the same key: each client signs with its own")
+        keys[name] = key
+    return keys
+
+
+def _statement(fields: Mapping[str, Any]) -> bytes:
+    """Return what an authority signs of a roster."""
+    return b"protofed roster\0" + json.dumps({n: fields[n] for n in FIELDS}, sort_keys=True).encode()
+
+
+def _signed(fields: Mapping[str, Any], authority: x509.Certificate) -> bool:
+    """Return whether an authority signed a roster."""
+    key = authority.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        key.verify(base64.b64decode(str(fields[SIGNATURE])), _statement(fields), _ALGORITHM)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

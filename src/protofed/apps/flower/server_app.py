@@ -1,0 +1,296 @@
+"""The ServerApp: the ordinary round loop, with clients at the nodes of a network."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from protofed.analysis.report import write_report
+from protofed.apps.flower.gathering import REQUEST_BITS, Gathering, Party, meet, recall
+from protofed.apps.flower.grid import GridExecutor, Nodes
+from protofed.apps.flower.node import experiment_key
+from protofed.apps.flower.summary import client_summaries, described_federation, scored
+from protofed.config.architectures import FederationSummary
+from protofed.config.coverage import withholds_scores
+from protofed.config.schema import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
+from protofed.errors import ConfigError, ProtofedError
+from protofed.experiments.assemble import build_federation
+from protofed.experiments.builder import Builder
+from protofed.experiments.description import describe_clients
+from protofed.experiments.ending import describe_models, ended_generations, forgotten, without
+from protofed.experiments.executors import bfloat16_kinds, resting_place
+from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
+from protofed.experiments.rundir import RunDirectory, directory_for
+from protofed.experiments.running import Progress, Run, run_federation
+from protofed.rounds import Federation, ServerState
+from protofed.samples import FederatedData
+from protofed.storage.files import write_json
+from protofed.untrusted import claims, limits
+from protofed.visits import Memory
+
+log = logging.getLogger("protofed")
+NODES = "nodes.json"
+"""File in the run directory that records the clients, so that a restarted server knows those that are absent."""
+
+
+def serve(
+    grid: Grid,
+    experiment: Experiment,
+    files: RunDirectory,
+    gathering: Gathering,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    label: str = "",
+    report: bool = True,
+    simulated: bool = False,
+) -> Run:
+    """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.run_federation`.
+
+    Args:
+        grid: Flower's grid.
+        gathering: Conditions for the clients.
+        resume: Whether ``files`` may contain a part of this run.
+        label: Name of the run for ``progress``.
+        report: Whether to write the HTML report.
+        simulated: Whether the nodes hold shares of data that the server has too. Clients are then stored at the
+            server and travel with their visits to any machine; otherwise each is stored at its node.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ProtofedError: If anything is wrong with the experiment, the directory or the clients; FederationError if
+            too few clients connect or remain.
+    """
+
+    def begin(hardware: Hardware) -> tuple[Federation, Tree]:
+        return _federation(grid, experiment, hardware, files, gathering, simulated)
+
+    writer = write_report if report else None
+    # Fail before any node is asked.
+    done = files.finished and not files.changed(experiment)
+    claim = nullcontext() if done else files.claimed(experiment, resume=resume)
+    with claim:
+        return run_federation(
+            _as_server(experiment), files, begin, resume=True, progress=progress, label=label, report=writer
+        )
+
+
+def _as_server(experiment: Experiment) -> Experiment:
+    """Return the experiment with the server's own execution options; nodes choose theirs."""
+    execution = replace(experiment.execution, executor="sequential", threads=0, workers=0, device="cpu")
+    return replace(experiment, execution=execution)
+
+
+def _federation(
+    grid: Grid,
+    experiment: Experiment,
+    hardware: Hardware,
+    files: RunDirectory,
+    gathering: Gathering,
+    simulated: bool,
+) -> tuple[Federation, Tree]:
+    """Gather the clients and build the federation as the server knows it."""
+    if experiment.model.start:
+        raise ConfigError("model.start (--from) is for clients of this machine: use --engine local")
+    if experiment.encoder.members and not simulated:
+        raise ConfigError("encoder.members (encoders dealt to clients) is for simulations: use --engine local")
+    local = _as_server(experiment)
+    if simulated:  # all nodes belong to this run
+        gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
+    nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings())
+    admitted = gathering.admitted(local.robust.admitted)
+    local = without(replace(local, robust=replace(local.robust, admitted=admitted)), forgotten(files.path))
+    record = files.path / NODES
+    if record.is_file():
+        party = recall(record, nodes, local, gathering, ended_generations(files.path) if files.finished else {})
+    else:
+        party = meet(nodes, local, gathering)
+        nodes.members, nodes.left_out = {d.name for d in party.clients}, dict(party.left_out)
+    if not simulated:  # an admitted client may be absent
+        here = {d.name for d in party.clients}
+        for name in experiment.robust.admitted.keys() - here:
+            log.warning(
+                "robust.admitted: %s is not among the clients of this run (%s)", name, ", ".join(sorted(here))
+            )
+        local = without(local, local.robust.admitted.keys() - here)
+    # The requests of a restarted server must be numbered above all earlier ones, even if its clock was set back.
+    party.order = max(party.order + 1, int(time.time()))
+    write_json(record, party.to_tree())
+
+    def began_anew(client: str, round: int) -> None:
+        note = {"client": client, "round": round}
+        if note not in party.anew[-len(party.clients) :]:
+            log.warning("%s: its node had lost its state, so it started afresh in round %d", client, round)
+            party.anew.append(note)
+            write_json(record, party.to_tree())
+
+    federated = (
+        _with_samples(local, hardware, party)
+        if simulated
+        else described_federation(party.clients, party.classes, local.data, local.encoder)
+    )
+    sizes = {} if simulated else party.sizes
+    private = [number for number, d in enumerate(party.clients) if d.name in sizes]
+    summary = FederationSummary.of(local, federated).without(local, private)
+    if simulated:
+        summary = replace(summary, bfloat16=tuple(_bfloat16(experiment, files)))
+    builder = Builder(local, federated, hardware, summary, absent=sizes)
+    roster = builder.roster(resting_place(local, builder.size) if simulated else None)
+    roster.compute_in_bfloat16(summary.bfloat16)
+    state, rules = ServerState(), builder.method.rules
+    weights = scored(party.clients, None if simulated else local.robust)
+    if not simulated and withholds_scores(local, builder.method):
+        weights, rules = {n: replace(w, test=0, validation=0) for n, w in weights.items()}, ()
+    executor = GridExecutor(
+        nodes,
+        party.run,
+        party.order << REQUEST_BITS,
+        roster,
+        state,
+        dict(zip(roster, client_summaries(summary), strict=True)),
+        weights,
+        rules,
+        experiment.participation.deadline_s,
+        began_anew,
+    )
+    try:
+        if simulated:
+            builder.fill(roster)
+        federation = build_federation(local, builder.trainer, executor, state, executor.ask)
+        described = describe_clients(federation, federated, sizes)
+        described |= {"models": describe_models(local, federated)} if simulated else {"network": {"run": party.run}}
+
+        def excluded(who: str, reason: str) -> None:
+            if party.left_out.get(who) != reason:
+                party.left_out[who] = reason
+                write_json(record, party.to_tree())
+                files.write_federation(_described(party, described))
+
+        nodes.excluded = excluded
+        return federation, _described(party, described)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _with_samples(experiment: Experiment, hardware: Hardware, party: Party) -> FederatedData:
+    """Return the data of the clients of a simulation, which the server can load itself."""
+    federated = hardware.place(load_data(experiment))
+    names = {d.name for d in party.clients}
+    return replace(federated, clients=tuple(c for c in federated.clients if c.name in names))
+
+
+def _described(party: Party, description: Tree) -> Tree:
+    """Return a description with the clients left out and the numbers that clients withhold."""
+    counts, notes = {d.name: d.counts for d in party.clients if d.counts != "exact"}, list(description["notes"])
+    clients = [c | ({"counts": counts[c["name"]]} if c["name"] in counts else {}) for c in description["clients"]]
+    roundings = {
+        "coarse": "the next power of two",
+        "none": "1 where there are any",
+        claims.EVEN: "for training, their sum dealt evenly among the classes",
+    }
+    for kind, rounding in roundings.items():
+        if names := [name for name, counted in counts.items() if counted == kind]:
+            notes.append(f"Numbers of samples shown of {', '.join(names)}: {rounding}.")
+    description = {**description, "notes": notes, "clients": clients}
+    left_out = [{"client": who, "reason": why} for who, why in party.left_out.items()]
+    return {**description, "left_out": left_out} if left_out else description
+
+
+def _config_for_nodes(experiment: Experiment, simulated: bool) -> str:
+    """Return the configuration that is sent to nodes: in a deployment, without the paths of the server."""
+    if not simulated:
+        partition = experiment.partition_options
+        if hasattr(partition, "path"):
+            experiment = replace(experiment, partition_options=replace(partition, path=""))
+        experiment = replace(experiment, data=replace(experiment.data, path="", data_dir=""))
+    return experiment_key(experiment)
+
+
+def _bfloat16(experiment: Experiment, files: RunDirectory) -> Collection[str]:
+    """Return the kinds of models that a simulation computes in bfloat16, measured with the nodes' options."""
+    hardware = Hardware.of(experiment.execution)
+    return bfloat16_kinds(
+        experiment,
+        files.bfloat16(),
+        lambda: Builder(experiment, hardware.place(load_data(experiment)), hardware).roster(Memory()),
+    )
+
+
+class Log(Progress):
+    """Progress reports in the server's log."""
+
+    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
+        """Log the run directory."""
+        log.info("%s: rounds %d to %d, run directory %s", label, done + 1, rounds, directory)
+
+    def round(self, label: str, record: Mapping[str, Any]) -> None:
+        """Log accuracy, traffic and missing clients."""
+        accuracy = {rule: round(100 * a["weighted"], 1) for rule, a in record.get("accuracy", {}).items()}
+        missing = [f"{m['client']} ({m['reason']})" for m in record["missing"]]
+        missing += [f"{r['client']} (refused: {r['field']} {r['reason']})" for r in record["refused"]]
+        traffic = f"{record['bytes']['up']} B up, {record['bytes']['down']} B down"
+        log.info("%s round %d: %s, %s%s", label, record["round"], accuracy, traffic, _listed(missing))
+
+    def finished(self, label: str, run: Run) -> None:
+        """Log the path of the report."""
+        log.info("%s: complete, report %s", label, run.report)
+
+
+def _listed(missing: Sequence[str]) -> str:
+    return f"; without {', '.join(missing)}" if missing else ""
+
+
+app = ServerApp()
+"""The ServerApp of a deployment; ``app.toml`` lists the options of its run config."""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the recipe that the run config names.
+
+    Args:
+        grid: Flower's grid.
+        context: Flower's context, with the run config.
+
+    Raises:
+        ProtofedError: As :func:`serve`; ConfigError if the run config is invalid.
+    """
+    flower = logging.getLogger("flwr")
+    log.handlers, log.level, log.propagate = flower.handlers, logging.INFO, False
+    config = dict(context.run_config)
+    try:
+        overrides = parse_overrides(shlex.split(str(config.get("overrides", ""))))
+        experiment = resolve(apply_overrides(load_recipe(str(config.get("recipe", "quickstart"))), overrides))
+        resume = str(config.get("resume", ""))
+        out = resume or str(config.get("out", ""))
+        directory = directory_for(out or None, experiment, resume=bool(resume))
+        gathering = Gathering(
+            int(config.get("clients", 0)),
+            float(config.get("wait-s", 600.0)),
+            tuple(name for name in str(config.get("classes", "")).split(",") if name),
+            roster=str(config.get("roster", "")),
+            identity=str(config.get("identity", "key")),
+            clients_per_node=int(config.get("clients-per-node", 1)),
+        )
+        # Flower's own simulation; its module moves between releases.
+        simulated = type(grid).__name__ == "InMemoryGrid"
+        files = RunDirectory(directory)
+        serve(grid, experiment, files, gathering, resume=bool(resume), progress=Log(), simulated=simulated)
+    except ProtofedError as error:
+        log.error("error: %s", error)
+        raise
+    except ValueError as error:
+        raise ConfigError(f"run config: {error}") from None

@@ -1,0 +1,172 @@
+"""Storage of a client between visits: at its node, or at the server, from which it travels with the message."""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from protofed.apps.flower.messages import Job, VisitOutcome
+from protofed.apps.flower.state import ClientFolder, Generation, digest
+from protofed.errors import CheckpointError, PayloadError
+from protofed.storage.snapshots import pack, unpack
+from protofed.untrusted import claims
+from protofed.visits import Roster, Trained
+
+
+class Place(Protocol):
+    """The storage from which a visit loads a client and to which it returns it."""
+
+    def answered(self) -> tuple[Trained, VisitOutcome] | None:
+        """Return the existing answer to a repeated request to train, or None to train now."""
+        ...
+
+    def enter(self, *, training: bool) -> None:
+        """Load the client into the roster as it was before the visit.
+
+        Args:
+            training: Whether the visit trains the client; otherwise it evaluates it.
+        """
+        ...
+
+    def trained(self, result: Trained) -> VisitOutcome:
+        """Store the client as the roster has it after training."""
+        ...
+
+    def delivered(self) -> VisitOutcome:
+        """Store the client as the roster has it after it received the outcome of a round."""
+        ...
+
+    def unchanged(self) -> VisitOutcome:
+        """Return the outcome of a visit that changed nothing."""
+        ...
+
+
+class Carried:
+    """A client that travels with the message and returns with the answer.
+
+    Args:
+        job: The visit that the server requests.
+        roster: The roster for the visit.
+    """
+
+    def __init__(self, job: Job, roster: Roster) -> None:
+        self.job = job
+        self.roster = roster
+
+    def answered(self) -> None:
+        """Return None: the server has all earlier answers."""
+
+    def enter(self, *, training: bool) -> None:
+        """Unpack the client.
+
+        Raises:
+            PayloadError: If the client does not fit its model.
+        """
+        assert self.job.state is not None
+        try:
+            self.roster.replace(self.job.client, unpack(self.job.state))
+        except (KeyError, RuntimeError) as error:
+            raise PayloadError(f"state: does not fit the model of {self.job.client} ({_line(error)})") from None
+        self.before = self.roster.snapshot(self.job.client)
+
+    def trained(self, result: Trained) -> VisitOutcome:
+        """Pack the client."""
+        return self.delivered()
+
+    def delivered(self) -> VisitOutcome:
+        """Pack the client, without its model if that has not changed."""
+        after = self.roster.snapshot(self.job.client)
+        same = after.model is self.before.model
+        return VisitOutcome(state=pack(after._replace(model={}) if same else after))
+
+    def unchanged(self) -> VisitOutcome:
+        """Return an empty outcome."""
+        return VisitOutcome()
+
+
+class Kept:
+    """A client that its node stores in a folder; see :mod:`protofed.apps.flower.state`.
+
+    Args:
+        job: The visit that the server requests.
+        roster: The roster for the visit, with the client as it was before the run.
+        fresh: Whether a client whose state is lost starts afresh.
+
+    Attributes:
+        start: The client's newest generation in this visit; None for the client as it was before the run.
+
+    Raises:
+        CheckpointError: If the node does not have the state from which the visit must start, or a later request
+            has been carried out in the meantime.
+    """
+
+    def __init__(self, job: Job, roster: Roster, folder: ClientFolder, fresh: bool) -> None:
+        self.job = job
+        self.roster = roster
+        self.folder = folder
+        if job.order < folder.order:
+            raise CheckpointError(f"{job.client}: a later request of the server has been carried out already")
+        held = folder.held(job.after, fresh)
+        self.anew = held is None
+        self.held = held or []
+        self.start: Generation | None = None
+
+    def answered(self) -> tuple[Trained, VisitOutcome] | None:
+        """Return the existing answer to the same request, or None."""
+        request = digest(self.job.round, self.job.message)
+        for generation in self.held:
+            if generation.trained and (generation.round, generation.request) == (self.job.round, request):
+                samples = len(self.roster[self.job.client].train)
+                reply, losses = self.folder.reply(generation), json.loads(generation.losses)
+                return Trained(self.job.client, reply, losses, samples, 0.0), VisitOutcome(generation.name)
+        return None
+
+    def enter(self, *, training: bool) -> None:
+        """Load the newest state that is older than the one that the visit creates.
+
+        Raises:
+            CheckpointError: If its files are damaged or do not fit the model, or all states are newer.
+        """
+        name, place = self.job.client, (self.job.round, not training)
+        older = [generation for generation in self.held if generation.place < place]
+        if self.held and self.job.after and not older:
+            raise CheckpointError(f"{name}: state {self.job.after} is newer than round {self.job.round}")
+        self.start = older[-1] if older else None
+        if self.start is not None:
+            try:
+                self.roster.replace(name, self.folder.read(self.start))
+            except (KeyError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"{self.folder.path}: does not fit the model of {name} ({_line(error)})"
+                ) from None
+        self.before = self.roster.snapshot(name)
+
+    def trained(self, result: Trained) -> VisitOutcome:
+        """Store the client and its answer."""
+        request = digest(self.job.round, self.job.message)
+        return self._commit(request, result.message, json.dumps(result.losses))
+
+    def delivered(self) -> VisitOutcome:
+        """Store the client."""
+        return self._commit()
+
+    def unchanged(self) -> VisitOutcome:
+        """Return the outcome of a visit without a new generation."""
+        return VisitOutcome(anew=self.anew)
+
+    @property
+    def training(self) -> Generation | None:
+        """The training of this round; None if the client did not take part."""
+        return next((g for g in self.held if g.trained and g.round == self.job.round), None)
+
+    def _commit(self, request: str = "", reply: bytes | None = None, losses: str = "{}") -> VisitOutcome:
+        snapshot = self.roster.snapshot(self.job.client)
+        same = self.start if snapshot.model is self.before.model else None
+        new = self.folder.write(snapshot, self.job.round, request, reply, losses, same_model=same)
+        self.folder.commit(new, self.start, self.job.order, {self.job.after, self.job.saved})
+        self.start = new
+        return VisitOutcome(new.name, self.anew)
+
+
+def _line(error: Exception) -> str:
+    return claims.clean(error)

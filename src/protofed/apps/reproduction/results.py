@@ -1,0 +1,250 @@
+"""What a run gave, in one line of a CSV file: small enough to be committed."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from protofed.errors import CheckpointError
+from protofed.runs import RunData
+from protofed.runs.trouble import diverged
+from protofed.storage.files import write_text
+from protofed.untrusted import claims
+from protofed.untrusted.reading import read_text, reason
+
+RESULTS_BYTES = 64 * 1024 * 1024
+FOLDER = Path(str(resources.files("protofed.apps.reproduction") / "results"))
+"""Results that come with the library."""
+BY_RULE = ("final", "best", "client_mean", "best_client_mean", "client_std", "converged", "moved")
+"""Numbers that depend on how test samples are classified; accuracies in fractions."""
+VALUES = (
+    *BY_RULE,
+    "up",
+    "down",
+    "up_mean",
+    "down_mean",
+    "formula",
+    "alignment_first",
+    "alignment_last",
+    "alignment_most",
+)
+"""Numbers of a result; those by rule are by its main rule."""
+FACTS = ("key", "scale", "recipe", "method", "seed", "rounds", "images", "split", "rule", "state", "made")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run.
+
+    Attributes:
+        key: Hash of its configuration (see :attr:`protofed.experiments.Experiment.key`).
+        scale: Scale at which it was run.
+        recipe: Name of the recipe.
+        method: Method or variant.
+        seed: Its seed.
+        rounds: Number of rounds.
+        images: Training and test samples of all clients together.
+        split: Hash of every client's samples per class.
+        rule: Inference rule that headline numbers are about.
+        state: ``done``, or why it failed, such as clients that diverged.
+        made: Versions and hardware.
+        values: Numbers by name; what is not known is left out.
+        others: Those of :data:`BY_RULE` by each other rule.
+    """
+
+    key: str
+    scale: str
+    recipe: str
+    method: str
+    seed: int
+    rounds: int = 0
+    images: int = 0
+    split: str = ""
+    rule: str = ""
+    state: str = "done"
+    made: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """Whether the run ended with numbers."""
+        return self.state == "done"
+
+    def by(self, rule: str) -> Mapping[str, float]:
+        """Return the numbers by a rule; without accuracies if the run has none by it.
+
+        Args:
+            rule: An inference rule; ``""`` for the main one.
+        """
+        if rule in ("", self.rule):
+            return self.values
+        rest = {name: value for name, value in self.values.items() if name not in BY_RULE}
+        return {**rest, **self.others.get(rule, {})}
+
+
+def split_hash(run: RunData) -> str:
+    """Return a hash of every client's training and test samples per class."""
+    content = [run.class_names, [[c.train, c.test] for c in run.clients]]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+
+def result_of(run: RunData, key: str, scale: str, method: str) -> Result:
+    """Return what a finished run gave.
+
+    Args:
+        scale: Scale at which it was run.
+        method: Method or variant.
+    """
+    traffic = run.outcome.communication
+    overall = traffic.parameters_over_all_rounds or {}
+    known: dict[str, float | None] = {
+        **{way: traffic.parameters_per_round[way] for way in ("up", "down")},
+        **{f"{way}_mean": overall.get(way) for way in ("up", "down")},
+        "formula": _formula(run),
+    }
+    steps = [r.diagnostics.get("alignment_iterations") for r in run.rounds]
+    counts = [float(n) for n in steps if isinstance(n, (int, float))]
+    if counts:
+        known |= {"alignment_first": counts[0], "alignment_last": counts[-1], "alignment_most": max(counts)}
+    images = sum(sum(c.train) + sum(c.test) for c in run.clients)
+    by_rule = {rule: _finite(_by_rule(run, rule)) for rule in run.outcome.accuracy}
+    rule = run.main_rule
+    lost = diverged(run.rounds)
+    state = f"failed: {len(lost)} of {len(run.clients)} clients diverged" if lost else "done"
+    facts = (run.seed, run.last_round, images, split_hash(run), rule, state, _made(run))
+    return Result(key, scale, run.recipe, method, *facts, by_rule.pop(rule) | _finite(known), by_rule)
+
+
+def _by_rule(run: RunData, rule: str) -> dict[str, float | None]:
+    own = run.outcome.accuracy[rule]
+    return {
+        **{name: getattr(own, name) for name in ("final", "best", "client_mean", "best_client_mean", "client_std")},
+        "converged": own.rounds_to_convergence,
+        "moved": _moved(run, rule),
+    }
+
+
+def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {n: float(v) for n, v in values.items() if v is not None and math.isfinite(v)}
+
+
+def _made(run: RunData) -> str:
+    facts = run.summary.environment if run.summary else {}
+    version = run.summary.protofed if run.summary else ""
+    device = facts.get("device")
+    # Results differ in their last bits by the processor's instructions and by executor.
+    processor = " ".join(str(facts[name]) for name in ("processor", "instructions") if name in facts)
+    where = processor if device == "cpu" else device
+    executor = f", executor {facts['executor']}" if "executor" in facts else ""
+    return f"protofed {version}, torch {facts.get('torch', '')}, {where}, {os.cpu_count()} cores{executor}"
+
+
+def _moved(run: RunData, rule: str) -> float | None:
+    """Return how much the accuracy changed in the last tenth of the rounds, at least one."""
+    scores = run.accuracy(rule)
+    if len(scores) < 2:
+        return None
+    last = max(scores)
+    before = max((t for t in scores if t <= last - max(1, round(0.1 * last))), default=min(scores))
+    return scores[last] - scores[before]
+
+
+def _formula(run: RunData) -> float | None:
+    """Return the parameters per round that the papers' formula for the method gives for these clients.
+
+    TinyProto Table 2, ProtoNorm Table 7; both directions together.
+    """
+    K, M = len(run.class_names), len(run.clients)
+    held = [sum(1 for n in c.train if n) for c in run.clients]
+    d = [c.d for c in run.clients]
+    config = run.config.get("method", {})
+    if run.method in ("fedproto", "fedtgp", "protonorm"):
+        return float(sum((k + K) * n for k, n in zip(held, d, strict=True)))
+    if run.method == "tinyproto":
+        kept = [config.get("s") or n // 10 if config.get("cps", True) else n for n in d]
+        return float(sum((k + K) * n for k, n in zip(held, kept, strict=True)))
+    if run.method == "feddistill":
+        return float(sum((k + K) * K for k in held))
+    if run.method == "lg_fedavg":
+        return float(sum((n + 1) * K for n in d) * 2)
+    if run.method in ("fednh", "feduv"):
+        return float(sum(c.parameters for c in run.clients) * 2)
+    if run.method == "fml":
+        return float(statistics.fmean(sum(c.extras.values()) for c in run.clients) * M * 2)
+    return None
+
+
+def write_results(path: Path, results: Iterable[Result]) -> None:
+    """Write results as CSV, in an order that does not depend on that in which they were run.
+
+    A run's first line has everything by its main rule; one line for each other rule has what depends on it.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*FACTS, *VALUES])
+    for result in sorted(results, key=lambda r: (r.scale, r.recipe, r.method, r.key, r.seed)):
+        writer.writerow([*(getattr(result, name) for name in FACTS), *_numbers(result.values)])
+        for rule, values in sorted(result.others.items()):
+            known = {"key": result.key, "rule": rule}
+            writer.writerow([*(known.get(name, "") for name in FACTS), *_numbers(values)])
+    write_text(path, text.getvalue())
+
+
+def _numbers(values: Mapping[str, float]) -> list[str]:
+    return [f"{values[name]:.8g}" if name in values else "" for name in VALUES]
+
+
+def read_results(path: Path) -> list[Result]:
+    """Return the results in a file.
+
+    Args:
+        path: A file that :func:`write_results` wrote.
+
+    Raises:
+        CheckpointError: If it cannot be read, or is something else.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(read_text(path, RESULTS_BYTES)), strict=True)
+        if not {*FACTS} <= {*(reader.fieldnames or ())}:
+            raise ValueError("not a table of results")
+        return _results(reader)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        why = reason(error) if isinstance(error, (OSError, ValueError)) else "not a table of results"
+        raise CheckpointError(f"{path}: cannot be read ({why})") from None
+
+
+def _results(rows: Iterable[dict[str, Any]]) -> list[Result]:
+    first: dict[str, dict[str, Any]] = {}
+    others: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        facts: dict[str, Any] = {name: claims.clean(row[name], 400) for name in FACTS}
+        values = {name: float(row[name]) for name in VALUES if row.get(name)}
+        if not all(map(math.isfinite, values.values())):
+            raise ValueError("has numbers that are not finite")
+        if facts["scale"]:
+            for name in ("seed", "rounds", "images"):
+                facts[name] = int(facts[name])
+            first[facts["key"]] = {**facts, "values": values}
+        else:
+            others.setdefault(facts["key"], {})[facts["rule"]] = values
+    if others.keys() - first.keys():
+        raise ValueError("not a table of results")
+    return [Result(**facts, others=others.get(key, {})) for key, facts in first.items()]
+
+
+@cache
+def committed() -> dict[str, Result]:
+    """Return the results that come with the library, by key."""
+    return {r.key: r for path in sorted(FOLDER.glob("*.csv")) for r in read_results(path)}

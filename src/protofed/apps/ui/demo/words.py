@@ -1,0 +1,193 @@
+"""Texts of the page: names, explanations, and titles of options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protofed.apps.ui.demo.setup import Setup
+
+TITLES = {
+    "fedproto": "FedProto",
+    "fedtgp": "FedTGP",
+    "fedtgp_softmax": "FedTGP, softmax",
+    "protonorm": "ProtoNorm",
+    "tinyproto": "TinyProto",
+    "gfpl": "GFPL",
+    "fixed_etf": "Fixed ETF",
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "beacon": "Beacon",
+    "feddistill": "FedDistill",
+    "fed3r": "Fed3R",
+    "fedcof": "FedCOF",
+    "fedfa": "FedFA",
+    "fedgen": "FedGen",
+    "fedgh": "FedGH",
+    "fedkd": "FedKD",
+    "fedlc": "FedLC",
+    "fedlda": "FedLDA",
+    "fedncm": "FedNCM",
+    "fednh": "FedNH",
+    "fedpa": "FedPA",
+    "fedper": "FedPer",
+    "fedprox": "FedProx",
+    "fedrep": "FedRep",
+    "feduv": "FedUV",
+    "fesem": "FeSEM",
+    "fml": "FML",
+    "lg_fedavg": "LG-FedAvg",
+    "local_lda": "Local LDA",
+    "local_ncm": "Local NCM",
+}
+DOES = {
+    "fedproto": "averages class prototypes",
+    "fedtgp": "trains global prototypes",
+    "fedtgp_softmax": "trains global prototypes",
+    "protonorm": "spreads prototypes evenly",
+    "tinyproto": "sends sparse prototypes",
+    "gfpl": "exchanges Gaussian mixtures",
+    "fixed_etf": "aims at fixed directions",
+    "local": "lets every client learn alone",
+    "fedavg": "averages all weights",
+    "beacon": "shares a tiny network",
+    "feddistill": "averages outputs per digit",
+    "fed3r": "solves one ridge regression",
+    "fedcof": "guesses spread from means",
+    "fedfa": "anchors features",
+    "fedgen": "trains a generator of features",
+    "fedgh": "trains one head on class means",
+    "fedkd": "sends a shared small model",
+    "fedlc": "averages weights, calibrates",
+    "fedlda": "adds up means and spread",
+    "fedncm": "averages means, trains nothing",
+    "fednh": "moves a head of prototypes",
+    "fedpa": "adds a generator to prototypes",
+    "fedper": "averages the lower layers",
+    "fedprox": "averages held-back weights",
+    "fedrep": "averages all but the heads",
+    "feduv": "averages weights, spreads features",
+    "fesem": "averages within groups",
+    "fml": "teaches by a shared model",
+    "lg_fedavg": "averages the heads",
+    "local_lda": "measures every client alone",
+    "local_ncm": "takes every client's own means",
+}
+WATCH = {
+    "fedproto": "every circle is the average of the clients' markers of that digit, wherever that is.",
+    "fedtgp": "the server moves the circles apart until every pair keeps its margin; the dots follow.",
+    "fedtgp_softmax": "the paper's own objective: a network on the server makes the prototypes and keeps learning "
+    "from round to round; its margin follows the clients' prototypes.",
+    "protonorm": "the rays open until their angles are equal, and γ makes them long: the dots are drawn far out.",
+    "tinyproto": "every digit keeps s of the d numbers of its prototype: with d = 2 and s = 1 all circles lie on "
+    "two axes, and digits that share an axis get in each other's way.",
+    "gfpl": "circles are the means of Gaussian mixtures. They travel every tenth round only; between those rounds "
+    "nothing is sent.",
+    "fixed_etf": "the rays never move: they follow from the seed alone, and not a byte is sent. Does exchanging "
+    "prototypes do better?",
+    "fedlda": "nothing is trained. Every client sends the means and the spread of fixed features once, and the "
+    "answer is that of all images together. Divide by halves, each its own digits: it stays.",
+    "local_lda": "FedLDA's features and rule, and not a byte is sent. Divide by halves, each its own digits, and "
+    "put FedLDA on the other side: the gap is what joining is worth.",
+    "local": "there are no circles. The clients' markers of one digit drift apart, since nobody tells them of each "
+    "other.",
+    "fedavg": "all clients end a round with the same weights. Look at the bytes.",
+    "beacon": "there are no circles: a network of 6,000 weights travels. Divide by halves, each its own digits, "
+    "and look at the dots of one client: it answers for digits of which it never saw an image.",
+}
+DOCUMENT = (
+    "<b>Watch the large circles.</b> On the left each is the average of the {clients} clients' markers of that "
+    "digit, and circles may end up close together. On the right the server trains them: every pair has to keep a "
+    "margin, and pairs that are hard to tell apart a larger one.",
+    "<b>Then watch the dots follow.</b> Every client pulls its images towards the circle of their digit. Circles "
+    "with room between them make fewer mistakes: that is the gap between the two lines.",
+    "<b>Now move the margin</b>, while it runs. At 0 training is averaging, and both sides do the same. Around 0.8 "
+    "the digits part. Far above 1 the circles flee faster than the images can follow, and learning breaks down.",
+    "<b>And choose FedLDA</b> on either side: no training, one round.",
+)
+
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+EARLY = 40
+"""Rounds in which a low accuracy says nothing yet."""
+LOW = 0.6
+"""Accuracy, as a share of the way from guessing to none wrong, below which a side does badly."""
+FEW = 60
+"""Training images with which a client does badly even with all digits."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """An option of a method that acts while it runs."""
+
+    title: str
+    low: float
+    high: float
+    step: float
+    help: str
+
+
+KNOBS = {
+    "margin": Knob("Margin", 0, 2, 0.05, "how far circles are pushed apart, in average distances"),
+    "lambda": Knob("λ", 0, 5, 0.1, "pull towards the circles"),
+    "gamma": Knob("γ", 0, 20, 0.5, "circles made longer"),
+    "s": Knob("s", 1, 2, 1, "numbers sent of d"),
+}
+
+
+def title(method: str) -> str:
+    """Return what a method is called."""
+    return TITLES.get(method, method)
+
+
+def in_rounds(number: int) -> str:
+    """Return a small number of rounds in words."""
+    return f"{NUMBERS[number]} round{'s' * (number > 1)}"
+
+
+def listed(methods: Mapping[str, int | None]) -> dict[str, str]:
+    """Return methods as menus list them: by what they are called, with the rounds of those that soon finish.
+
+    Args:
+        methods: Rounds after which each has nothing more to do; None where it goes on.
+    """
+    names = sorted(methods, key=lambda method: title(method).casefold())
+    return {name: title(name) + (f", {in_rounds(n)}" if (n := methods[name]) else "") for name in names}
+
+
+def look_for(left: str, right: str, clients: int = 2) -> tuple[str, ...]:
+    """Return paragraphs (HTML) that say what there is to see."""
+    if (left, right) == ("fedproto", "fedtgp"):
+        return tuple(text.format(clients=NUMBERS[clients]) for text in DOCUMENT)
+    told = []
+    for where, method in (("Left", left), ("Right", right)):
+        text = WATCH.get(method, "watch whether the clients' markers of one digit meet, and what is sent for it.")
+        told.append(f"<b>{where}, {title(method)}:</b> {text}")
+    if left == right:
+        told.append("One method on both sides: change an option on one of them, and compare.")
+    return tuple(told)
+
+
+def why_low(setup: Setup, counts: Sequence[Sequence[int]], accuracies: Sequence[float], round: int) -> str:
+    """Return a sentence that says why both sides do badly; ``""`` where one does not, or it is too early to tell.
+
+    Args:
+        counts: Training images of each client, per digit.
+        accuracies: Accuracy of either side, in ``[0, 1]``.
+        round: Rounds that are over.
+    """
+    K = len(setup.digits)
+    if round < EARLY or max(accuracies) >= 1 / K + LOW * (1 - 1 / K):
+        return ""
+    held = sum(sum(n > 0 for n in row) for row in counts) / len(counts)
+    least = min(sum(row) for row in counts)
+    reasons = []
+    if held < K:
+        with_alpha = f"with α = {setup.alpha:.2g} " if setup.skew == "dirichlet" else ""
+        reasons.append(f"{with_alpha}a client has images of {held:.2g} of the {K} digits on average")
+    if least < FEW:
+        images = "image" if least == 1 else "images"
+        reasons.append(f"among {NUMBERS[setup.clients]} clients the smallest has {least} training {images}")
+    if setup.d < K - 2:
+        reasons.append(f"{K} digits share {setup.d} dimensions")
+    tested = ", and each is tested on all digits" if held < K else ""
+    return f"Both sides stay low: {'; '.join(reasons)}{tested}." if reasons else ""

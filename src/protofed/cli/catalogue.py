@@ -1,0 +1,124 @@
+"""The entries of ``protofed list``: names for use in recipes, and figures of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.options import option_rows
+
+
+class Entry(NamedTuple):
+    """One entry of a list, with its options as ``(name, default, description)``."""
+
+    name: str
+    summary: str
+    options: list[tuple[str, Any, str]]
+
+
+def _methods() -> list[Entry]:
+    from protofed.methods import methods
+
+    return [
+        Entry(name, f"{m.summary} (exchanges {m.exchanges}{_cited(m.reference)})", option_rows(m.Options))
+        for name, m in sorted(methods().items())
+    ]
+
+
+def _cited(reference: str) -> str:
+    return f"; {reference}" if reference else ""
+
+
+def _models() -> list[Entry]:
+    from protofed.models import architectures, groups
+
+    single = [Entry(n, a.summary, option_rows(a.Options)) for n, a in sorted(architectures.items())]
+    return single + [Entry(n, f"group: {g.summary}", []) for n, g in sorted(groups.items())]
+
+
+def _encoders() -> list[Entry]:
+    from protofed.models.encoders import encoders
+
+    own = [Entry(n, e.summary, option_rows(e.Options)) for n, e in sorted(encoders.items())]
+    return [Entry("auto", "scattering for images, random for anything else", []), *own]
+
+
+def _datasets() -> list[Entry]:
+    from protofed.data import datasets
+
+    return [Entry(n, d.summary, option_rows(d.Options)) for n, d in sorted(datasets.items())]
+
+
+def _partitions() -> list[Entry]:
+    from protofed.data import partitions
+
+    return [Entry(n, p.summary, option_rows(p.Options)) for n, p in sorted(partitions.items())]
+
+
+def _recipes() -> list[Entry]:
+    from protofed.config.schema import load_recipe, recipes
+
+    return [Entry(name, load_recipe(name).get("summary", ""), []) for name in recipes()]
+
+
+def _variants() -> list[Entry]:
+    from protofed.config.schema import variants
+    from protofed.runs import flat
+
+    return [Entry(n, ", ".join(f"{k}={value}" for k, value in flat(v).items()), []) for n, v in variants().items()]
+
+
+def _figures() -> list[Entry]:
+    from protofed.analysis.figures import figure_rows, figures
+
+    return [Entry(n, (d.__doc__ or "").strip().splitlines()[0], figure_rows(n)) for n, d in sorted(figures.items())]
+
+
+def _options() -> list[Entry]:
+    from protofed.config.schema import SCALARS, SECTIONS
+
+    general = [(name, default, _SCALARS[name]) for name, default in SCALARS.items()]
+    sections = [
+        Entry(n, (kind.__doc__ or "").strip().splitlines()[0], option_rows(kind)) for n, kind in SECTIONS.items()
+    ]
+    return [Entry("general", "Options without a section.", general), *sections]
+
+
+_SCALARS = {
+    "recipe": "name of the recipe in tables and directories",
+    "seed": "seed of the split, the initial weights, the order of samples and all else that is drawn",
+    "rounds": "number of communication rounds",
+    "stages": "stages of one's own that uploads pass before they are aggregated: file.py:Class, in order",
+}
+
+KINDS = {
+    "options": _options,
+    "methods": _methods,
+    "models": _models,
+    "encoders": _encoders,
+    "datasets": _datasets,
+    "partitions": _partitions,
+    "recipes": _recipes,
+    "variants": _variants,
+    "figures": _figures,
+}
+
+
+def entries(kind: str, names: Sequence[str] = ()) -> list[Entry]:
+    """Return the entries of a list.
+
+    Args:
+        kind: A key of :data:`KINDS`.
+        names: Names of the entries to return; none for all.
+
+    Raises:
+        ConfigError: If there is no such list, or no such entry.
+    """
+    if kind not in KINDS:
+        raise ConfigError(unknown_name("list", kind, KINDS))
+    found = {entry.name: entry for entry in KINDS[kind]()}
+    for name in names:
+        if name not in found:
+            raise ConfigError(unknown_name(f"name among the {kind}", name, found))
+    return [found[name] for name in names or found]

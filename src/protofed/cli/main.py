@@ -1,0 +1,675 @@
+"""The command line. Heavy imports happen inside commands, so that ``--help`` is fast."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from protofed import __version__
+from protofed.apps.flower.cli import deploy
+from protofed.apps.ui import cli as ui
+from protofed.cli import trained as commands
+from protofed.compute.imports import uncollected
+from protofed.errors import CheckpointError, ConfigError, ProtofedError
+
+if TYPE_CHECKING:
+    from protofed.experiments.progress import Kept
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Prototype-based federated learning: different models, different data, a few kilobytes per round.",
+)
+app.add_typer(deploy, name="deploy")
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+errors = Console(stderr=True)
+
+Out = Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, one GPU such as cuda:1, or mps.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder with local copies of data sets (default: PROTOFED_DATA).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
+LogFormat = Annotated[
+    str, typer.Option(help="auto (bars in a terminal, else lines), text (lines) or json (one object per line).")
+]
+Track = Annotated[str, typer.Option(help="Trackers, separated by commas: tensorboard, wandb, mlflow, trackio.")]
+From = Annotated[
+    Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
+]
+Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
+Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")]
+Budget = Annotated[
+    str, typer.Option(help="Time after which no further round begins, e.g. 2h or 90m; the same command goes on.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"protofed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def protofed(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Accept options that belong to no command."""
+
+
+@app.command()
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [NAME=VALUE]...",
+            help="A built-in recipe or TOML file (default: quickstart, or with --resume the recipe of what lies in "
+            "--out), then options by dotted name, e.g. method.name=fedproto method.lambda=10 rounds=40.",
+        ),
+    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    engine: Annotated[str, typer.Option(help="local, or flower for Flower's simulation engine.")] = "local",
+    start: From = None,
+    track: Track = "",
+    log_format: LogFormat = "auto",
+) -> None:
+    """Run a recipe: train, evaluate, and write a run directory with a report."""
+    with uncollected():
+        from protofed import api
+        from protofed.experiments.progress import Several, progress_bar
+
+    recipe, items = _split_recipe(arguments or [])
+    overrides = _overrides(items, device, data_dir)
+    if start is not None:
+        overrides["model.start"] = str(start.resolve())
+    with _resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
+        result = api.run(
+            recipe,
+            overrides,
+            out=out,
+            resume=resume,
+            progress=Several([kept, shown]),
+            engine=engine,
+            track=_names(track),
+        )
+    _show(result, table=log_format != "json")
+
+
+@app.command()
+def compare(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [NAME=VALUE]...",
+            help="A built-in recipe or TOML file (default: with --resume the recipe of what lies in --out), then "
+            "options by dotted name.",
+        ),
+    ] = None,
+    methods: Methods = "",
+    seeds: Seeds = "",
+    jobs: Jobs = 1,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    track: Track = "",
+    log_format: LogFormat = "auto",
+) -> None:
+    """Run several methods on the same federation and compare them in one table and one report."""
+    with uncollected():
+        from protofed import api
+        from protofed.experiments.progress import Several, progress_bar
+
+    recipe, items = _split_recipe(arguments or [])
+    with _resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
+        result = api.compare(
+            recipe,
+            _names(methods),
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides(items, device, data_dir),
+            out=out,
+            resume=resume,
+            progress=Several([kept, shown]),
+            jobs=jobs,
+            track=_names(track),
+        )
+    _show(result, table=log_format != "json")
+
+
+@app.command()
+def worth(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE [NAME=VALUE]...", help="A folder of data or a recipe, then options."),
+    ],
+    seeds: Seeds = "0",
+    jobs: Jobs = 1,
+    out: Out = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what joining is worth to each site: its own samples against those of all, in one round."""
+    with uncollected():
+        from protofed import api
+        from protofed.experiments.progress import progress_bar
+
+    source, items = _split_recipe(arguments)
+    with progress_bar(console, quiet=quiet or as_json, log_format="auto") as shown:
+        result = api.worth(
+            source,
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides(items, device, data_dir),
+            out=out,
+            progress=shown,
+            jobs=jobs,
+        )
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=2))
+    else:
+        _show_worth(result)
+
+
+@app.command()
+def sweep(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [NAME=VALUE[,VALUE]...]...",
+            help="A built-in recipe or TOML file (default: the recipe of the sweep in --out), then options by "
+            "dotted name; those with several values vary, e.g. method.s=50,150 rounds=40.",
+        ),
+    ] = None,
+    methods: Methods = "",
+    seeds: Seeds = "",
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Start even if there are more than a thousand runs.")] = False,
+    rows: Annotated[str, typer.Option(help="Rows of the table: method or an option (default: method).")] = "",
+    columns: Annotated[
+        str, typer.Option(help="Columns of the table: method or an option (default: the last).")
+    ] = "",
+    metric: Annotated[str, typer.Option(help="final, best, best_validated or client_mean.")] = "final",
+    out: Annotated[
+        Path | None, typer.Option(help="Output directory, which may hold parts (default: runs/RECIPE-sweep).")
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run every combination of some values of options; what is finished is never run again."""
+    with uncollected():
+        from protofed import api
+        from protofed.experiments.batch import seconds
+        from protofed.experiments.progress import Several, progress_bar
+
+    limit = seconds(budget)
+    recipe, items = _split_recipe(arguments or [])
+    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
+        result = api.sweep(
+            recipe,
+            items,
+            _names(methods),
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides([], device, data_dir),
+            out=out,
+            progress=Several([kept, shown]),
+            jobs=jobs,
+            budget=limit,
+            yes=yes,
+        )
+    _show_sweep(result, rows, columns, metric)
+
+
+@app.command()
+def tune(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
+    items: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=LOW..HIGH[:log]|NAME=VALUE[,VALUE]...",
+            help="Options by dotted name, e.g. method.lambda=0.1..10:log method.scaling=true,false rounds=40.",
+        ),
+    ],
+    method: Annotated[str, typer.Option(help="Method or variant to tune (default: the recipe's).")] = "",
+    seeds: Seeds = "",
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials in all.")] = 30,
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output directory, which may hold parts (default: below runs/)."),
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search for good values of options by accuracy on validation samples, never on test samples."""
+    with uncollected():
+        from protofed import api
+        from protofed.analysis.tables import trials_table
+        from protofed.experiments.batch import seconds
+        from protofed.experiments.progress import Several, progress_bar
+
+    limit = seconds(budget)
+    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
+        result = api.tune(
+            recipe,
+            items,
+            method,
+            [_integer(seed, "--seeds") for seed in _names(seeds)],
+            _overrides([], device, data_dir),
+            out=out,
+            progress=Several([kept, shown]),
+            trials=trials,
+            jobs=jobs,
+            budget=limit,
+        )
+    console.print(trials_table(result.trials))
+    if result.unfinished:
+        console.print(
+            f"Time is up after {len(result.trials)} of {trials} trials; repeat the command to go on.",
+            highlight=False,
+        )
+    if result.best:
+        best = " ".join(f"{name}={_toml(value)}" for name, value in result.best.values.items())
+        console.print(f"Best: {best}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Trials: {result.directory / 'tuning.json'}", soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A paper or a part of one, e.g. protonorm/table1, gfpl/figure3a, fedproto/claim2; or all. "
+            "Without one, everything is listed with its state.",
+        ),
+    ] = "",
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE]...", help="Options that differ from the paper's, e.g. rounds=30."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="full: as printed; tenth: a tenth of the images; smoke: seconds, other data.")
+    ] = "full",
+    seeds: Seeds = "0,1,2",
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or show what is there.")] = True,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE,…", help="Run only these cells, e.g. dataset=mnist; repeatable."),
+    ] = None,
+    rule: Annotated[
+        str, typer.Option(help="Show accuracies by another inference rule than the paper's, e.g. head.")
+    ] = "",
+    output: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    out: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduction"),
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
+    with uncollected():
+        from protofed.apps.reproduction import cli as reproduction
+        from protofed.experiments.batch import seconds
+        from protofed.experiments.progress import Several, progress_bar
+
+    if "=" in target:
+        raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
+    numbers = tuple(_integer(seed, "--seeds") for seed in _names(seeds))
+    scope = reproduction.scope(scale, numbers, _overrides(items or [], "auto", None), rule)
+    if not target:
+        for line in reproduction.listing(scope, out):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    reproduction.check_kind(output)
+    cells = reproduction.only(only or [])
+    place = _overrides([], device, data_dir)
+    request = reproduction.Request(target, scope, out, jobs, seconds(budget), run, cells, place)
+    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet or not run) as shown:
+        found = reproduction.reproduce(request, Several([kept, shown]))
+    reproduction.show(
+        found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    )
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="methods, models, encoders, datasets, partitions, recipes, variants, figures or options; without "
+            "it, what there is."
+        ),
+    ] = "",
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these, e.g. list methods fedproto.")
+    ] = None,
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="For methods: print a table of their requirements and measured traffic."),
+    ] = False,
+) -> None:
+    """List the names that can be used in a recipe, with options and their defaults."""
+    with uncollected():
+        from protofed.cli.catalogue import KINDS, entries
+
+    if not kind:
+        for each in KINDS:
+            found = ", ".join(entry.name for entry in entries(each))
+            console.print(f"[bold]{each}[/]  {escape(found)}", highlight=False, soft_wrap=True)
+        return
+    if markdown:
+        if kind != "methods":
+            raise ConfigError(f"--markdown is for methods, not for {kind}")
+        from protofed.experiments.capabilities import method_table
+
+        console.print(method_table(), markup=False, highlight=False, soft_wrap=True)
+        return
+    for entry in entries(kind, names or ()):
+        console.print(f"[bold]{entry.name}[/]  {entry.summary}", highlight=False, soft_wrap=True)
+        for name, default, doc in entry.options:
+            console.print(f"    {name} = {default!r}  [dim]{doc}[/]", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe or TOML file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Output path of the heat map without suffix (PNG and SVG).")] = Path(
+        "split"
+    ),
+    data_dir: DataDir = None,
+) -> None:
+    """Print and draw how a recipe divides its data (client × class), without training."""
+    with uncollected():
+        from protofed.analysis.split import inspect_split
+
+    tables, drawn = inspect_split(recipe, _overrides(overrides or [], "auto", data_dir), out, console.width)
+    for table in tables:
+        console.print(table)
+    console.print(f"Drawn: {', '.join(str(path) for path in drawn)}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="Run or comparison directories.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Output file (default: report.html in the first directory).")
+    ] = None,
+) -> None:
+    """Rebuild the report of one run, or compare several runs side by side."""
+    with uncollected():
+        from protofed.analysis.report import write_report
+
+    left_out: list[CheckpointError] = []
+    path = write_report(directories, out or directories[0] / "report.html", left_out)
+    for reason in left_out:
+        errors.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"Report: {path}", soft_wrap=True)
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="One of `protofed list figures`.")],
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run or comparison directories.")],
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the figure; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output path without suffix (default: the name).")] = None,
+) -> None:
+    """Draw one figure of one or more runs as PNG and SVG."""
+    with uncollected():
+        from protofed.analysis.figures import draw_figure, figures, save_figure
+        from protofed.config.schema import parse_overrides
+        from protofed.runs import load_runs
+
+    figures.get(name)
+    drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
+    console.print(f"Drawn: {', '.join(map(str, save_figure(drawn, out or Path(name))))}", soft_wrap=True)
+
+
+def _show(result: Any, *, table: bool = True) -> None:
+    """Print the table of a run or comparison and the path of its report; end with status 1 if nothing is worth it.
+
+    Args:
+        result: The run or comparison.
+        table: Whether to print; otherwise only the status tells.
+    """
+    from protofed.experiments import Comparison
+    from protofed.runs.trouble import ruin
+
+    if table:
+        _print(result)
+    runs = [run for group in result.runs.values() for run in group] if isinstance(result, Comparison) else [result]
+    ruined = {str(run.directory): found for run in runs if (found := ruin(run.data.rounds))}
+    for directory, found in ruined.items():
+        text = f"{directory}: {found}" if len(runs) > 1 else found
+        errors.print(f"[bold white on red]FAILED[/] [bold red]{escape(text)}[/]", highlight=False, soft_wrap=True)
+    if ruined:
+        raise typer.Exit(1)
+
+
+def _print(result: Any) -> None:
+    from protofed.analysis.differing import remarks
+    from protofed.analysis.grid import rows_of
+    from protofed.analysis.report.facts import warnings
+    from protofed.analysis.tables import grid_table, metrics_table, results_table, summaries_of, traffic_table
+    from protofed.experiments import Comparison
+    from protofed.runs import load_runs
+
+    runs = result.runs if isinstance(result, Comparison) else {result.summary["method"]: [result]}
+    compared = load_runs([result.directory]) if isinstance(result, Comparison) else []
+    if isinstance(result, Comparison) and result.axes:
+        console.print(grid_table(rows_of(compared, result.axes), result.axes))
+    else:
+        groups = summaries_of(runs)
+        console.print(results_table(groups))
+        console.print()
+        console.print(traffic_table(groups))
+    measured = [run for run in compared or [result.data] if run.metrics]
+    if measured:
+        console.print()
+        console.print(metrics_table(measured))
+    for line in remarks(compared):
+        console.print(line, markup=False, highlight=False)
+    refused = sum(run.summary["refused"] for group in runs.values() for run in group)
+    if refused:
+        console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")
+    for text, ruined in warnings(compared or [result.data]):
+        if not ruined:
+            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Report: {result.report}", soft_wrap=True)
+
+
+def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
+    """Print the table of a sweep, what is missing from it, and the path of its report."""
+    from protofed.analysis.pivot import pivot
+    from protofed.analysis.tables import pivot_table
+    from protofed.runs import load_runs
+    from protofed.storage.files import write_text
+
+    if any(result.runs.values()):
+        table = pivot(load_runs([result.directory]), result.axes, rows, columns, metric)
+        console.print(pivot_table(table))
+        write_text(result.directory / "table.csv", table.as_csv())
+    for label, why in result.failed.items():
+        errors.print(f"{label}: {why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    if result.waiting:
+        missing = len(result.waiting)
+        console.print(f"Time is up: {missing} runs are not finished; repeat the command to go on.", highlight=False)
+    if any(result.runs.values()):
+        console.print(f"Report: {result.report}", soft_wrap=True)
+
+
+def _show_worth(result: Any) -> None:
+    """Print what joining is worth to each site."""
+    from rich.table import Table
+
+    from protofed.text import size
+
+    table = Table("site", "samples", "classes", "alone", "together", "gain (95 %)", "all sites' samples", box=None)
+    for site in result.sites:
+        mean, low, high = (f"{100 * value:+.1f}" for value in site.gain)
+        apart, joined = (f"{100 * value:.1f}" for value in site.everywhere)
+        table.add_row(
+            site.name,
+            f"{site.samples:,}",
+            f"{site.classes} of {site.classes + len(site.lacks)}",
+            f"{100 * site.alone:.1f}",
+            f"{100 * site.together:.1f}",
+            f"{mean} ({low} … {high})",
+            f"{apart} → {joined}",
+        )
+    console.print(table)
+    mean, low, high = (f"{100 * value:+.1f}" for value in result.gain)
+    told = f"{mean} points ({low} … {high}) on their own test samples. {result.prediction}"
+    console.print(f"All sites: {told}".strip(), markup=False)
+    for site in result.sites:
+        console.print(f"{site.name}: {site.advice}", markup=False, soft_wrap=True)
+    console.print(f"One round, {size(round(result.sent))} per site. {result.revealed}", markup=False)
+    console.print(f"Page: {result.page}", soft_wrap=True, markup=False)
+    console.print(f"Report: {result.directory / 'report.html'}", soft_wrap=True, markup=False)
+
+
+def _split_recipe(arguments: list[str]) -> tuple[str, list[str]]:
+    """Return the recipe (the first argument, if it has no ``=``) and the overrides."""
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], arguments[1:]
+    return "", arguments
+
+
+def _overrides(items: list[str], device: str, data_dir: Path | None) -> dict[str, Any]:
+    from protofed.config.schema import parse_overrides
+
+    overrides = parse_overrides(items)
+    if device != "auto":
+        overrides["execution.device"] = device
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise ConfigError(f"--data-dir {data_dir}: no such folder")
+        overrides["data.data_dir"] = str(data_dir)
+    return overrides
+
+
+def _toml(value: Any) -> str:
+    """Return a value as an override has it."""
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _integer(text: str, where: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{where}: {text!r} is not an integer") from None
+
+
+ui.register(app)
+app.add_typer(commands.app)
+
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Error numbers of disk problems, which may also occur inside a library or while printing to a file."""
+
+
+_signals: list[int] = []
+"""Signals that asked this command to stop: SIGINT (Ctrl-C) or SIGTERM."""
+
+
+def main(command: typer.Typer = app) -> None:
+    """Run a command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM.
+
+    Args:
+        command: The command line: this one, or that of a program beside the package.
+    """
+    _signals.clear()
+
+    def stop(number: int, frame: object) -> None:
+        _signals.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)  # a run ends and cleans up as after Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` and `&` ignore it
+        signal.signal(signal.SIGINT, stop)
+    try:
+        command()
+    except ProtofedError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        _fail(f"{error.filename or 'a file'}: cannot be written ({error.strerror})")
+    except SystemExit as end:
+        # Typer exits with 130 on a KeyboardInterrupt.
+        sys.exit(143 if signal.SIGTERM in _signals and end.code == 130 else end.code)
+
+
+@contextmanager
+def _resumable(*, resume: bool = True) -> Iterator[Kept]:
+    """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue.
+
+    Args:
+        resume: Whether the command needs ``--resume`` to go on.
+    """
+    from protofed.experiments.progress import Kept
+
+    kept = Kept()
+    try:
+        yield kept
+    except BaseException:
+        # A signal inside a C library may surface as one of the library's own exceptions.
+        if not _signals:
+            raise
+        goes_on = "; repeat the command" + " with --resume" * resume + " to continue"
+        if kept.running and resume:
+            place = next(iter(kept.running.values()))[0]
+            place = place.parent if (place.parent / "comparison.json").is_file() else place
+            goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
+        errors.print(escape(kept.told()) + escape(goes_on), highlight=False, soft_wrap=True)
+        raise KeyboardInterrupt from None
+
+
+def _fail(reason: str) -> NoReturn:
+    errors.print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True, markup=True)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

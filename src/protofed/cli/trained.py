@@ -1,0 +1,176 @@
+"""The commands for what comes after training: metrics, predictions, and models as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from protofed.compute.imports import uncollected
+
+Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
+Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
+Rule = Annotated[
+    str,
+    typer.Option(
+        help="Inference rule, e.g. head, global, prototypes (default: the run's main rule; for a client with "
+        "samples of one class, the method's rule on all classes)."
+    ),
+]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
+]
+
+
+app = typer.Typer()
+
+
+@app.command()
+def metrics(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Directories of finished runs, or of comparisons.")
+    ],
+    rule: Rule = "",
+    trust_code: TrustCode = False,
+) -> None:
+    """Compute balanced accuracy, macro F1, AUROC, recall per class and confusion matrices of the final models.
+
+    They are written to metrics.json of each run, whose data must be at hand, and shown in its report.
+    """
+    with uncollected():
+        from rich.console import Console
+
+        from protofed.analysis.report import write_report
+        from protofed.analysis.tables import metrics_table
+        from protofed.errors import CheckpointError
+        from protofed.experiments.metrics import store
+        from protofed.runs import load_runs
+
+    for run in load_runs(directories):
+        if not run.finished:
+            raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
+        store(run, rule, trust_code)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+    console.print(metrics_table(load_runs(directories)))
+    for directory in directories:
+        console.print(f"Report: {write_report([directory], directory / 'report.html')}", soft_wrap=True)
+
+
+@app.command()
+def predict(
+    directory: Directory,
+    client: Client,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help="Images, folders of images, .csv, .parquet, .npy or .npz files."),
+    ],
+    rule: Rule = "",
+    resize: Annotated[
+        int | None, typer.Option(min=0, help="Side in pixels to which images are scaled (default: the run's).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file (default: standard output).")] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Classify images or tables with a trained client, as CSV: the class, and the probability of every class."""
+    with uncollected():
+        from protofed.experiments import load_run
+        from protofed.experiments.inputs import from_files
+        from protofed.storage.files import write_text
+
+    trained = load_run(directory, trust_code).client(client)
+    chosen = trained.rule(rule)
+    names = [f"p({name})" for name in trained.classifier.class_names]
+    rows: list[list[Any]] = [["file", "row", "class", "probability", *names]]
+    side = trained.resize if resize is None else resize
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
+        for places, samples in from_files(files, trained, side):
+            found = trained.predict(samples, chosen)
+            each = zip(places, found.classes, found.confidences, found.probabilities.tolist(), strict=True)
+            rows += [[file, "" if row is None else row, name, p, *values] for (file, row), name, p, values in each]
+    if out is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+        return
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(out, text.getvalue())
+
+
+@app.command()
+def export(
+    directory: Directory,
+    client: Client,
+    format: Annotated[str, typer.Option(help="onnx, torch_export or safetensors.")] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option(help="Output file (default: CLIENT with the format's suffix).")
+    ] = None,
+    rule: Rule = "",
+    samples: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Samples on which to check the file, as predict takes them; may be repeated (default: the "
+            "client's test samples, if the run's data are at hand).",
+        ),
+    ] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Write a client's model with its preprocessing, a rule and class names, and check it against predict."""
+    with uncollected():
+        from protofed.experiments import exporting, load_run
+
+    suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == format), "")
+    run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
+    written = exporting.export(run.data, run.client(client), path, format, rule, samples or (), trust_code)
+    typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}")
+
+
+@app.command()
+def forget(
+    directory: Directory,
+    client: Client,
+    trust_code: TrustCode = False,
+) -> None:
+    """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part."""
+    with uncollected():
+        from protofed.analysis.report import write_report
+        from protofed.analysis.report.facts import again
+        from protofed.experiments import forgetting
+        from protofed.runs import load_run
+
+    run = forgetting.forget(directory, client, trust_code, report=write_report)
+    if run is not None:
+        typer.echo(
+            f"Forgotten: {client}. The classifier is that of the other {len(run.clients)}. Report: {run.report}"
+        )
+        return
+    typer.echo(f"Forgotten: {client}. The others learn of it when the server runs the rounds again:")
+    typer.echo(again(load_run(directory), resume=True))
+
+
+@app.command()
+def audit(
+    directory: Directory,
+    out: Annotated[Path | None, typer.Option(help="The page (default: audit.html in RUN).")] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Attack a finished run with what its server saw; write what was learned as a page, with audit.json beside it.
+
+    The run goes on for one round, without being changed, and a federation on other draws of the same data is
+    trained for as many rounds as the run, to fit the attacks on.
+    """
+    with uncollected():
+        from protofed.apps.audit import audit_run
+        from protofed.apps.audit.report import summary, write_audit
+
+    found = audit_run(directory, trust_code)
+    for sentence in summary(found):
+        typer.echo(sentence)
+    typer.echo(f"Report: {write_audit(found, out or directory / 'audit.html')}")

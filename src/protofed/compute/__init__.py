@@ -1,0 +1,1 @@
+"""What decides how a process computes: repeatable numerics, seeds, optimizers, imports."""

@@ -1,0 +1,347 @@
+"""The architecture of each client's model, and the facts about all clients that each needs in order to begin."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from protofed import methods, models
+from protofed.config.schema import Experiment, ModelOptions
+from protofed.data import Table
+from protofed.errors import ConfigError, unknown_name
+from protofed.options import build_options
+from protofed.samples import Encoding, FederatedData
+from protofed.stages.robust.believed import believed
+from protofed.untrusted import claims
+
+_SHOWN = 12
+"""Values of a list among its options with which an architecture is called."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The specification of a client's model.
+
+    Attributes:
+        name: Name of the architecture; :data:`~protofed.untrusted.claims.PRIVATE` for a model that only its node
+            can build.
+        options: Options of the architecture.
+        d: Length of the features.
+        turn: Number of the part of an encoded sample that the client's own network takes.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    d: int
+    turn: int = 0
+
+    def __str__(self) -> str:
+        return self._written(_SHOWN)
+
+    def _written(self, most: int | None = None) -> str:
+        """Return name and options, of long lists only the first values."""
+        shown = {k: _first(v, most) if isinstance(v, (list, tuple)) else v for k, v in self.options.items()}
+        options = ", ".join(f"{k}={v}" for k, v in shown.items())
+        return f"{self.name}({options})" if options else self.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of model: architectures of one kind have the same modules and shapes."""
+        return f"{self._written()}, d={self.d}" + f", turn={self.turn}" * bool(self.turn)
+
+
+def _first(values: Sequence[object], most: int | None) -> object:
+    return values if most is None or len(values) <= most else f"({', '.join(map(str, values[:most]))}, …)"
+
+
+@dataclass(frozen=True)
+class FederationSummary:
+    """Facts about all clients that each of them needs in order to begin.
+
+    Attributes:
+        classes: Names of all classes, in order.
+        architectures: Architecture of each client.
+        feature_dim: Length of the features ``d`` of all clients; of the first one if they differ.
+        class_size: Mean number of training samples per class, over the classes that have any.
+        clients: Number of clients.
+        template: Architecture whose initial weights open the first round; None for the first client's.
+        bfloat16: Kinds of models that are computed in bfloat16, in a simulation over a network.
+        input_shape: Shape of one sample.
+        table: Preparation of the samples, if they are a table or standardised.
+        encoding: What the samples were before an encoder, if there is one.
+    """
+
+    classes: tuple[str, ...]
+    architectures: tuple[Architecture, ...]
+    feature_dim: int
+    class_size: float
+    clients: int
+    template: Architecture | None = None
+    bfloat16: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()
+    table: Table | None = None
+    encoding: Encoding | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment, federated: FederatedData) -> FederationSummary:
+        """Summarise a federation.
+
+        Args:
+            federated: The data of all clients.
+
+        Raises:
+            ConfigError: If clients differ in a property that the method requires them to share.
+        """
+        architectures = _assign(experiment, federated)
+        stated = {c.name: c.train.counts(federated.num_classes).cpu() for c in federated.clients}
+        withheld = [c.name for c in federated.clients if not c.train.exact]
+        counts = torch.stack([*believed(stated, experiment.robust, withheld).values()]).sum(0)
+        present = counts[counts > 0]
+        size = float(present.double().mean()) if len(present) else 0.0
+        return cls(
+            federated.class_names,
+            tuple(architectures),
+            architectures[0].d,
+            size,
+            len(architectures),
+            input_shape=federated.input_shape,
+            table=federated.table,
+            encoding=federated.encoding,
+        )
+
+    def of_client(self, number: int) -> FederationSummary:
+        """Return the summary for one client, with its own architecture alone."""
+        return replace(self, architectures=(self.architectures[number],), template=None)
+
+    def without(self, experiment: Experiment, own: Collection[int]) -> FederationSummary:
+        """Return the summary with a template that no client chose for itself, if clients may differ.
+
+        Args:
+            own: Indices of the clients that chose their architectures themselves.
+        """
+        if one_architecture(experiment):
+            return self  # all clients have the same architecture
+        assigned = [a for number, a in enumerate(self.architectures) if number not in own]
+        return replace(self, template=(assigned or _embedding(experiment, turns(experiment), self.table))[0])
+
+
+def turns(experiment: Experiment) -> list[Architecture]:
+    """Return the architectures that clients without a choice of their own are assigned in turn.
+
+    Raises:
+        ConfigError: If one is unknown or lacks an option that it is given.
+    """
+    return _group(experiment.model, bool(one_architecture(experiment) and experiment.model.shared))
+
+
+def common_architecture(experiment: Experiment) -> Architecture:
+    """Return the architecture of networks that all parties share: ``model.shared``, or that of the first client.
+
+    Raises:
+        ConfigError: As :func:`turns`.
+    """
+    return _group(experiment.model, bool(experiment.model.shared))[0]
+
+
+def _group(model: ModelOptions, shared: bool) -> list[Architecture]:
+    """Return the architectures of ``model.shared``, or those of ``model.members`` or ``model.name``."""
+    code = is_code(model.name) and not model.members
+    own = {
+        n: v for n, v in model.options.items() if isinstance(v, Mapping) and n in models.architectures and not code
+    }
+    common = {} if shared else {n: v for n, v in model.options.items() if n not in own}
+    members = [(str(m["name"]), {n: v for n, v in m.items() if n != "name"}) for m in model.members]
+    if shared or not members:
+        members = models.members(model.shared if shared else model.name)
+    result = [Architecture(name, {**options, **common, **own.get(name, {})}, model.d) for name, options in members]
+    for architecture in result:
+        if not is_code(architecture.name):  # the options of code are known only to itself
+            kind = models.architectures.get(architecture.name).Options
+            build_options(kind, architecture.options, architecture.name)
+    names = [name for name, _ in members]
+    if not shared and (unused := own.keys() - {*names, model.shared}):
+        raise ConfigError(unknown_name("architecture in model.options", min(unused), names))
+    return result
+
+
+def common_features(experiment: Experiment) -> bool:
+    """Return whether features of all clients must mean the same although the method shares no weights."""
+    return one_architecture(experiment) and methods.get(experiment.method).exchanges == "prototypes"
+
+
+def why_one(experiment: Experiment) -> str:
+    """Return why a method needs one architecture and what to do about it, as the end of a sentence."""
+    if common_features(experiment):
+        return "adds up features and needs one architecture: set encoder.name, e.g. auto, or model.shared"
+    return "shares weights and needs one architecture: set model.shared"
+
+
+def one_architecture(experiment: Experiment) -> bool:
+    """Return whether the method needs all clients to have one architecture."""
+    if experiment.encoder.name and (experiment.encoder.beside or experiment.encoder.members):
+        return False  # clients' own networks are beside the features
+    return methods.get(experiment.method).needs_same_architecture(experiment.method_options)
+
+
+def _assign(experiment: Experiment, federated: FederatedData) -> list[Architecture]:
+    """Return each client's architecture, checked against the requirements of the method."""
+    shared = one_architecture(experiment) and experiment.model.shared
+    architectures = []
+    group = _embedding(experiment, turns(experiment), federated.table)
+    for number, client in enumerate(federated.clients):
+        architecture = group[number % len(group)]
+        chosen = None if shared else client.settings.get("model")
+        if chosen == claims.PRIVATE:
+            architecture = Architecture(chosen, {}, 0)
+        elif chosen:
+            check_trusted(experiment, client.name, chosen)
+            own = Architecture(*models.assign(chosen, 1)[0], 0)
+            architecture = with_embeddings(experiment, own, federated.table)
+        turn = number % max(1, len(experiment.encoder.members))
+        width = own_width(experiment, architecture.name, taken(experiment, federated, turn).shape)
+        if federated.encoding and federated.encoding.parts and experiment.encoder.name:
+            width = federated.encoding.parts[0]
+        architectures.append(replace(architecture, d=client.settings.get("d", width), turn=turn))
+    _check_same(experiment, federated, architectures)
+    return architectures
+
+
+class Taken(NamedTuple):
+    """The part of a sample that a client's own network takes.
+
+    Attributes:
+        shape: Shape of one of its samples.
+        inputs: Columns of the sample; None for the whole of it.
+        features: Columns of the features that all clients share; None for those of the network.
+    """
+
+    shape: tuple[int, ...]
+    inputs: slice | None = None
+    features: slice | None = None
+
+
+def taken(experiment: Experiment, federated: FederatedData, turn: int) -> Taken:
+    """Return the part of a sample that a client's own network takes.
+
+    Args:
+        turn: Number of the client's own part.
+
+    Raises:
+        ConfigError: If the samples have other parts than the options say.
+    """
+    encoding, encoder = federated.encoding, experiment.encoder
+    if encoding is None or not encoding.parts:
+        return Taken(federated.input_shape)
+    shared = bool(encoder.name)
+    if len(encoding.parts) < shared + max(1, len(encoder.members)):
+        raise ConfigError(f"encoder: samples have {len(encoding.parts)} parts, which are not those of its options")
+    ends = (0, *itertools.accumulate(encoding.parts))
+    start, end = ends[shared + turn : shared + turn + 2]
+    shape = encoding.input_shape if encoder.beside else (end - start,)
+    return Taken(shape, slice(start, end), slice(0, ends[1]) if shared else None)
+
+
+def own_width(experiment: Experiment, name: str, shape: tuple[int, ...]) -> int:
+    """Return the length of the features of a client's own network.
+
+    Args:
+        shape: Shape of one of its samples.
+    """
+    return math.prod(shape) if name == "identity" else experiment.model.d
+
+
+def is_code(name: str) -> bool:
+    """Return whether a model's name is of the form ``package.module:callable``."""
+    return ":" in name
+
+
+def recipe_names(experiment: Experiment, name: str) -> bool:
+    """Return whether the experiment itself names a model."""
+    model = experiment.model
+    return name in (model.name, model.shared, *(member["name"] for member in model.members))
+
+
+def check_trusted(experiment: Experiment, client: str, name: str) -> None:
+    """Check that a model named by a ``client.toml`` is not untrusted code.
+
+    Raises:
+        ConfigError: If ``name`` is code, the experiment does not name it, and ``data.trust_code`` is not set.
+    """
+    if is_code(name) and not recipe_names(experiment, name) and not experiment.data.trust_code:
+        raise ConfigError(
+            f"{client}: its client.toml names code, model = {name!r}: name an architecture there, or set "
+            "data.trust_code=true to import and run it"
+        )
+
+
+def counts_needed(experiment: Experiment) -> str:
+    """Return why clients have to disclose their numbers of samples, or "" if they need not."""
+    kind = methods.get(experiment.method)
+    if experiment.privacy.mode == "sample":
+        return "ε follows from the number of training samples: choose counts=exact (no numbers per class are told)"
+    if kind.needs_counts(experiment.method_options):
+        return f"{experiment.method} needs numbers of samples: choose counts=exact"
+    if (rule := experiment.robust.rule) != "none" and kind.sends_sums(experiment.method_options):
+        why = f"robust.rule={rule} has to divide the sums of {experiment.method}"
+        return f"{why}: choose counts=exact or robust.rule=none"
+    if experiment.participation.sampling == "samples":
+        return "participation.sampling=samples draws clients by numbers of samples: choose counts=exact"
+    return ""
+
+
+def _embedding(experiment: Experiment, group: list[Architecture], table: Table | None) -> list[Architecture]:
+    """Return architectures of the recipe with embeddings of categories, if it asks for them.
+
+    Raises:
+        ConfigError: If there are no categories, or no architecture that has embeddings of them.
+    """
+    found = [with_embeddings(experiment, architecture, table) for architecture in group]
+    if experiment.model.categories == "embedding" and found == group:
+        if table is None or not table.blocks:
+            raise ConfigError("model.categories=embedding: the data have no columns of categories")
+        raise ConfigError(f"model.categories=embedding needs model.name=mlp or mlp4, not {experiment.model.name}")
+    return found
+
+
+def with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+    """Return a client's architecture with embeddings of categories, if it can have them and they are asked for.
+
+    Args:
+        table: Preparation of the samples, if they are a table.
+    """
+    if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":
+        return architecture
+    places = tuple(number for block in table.blocks for number in block)
+    return replace(architecture, options={**architecture.options, "categories": places}) if places else architecture
+
+
+def _check_same(experiment: Experiment, federated: FederatedData, architectures: list[Architecture]) -> None:
+    """Refuse a federation whose clients differ in a property that the method requires them to share."""
+    kind, same = methods.get(experiment.method), one_architecture(experiment)
+    names = [c.name for c in federated.clients]
+    first = architectures[0]
+    own = "model.start" if experiment.model.start else "model.init=own" if experiment.model.init == "own" else ""
+    if own and first.name != "identity" and common_features(experiment):
+        raise ConfigError(
+            f"{kind.name} adds up features, which mean nothing to others if each client has weights of its own "
+            f"({own}): leave that out, or set encoder.name, e.g. auto"
+        )
+    for index, architecture in enumerate(architectures):
+        other = next(n for n, a in enumerate(architectures) if a.turn == architecture.turn)
+        first = architectures[other]
+        if same and architecture != first:
+            why, _, remedy = why_one(experiment).partition(": ")
+            raise ConfigError(
+                f"{kind.name} {why}, but {names[other]} has {first} (d={first.d}) and {names[index]} has "
+                f"{architecture} (d={architecture.d}): {remedy}"
+            )
+        if kind.same_feature_dim and architecture.d != first.d:
+            raise ConfigError(
+                f"{kind.name} exchanges features and needs one d, but {names[other]} has d={first.d} and "
+                f"{names[index]} has d={architecture.d}: give all clients the same d"
+            )

@@ -1,0 +1,678 @@
+"""The typed configuration of an experiment, and its resolution from recipes and overrides."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from protofed import data, methods
+from protofed.data import DataOptions, TransformOptions
+from protofed.errors import ConfigError, unknown_name
+from protofed.models.encoders import EncoderOptions
+from protofed.options import Options, build_options, option, option_fields, plain
+from protofed.rounds import EvaluationOptions, ParticipationOptions
+from protofed.runs import flat
+from protofed.runs.checks import is_count
+from protofed.stages.attack import AttackOptions
+from protofed.stages.privacy import PrivacyOptions
+from protofed.stages.robust import RobustOptions
+from protofed.stages.secure.options import SecureOptions
+from protofed.untrusted import limits
+from protofed.untrusted.reading import parse_toml, read_toml, reason
+from protofed.visits import LocalPlan, Schedule
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    """The models of the clients."""
+
+    name: str = option("cnn2", "architecture, group of architectures, package.module:callable or file.py:callable")
+    d: int = option(512, "prototype dimension d", least=1, most=limits.INPUT_SIDE)
+    map: Literal["pool", "linear"] = option(
+        "pool", "map from a backbone's features to d: pooling, or a learned linear map"
+    )
+    init: Literal["same", "own"] = option(
+        "same",
+        "initial weights: the same for all clients of one architecture, as in HtFLlib; or each client's own, as in "
+        "the code of FedProto, TinyProto and ProtoNorm",
+    )
+    start: str = option(
+        "",
+        "directory of a finished run from whose clients those of the same names start ('' = from initial weights)",
+    )
+    norm: Literal["batch", "group"] = option(
+        "batch",
+        "normalisation of architectures with BatchNorm: as they have it, or GroupNorm (privacy.mode=sample)",
+    )
+    categories: Literal["one_hot", "embedding"] = option(
+        "one_hot",
+        "categories of a table: an input each, or learned embeddings (mlp; Guo and Berkhahn, 2016)",
+    )
+    shared: str = option("", "architecture for methods that need the same one for all clients ('' = model.name)")
+    options: dict[str, Any] = option(
+        {},
+        "options of the architecture, or of every one in a group; model.options.NAME.… of those called NAME alone",
+    )
+    members: tuple[dict[str, Any], ...] = option(
+        (), "a group of one's own in place of model.name: tables with the name and the options of each architecture"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for member in self.members:
+            if not isinstance(member.get("name"), str):
+                raise ValueError(
+                    f'members: each needs the name of an architecture, e.g. {{ name = "cnn2" }}: {member}'
+                )
+
+
+@dataclass(frozen=True)
+class TrainingOptions(Options):
+    """Local training of the clients."""
+
+    epochs: int = option(1, "local epochs E per round", least=1)
+    batch_size: int = option(32, "batch size B; the last batch may be smaller", least=1)
+    shuffle: bool = option(True, "draw a new order of samples in every epoch, or take them as they are stored")
+    drop_last: bool = option(
+        False,
+        "leave out an epoch's last batch if it is smaller than B and not the only one, and the last samples from "
+        "class means",
+    )
+    optimizer: str = option("SGD", "name of an optimiser in torch.optim")
+    lr: float = option(0.01, "learning rate")
+    momentum: float = option(0.0, "momentum, if the optimiser has it")
+    weight_decay: float = option(0.0, "weight decay")
+    options: dict[str, Any] = option({}, "further arguments of the optimiser")
+    keep_state: bool = option(
+        False, "keep the optimiser's state (momentum, Adam's means) between a client's rounds, or start anew"
+    )
+    clip: float = option(
+        0.0,
+        "largest Euclidean norm of each network's gradient (0 = any); a method's own limit applies too",
+        least=0,
+    )
+    class_weights: Literal["none", "balanced"] = option(
+        "none",
+        "factor of the cross-entropy of a client's samples: 1 | n / (K' n_c) for class c, of which it has n_c of "
+        "its n samples in K' classes, so that rare classes count as much as frequent ones",
+    )
+    schedule: Literal["constant", "step", "exponential", "cosine"] = option(
+        "constant",
+        "factor of every learning rate of local training in round t of R: 1 | decay^⌊(t-1)/decay_every⌋ | "
+        "decay^(t-1) | (1 + cos(π(t-1)/R))/2",
+    )
+    decay: float = option(0.99, "factor of the schedules step and exponential", above=0, most=1)
+    decay_every: int = option(10, "rounds between two decays of the schedule step", least=1)
+
+    def plan(self, settings: Mapping[str, Any]) -> LocalPlan:
+        """Return a client's plan, with the epochs, batch_size and lr of its own ``settings`` if given."""
+        arguments: Tree = {"lr": settings.get("lr", self.lr), **self.options}
+        for name in ("momentum", "weight_decay"):
+            if getattr(self, name):
+                arguments[name] = getattr(self, name)
+        return LocalPlan(
+            settings.get("epochs", self.epochs),
+            settings.get("batch_size", self.batch_size),
+            self.optimizer,
+            arguments,
+            self.clip or None,
+            self.keep_state,
+            Schedule(self.schedule, self.decay, self.decay_every),
+            class_weights=self.class_weights == "balanced",
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+        )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plan({})  # refuses options that torch.optim does not accept
+
+
+@dataclass(frozen=True)
+class WireOptions(Options):
+    """The encoding of messages."""
+
+    codec: str = option(
+        "float32",
+        "codec of real numbers: float32, float64; float16 (error at most 0.05 %), int8 (at most 0.4 % of a row's "
+        "largest) or int4 (7.2 %) for smaller messages",
+    )
+    compression: Literal["none", "zstd"] = option("none", "lossless compression of messages, where it helps")
+
+
+def check_device(name: str, what: str) -> None:
+    """Check that a name is one of a device, whether there is such a device or not.
+
+    Args:
+        what: Where it stands, for the message.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
+        raise ConfigError(f"{what} must be auto, cpu, cuda, cuda:NUMBER or mps, not {name!r}")
+
+
+@dataclass(frozen=True)
+class ExecutionOptions(Options):
+    """The execution of the computation, which affects results only by rounding."""
+
+    device: str = option("auto", "auto (a GPU of CUDA if there is one), cpu, cuda, one GPU such as cuda:1, or mps")
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = option(
+        "fp32",
+        "precision of models and training; bf16: bfloat16 layers for those architectures that a short measurement "
+        "shows to be faster with them; tf32: matrix products of a GPU",
+    )
+    executor: Literal["auto", "sequential", "workers", "fused"] = option(
+        "auto",
+        "one client after the other, side by side in processes, or all of one architecture in one step; "
+        "auto: fused on a GPU, workers for longer runs on a CPU",
+    )
+    workers: int = option(0, "processes of the executor workers (0 = one per core)", least=0)
+    threads: int = option(0, "CPU threads of each process (0 = the cores divided among the processes)", least=0)
+    devices: int = option(
+        0,
+        "GPUs that share the clients of fused (0 = all that torch sees; on a CPU as many processes, 0 = 1)",
+        least=0,
+    )
+    memory_budget: float = option(
+        0.0,
+        "GB that clients stepping together may use with fused (0 = 4, or 70 % of a GPU's free memory)",
+        least=0,
+    )
+    clients_in: Literal["auto", "memory", "disk"] = option(
+        "auto", "where clients' models are stored between visits (auto: on disk above 1 GiB, and with workers)"
+    )
+    memory_format: Literal["channels_last", "contiguous"] = option(
+        "channels_last", "layout of images and convolutions; channels last is faster on most CPUs and GPUs"
+    )
+    weights_dir: str = option(
+        "", "folder in which files of initial weights are found by their name ('' = where the models' options say)"
+    )
+    convolutions: Literal["auto", "torch"] = option(
+        "auto", "auto computes convolutions on small maps as matrix products where faster (channels last on a CPU)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_device(self.device, "execution.device")
+        if self.device == "mps" and self.precision == "fp64":
+            raise ConfigError("execution.precision=fp64, but mps has no such numbers: use execution.device=cpu")
+        if ":" in self.device and self.devices > 1:
+            raise ConfigError(f"execution.devices={self.devices}, but execution.device={self.device} is one GPU")
+
+
+@dataclass(frozen=True)
+class CheckpointOptions(Options):
+    """Checkpoints, from which a run can be resumed."""
+
+    every: int = option(1, "rounds between checkpoints (0 = none)", least=0)
+
+
+@dataclass(frozen=True)
+class CompareOptions(Options):
+    """The runs of `protofed compare`."""
+
+    methods: tuple[str, ...] = option((), "methods to compare, or all")
+    seeds: tuple[int, ...] = option((), "seeds to repeat with (none = the experiment's seed)")
+    axes: dict[str, Any] = option(
+        {}, "named axes of named overrides: every method runs with every combination, e.g. compare.axes.rule.clip"
+    )
+
+    def combinations(self) -> dict[tuple[str, ...], Tree]:
+        """Return the overrides of every combination of values, by the names of the values along the axes.
+
+        Raises:
+            ConfigError: If an axis is not a table of tables.
+        """
+        for axis, values in self.axes.items():
+            wrong = not isinstance(values, Mapping) or not all(isinstance(v, Mapping) for v in values.values())
+            if wrong or not values:
+                raise ConfigError(
+                    f"compare.axes.{axis} must be a table of named overrides, e.g. {axis}.large = "
+                    f'{{ "model.d" = 512 }}, not {values!r}'
+                )
+        chosen = itertools.product(*(values.items() for values in self.axes.values()))
+        return {
+            tuple(name for name, _ in values): {k: v for _, overrides in values for k, v in overrides.items()}
+            for values in chosen
+        }
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataOptions,
+    "model": ModelOptions,
+    "training": TrainingOptions,
+    "transforms": TransformOptions,
+    "encoder": EncoderOptions,
+    "participation": ParticipationOptions,
+    "evaluation": EvaluationOptions,
+    "wire": WireOptions,
+    "robust": RobustOptions,
+    "attack": AttackOptions,
+    "privacy": PrivacyOptions,
+    "secure": SecureOptions,
+    "execution": ExecutionOptions,
+    "checkpoint": CheckpointOptions,
+    "compare": CompareOptions,
+}
+SCALARS = {"recipe": "", "seed": 0, "rounds": 10, "stages": ()}
+COMPONENTS = ("method", "partition")
+USUAL = "usual_rounds"
+"""Key of a built-in recipe whose number of rounds nobody has asked for: methods that need fewer run fewer."""
+_OF_SAMPLES = ("name", "members", "options", "shared")
+"""Keys of a model that suit its samples."""
+ENCODED_MODEL = "identity"
+"""Architecture by default where an encoder makes vectors of the samples."""
+PARTITION = "dirichlet"
+"""Name of the partition by default."""
+OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
+    "partition.name": (PARTITION, None),
+    "data.source": (DataOptions().source, ("options",)),
+    "model.name": (ModelOptions().name, ("options", "members", "shared")),
+    "model.members": ((), ("options", "shared")),
+    "encoder.name": (EncoderOptions().name, ("options", "weights")),
+}
+"""Default of each option that names a component, and the keys that belong to it; None: the rest of its section."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One method on one federation with one seed: everything that determines the outcome."""
+
+    recipe: str
+    seed: int
+    rounds: int
+    stages: tuple[str, ...]
+    method: str
+    method_options: Any
+    partition: str
+    partition_options: Any
+    data: DataOptions
+    model: ModelOptions
+    training: TrainingOptions
+    transforms: TransformOptions
+    encoder: EncoderOptions
+    participation: ParticipationOptions
+    evaluation: EvaluationOptions
+    wire: WireOptions
+    robust: RobustOptions
+    attack: AttackOptions
+    privacy: PrivacyOptions
+    secure: SecureOptions
+    execution: ExecutionOptions
+    checkpoint: CheckpointOptions
+
+    def to_tree(self) -> Tree:
+        """Return the fully resolved configuration as plain tables, which form a recipe of the same experiment."""
+        tree: Tree = {name: getattr(self, name) for name in SCALARS}
+        for name in COMPONENTS:
+            tree[name] = {"name": getattr(self, name), **plain(getattr(self, f"{name}_options"))}
+        for f in fields(self):
+            if f.name in SECTIONS:
+                tree[f.name] = plain(getattr(self, f.name))
+        return without_none(tree)
+
+    def identity(self) -> Tree:
+        """Return the part of :meth:`to_tree` that determines results (see :func:`identity`)."""
+        return identity(self.to_tree())
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of everything that determines a run's result, 16 hexadecimal digits.
+
+        Equal configurations have equal keys on every machine: where the data lie and how they are computed is left
+        out. So are options with their default values: a new option that changes nothing by default changes no key.
+        """
+        plain = defaults(self.method, self.partition)
+        own = {n: v for n, v in flat(self.identity()).items() if n not in plain or v != plain[n]}
+        names = {"method.name": self.method, "partition.name": self.partition}
+        text = json.dumps({**own, **names}, sort_keys=True, default=list)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def identity(tree: Mapping[str, Any]) -> Tree:
+    """Return a configuration without what does not determine results: the recipe's name, where data lie, speed.
+
+    Metrics follow from the results, now or later.
+    """
+    kept = {k: v for k, v in tree.items() if k not in ("recipe", "execution", "checkpoint")}
+    for section, without in _WITHOUT_EFFECT.items():
+        if isinstance(table := kept.get(section), Mapping):
+            kept[section] = {k: v for k, v in table.items() if k not in without}
+    return kept
+
+
+_WITHOUT_EFFECT = {"data": ("data_dir", "max_gb"), "evaluation": ("metrics",)}
+
+
+def recipes() -> dict[str, Path]:
+    """Return the built-in recipes by name."""
+    folder = resources.files("protofed.config") / "recipes"
+    return {Path(str(f)).stem: Path(str(f)) for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".toml")}
+
+
+def load_recipe(recipe: str | Path) -> Tree:
+    """Return the tables of a built-in recipe or a TOML file.
+
+    Raises:
+        ConfigError: If there is no such recipe, or the file is not TOML.
+    """
+    path = Path(recipe)
+    usual = path.suffix != ".toml"
+    if usual:
+        builtin = recipes()
+        if str(recipe) not in builtin:
+            raise ConfigError(unknown_name("recipe", str(recipe), builtin) + ", or a path ending in .toml")
+        path = builtin[str(recipe)]
+    try:
+        tree = read_toml(path)
+    except OSError as error:
+        raise ConfigError(f"recipe {path}: cannot be read ({reason(error)})") from None
+    except ValueError as error:
+        raise ConfigError(f"recipe {path}: {error}") from None
+    tree.setdefault("recipe", path.stem)
+    return {**tree, USUAL: True} if usual else tree
+
+
+def parse_overrides(items: Iterable[str]) -> Tree:
+    """Return ``["method.lambda=10", …]`` as ``{"method.lambda": 10, …}``; values are TOML, else text.
+
+    Raises:
+        ConfigError: If an item has no ``=``.
+    """
+    overrides: Tree = {}
+    for item in items:
+        name, separator, text = item.partition("=")
+        if not separator or not name.strip():
+            raise ConfigError(f"override {item!r} must read NAME=VALUE, e.g. method.lambda=10")
+        try:
+            overrides[name.strip()] = parse_toml(f"x = {text}")["x"]
+        except ValueError:
+            overrides[name.strip()] = text.strip()
+    return overrides
+
+
+def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tree:
+    """Return a copy of ``tree`` with options set by dotted name.
+
+    Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
+    model also ``model.members`` and ``model.shared``.
+    Naming an encoder drops the model and the transforms, which are for other samples, unless it keeps these beside
+    the features.
+
+    Args:
+        overrides: Values by dotted name; a value may be a whole table.
+
+    Raises:
+        ConfigError: If a name leads through something that is not a table.
+    """
+    result = _copy(tree)
+    if "rounds" in overrides:
+        result.pop(USUAL, None)
+    for name, (default, dropped) in OPTIONS_OF.items():
+        section, key = name.split(".")
+        table = result.get(section)
+        if name not in overrides or not isinstance(table, dict):
+            continue
+        # Members take precedence over a name, so that even the same name is another model.
+        if table.get(key, default) != overrides[name] or (key == "name" and table.get("members")):
+            result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
+    encoder, model = (table if isinstance(table := result.get(n), dict) else {} for n in ("encoder", "model"))
+    own = {"model.name", "model.members"} & overrides.keys()
+    if not own and not overrides.get("encoder.beside", encoder.get("beside")):
+        new = (overrides.get(f"encoder.{key}") for key in ("name", "members"))
+        if any(value and value != encoder.get(key) for key, value in zip(("name", "members"), new, strict=True)):
+            result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
+            result.pop("transforms", None)
+    for dotted, value in overrides.items():
+        *path, last = dotted.split(".")
+        table = result
+        for step in path:
+            table = table.setdefault(step, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"option {dotted!r}: {step!r} is not a table")
+        table[last] = _copy(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | None = None) -> Experiment:
+    """Return the experiment that ``tree`` describes.
+
+    Args:
+        tree: A recipe with its overrides.
+        method: Method, or variant of the recipe (see :func:`variant`), to use in place of ``method.name``; options
+            in ``[method]`` that it does not have are then ignored.
+        seed: Seed to use in place of the recipe's.
+
+    Raises:
+        ConfigError: If a name is unknown or a value is invalid.
+    """
+    check_names(tree)
+    tree, method = variant(tree, method)
+    scalars = {n: tree.get(n, default) for n, default in SCALARS.items()}
+    if seed is not None:
+        scalars["seed"] = seed
+    check_number("seed", scalars["seed"])
+    check_number("rounds", scalars["rounds"])
+    scalars["stages"] = texts("stages", scalars["stages"])
+    if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
+        raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
+    sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
+    encoder, named = sections["encoder"], {"name", "members"} & _table(tree, "model").keys()
+    if encoder.each() and not encoder.beside and not named:
+        sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
+    method_name, method_options = _method(tree, method)
+    validated = sections["data"].validation_fraction > 0
+    needed = methods.get(method_name).rounds_needed(method_options, validated=validated)
+    if needed is not None and ("rounds" not in tree or tree.get(USUAL)):
+        scalars["rounds"] = needed
+    partition = _table(tree, "partition")
+    partition_name = _name(partition, "partition", PARTITION)
+    kind = data.partitions.get(partition_name)
+    return Experiment(
+        **scalars,
+        **sections,
+        method=method_name,
+        method_options=method_options,
+        partition=partition_name,
+        partition_options=build_options(kind.Options, partition, "partition"),
+    )
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """Return a list of names.
+
+    Raises:
+        ConfigError: If it is something else.
+    """
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) and ":" in item for item in value):
+        raise ConfigError(f'{name} must be a list of FILE.py:CLASS, e.g. ["my_stage.py:MyStage"], not {value!r}')
+    return tuple(value)
+
+
+_RANGES = {"seed": (0, limits.SEED), "rounds": (1, limits.ROUNDS)}
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuse a seed or a number of rounds that the files of a run cannot have.
+
+    Args:
+        name: ``seed`` or ``rounds``.
+
+    Raises:
+        ConfigError: If it is no integer, or is out of range.
+    """
+    least, most = _RANGES[name]
+    if not is_count(value, least, most + 1):
+        raise ConfigError(f"{name} must be an integer of at least {least} and at most {most}, not {value!r}")
+
+
+@cache
+def defaults(method: str, partition: str) -> dict[str, Any]:
+    """Return what determines results of an experiment that names only its method and partition, by dotted name."""
+    return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
+
+
+def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any], str | None]:
+    """Return the recipe and the method that a name stands for.
+
+    A variant is a partial recipe with a ``method.name``, such as a baseline with an optimiser of its own, which
+    comparisons list beside the methods: one of :func:`variants`, or ``[variants.NAME]`` of the recipe. Its values
+    win over all others.
+
+    Args:
+        name: A method or variant; None for ``method.name``.
+
+    Raises:
+        ConfigError: If there is no such method or variant.
+    """
+    chosen = _table(tree, "method").get("name") if name is None else name
+    known = _variants_of(tree)
+    if not isinstance(chosen, str) or chosen not in known:
+        if isinstance(chosen, str) and ":" not in chosen and chosen not in methods.methods():
+            raise ConfigError(unknown_name("method or variant", chosen, [*methods.methods(), *known]))
+        return tree, name
+    own = _as_table(known[chosen], f"variants.{chosen}")
+    return apply_overrides(tree, flat(own)), _table(own, "method")["name"]
+
+
+@cache
+def variants() -> Tree:
+    """Return the built-in variants by name."""
+    return read_toml(Path(str(resources.files("protofed.config") / "variants.toml")))
+
+
+def _variants_of(tree: Mapping[str, Any]) -> Tree:
+    """Return the built-in variants and those of a recipe, which replace them, by name."""
+    return {**variants(), **_table(tree, "variants")}
+
+
+def check_names(tree: Mapping[str, Any]) -> None:
+    """Check the top-level names of ``tree``, the options in ``[methods]`` and the names of variants.
+
+    Raises:
+        ConfigError: If a name is unknown or an option is invalid.
+    """
+    valid = [*SCALARS, *SECTIONS, *COMPONENTS, "methods", "variants", "summary"]
+    for name in tree:
+        if name not in (*valid, USUAL):
+            raise ConfigError(unknown_name("option", name, valid))
+    for name, options in _table(tree, "methods").items():
+        build_options(methods.get(name).Options, _as_table(options, f"methods.{name}"), f"methods.{name}")
+    for name, own in _table(tree, "variants").items():
+        where, parts = f"variants.{name}", ["rounds", *SECTIONS, *COMPONENTS]
+        for part in _as_table(own, where):
+            if part not in parts:
+                raise ConfigError(unknown_name(f"option of {where}", part, parts))
+        base = _table(own, "method").get("name")
+        if not isinstance(base, str) or name in methods.methods() or base in _variants_of(tree):
+            raise ConfigError(f"{where} must name its method, as {where}.method.name=…, and have a name of its own")
+        methods.get(base)
+
+
+def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
+    """Return the method's name and options: those in ``[methods.NAME]``, overridden by those in ``[method]``."""
+    common = _table(tree, "method")
+    name = _name(common, "method", "fedproto")
+    if chosen is not None:
+        known = option_fields(methods.get(chosen).Options)
+        common = {n: v for n, v in common.items() if n in known}
+        name = chosen
+    specific = _as_table(_table(tree, "methods").get(name, {}), f"methods.{name}")
+    return name, build_options(methods.get(name).Options, {**specific, **common}, "method")
+
+
+def comparison(tree: Mapping[str, Any]) -> CompareOptions:
+    """Return the ``compare`` section of a recipe.
+
+    Raises:
+        ConfigError: If it is invalid, an option in ``[method]`` or of an axis belongs to none of its methods, or an
+            axis varies what a variant fixes.
+    """
+    check_names(tree)
+    options = build_options(CompareOptions, _table(tree, "compare"), "compare")
+    if options.methods == ("all",):
+        options = replace(options, methods=tuple(every_method()))
+    varied = {option for overrides in options.combinations().values() for option in overrides}
+    for name in options.methods:
+        fixed = flat(_table(tree, "variants").get(name) or variants().get(name) or {})
+        if clash := sorted(varied & fixed.keys()):
+            raise ConfigError(f"the variant {name!r} fixes {clash[0]}, which an axis of the comparison varies")
+    given = [*(f"method.{n}" for n in _table(tree, "method") if n != "name"), *varied]
+    check_method_options(given, [variant(tree, name)[1] or name for name in options.methods])
+    return options
+
+
+def names_method(tree: Mapping[str, Any]) -> bool:
+    """Return whether a recipe names a method.
+
+    Raises:
+        ConfigError: If its section ``method`` is no table.
+    """
+    return "name" in _table(tree, "method")
+
+
+def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:
+    """Refuse an option that none of the chosen methods has.
+
+    Args:
+        given: Options by dotted name; only those that begin with ``method.`` are checked.
+        chosen: Names of methods; with none, nothing is refused.
+
+    Raises:
+        ConfigError: If an option belongs to none of them.
+    """
+    known = {option for name in chosen for option in option_fields(methods.get(name).Options)}
+    for name in given:
+        section, _, option = name.partition(".")
+        if chosen and section == "method" and option.partition(".")[0] not in known:
+            raise ConfigError(unknown_name("option of method", option, known))
+
+
+def every_method() -> list[str]:
+    """Return the names of all built-in methods, in ascending order of what they exchange."""
+    order = get_args(methods.Exchange)
+    known = methods.methods()
+    return sorted(known, key=lambda name: (order.index(known.get(name).exchanges), name))
+
+
+def _name(section: Tree, where: str, default: str) -> str:
+    """Take the name of a component out of its section.
+
+    Raises:
+        ConfigError: If it is no text.
+    """
+    name = section.pop("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}.name must be text, not {name!r}")
+    return name
+
+
+def _table(tree: Mapping[str, Any], name: str) -> Tree:
+    return _as_table(tree.get(name, {}), name)
+
+
+def _as_table(value: Any, name: str) -> Tree:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a table of options, e.g. {name}.name=…, not {value!r}")
+    return dict(value)
+
+
+def _copy(tree: Mapping[str, Any]) -> Tree:
+    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+
+
+def without_none(tree: Tree) -> Tree:
+    """Drop None, which TOML cannot express and which is the default of the options dropped."""
+    return {k: without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}

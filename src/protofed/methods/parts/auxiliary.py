@@ -1,0 +1,98 @@
+"""Base of methods whose clients keep models of their own and share a second one."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from torch import nn
+
+from protofed.errors import ConfigError, ModelError
+from protofed.methods.contract import Batch, Exchange, Method, Tensors
+from protofed.methods.parts.weights import copied, shared_weights
+from protofed.options import Options, option
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+
+@dataclass(frozen=True)
+class AuxiliaryOptions(Options):
+    """The shared model, and how its mean is taken."""
+
+    auxiliary: str = option(
+        "", "architecture of the shared model ('' = model.shared, or else model.name or the first of that group)"
+    )
+    auxiliary_options: dict[str, Any] = option({}, "options of that architecture")
+    auxiliary_d: int = option(0, "length of its features (0 = model.d)", least=0)
+    weighting: Literal["uniform", "samples"] = option("uniform", "weight of a client in the mean: 1, or n_i")
+    share_buffers: bool = option(True, "also average the shared model's BatchNorm running statistics")
+
+
+A = TypeVar("A", bound=AuxiliaryOptions)
+
+
+class AuxiliaryMethod(Method[A]):
+    """Base of mutual distillation: client i's own model ``w_i`` stays, the shared ``w_aux`` goes up and down.
+
+    The shared model is in every client's ``extras`` under the name :attr:`role`. Rules: ``head`` is the client's
+    own model, ``global_model`` the shared one.
+    """
+
+    role: ClassVar[str]
+    exchanges: Exchange = "part of the weights"
+
+    @classmethod
+    def needs_counts(cls, options: A) -> bool:
+        """Every upload holds ``n_i``."""
+        return True
+
+    def check(self) -> None:
+        """Refuse a shared model that cannot take the clients' samples."""
+        if self.task.auxiliary is not None:
+            _ = self.network
+
+    @cached_property
+    def network(self) -> SplitModel:
+        """The shared model with its initial weights."""
+        assert self.task.auxiliary is not None
+        o = self.options
+        try:
+            return self.task.auxiliary(o.auxiliary, o.auxiliary_options, o.auxiliary_d or None)
+        except (ConfigError, ModelError) as error:
+            raise type(error)(f"method.auxiliary, the {self.role} of {self.name}: {error}") from None
+
+    @cached_property
+    def initial(self) -> Tensors:
+        """The shared weights that the server starts from."""
+        return copied(self.shared(self.network))
+
+    def notes(self) -> tuple[str, ...]:
+        """Tell the size of the shared model."""
+        size = sum(p.numel() for p in self.network.parameters())
+        name = self.options.auxiliary or "the experiment's first architecture"
+        return (f"The {self.role} that all clients share, {name}, has {size:,} parameters.",)
+
+    def extend(self, model: SplitModel) -> None:
+        """Put the shared model beside the client's own."""
+        model.extras[self.role] = copy.deepcopy(self.network)
+
+    def shared(self, network: nn.Module) -> Tensors:
+        """Return references to the weights of the shared model that cross the network."""
+        return shared_weights(network, buffers=self.options.share_buffers)
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The client's own model, and the shared one."""
+        return ("head", "global_model")
+
+    @property
+    def open_rule(self) -> str:
+        """The shared model."""
+        return "global_model"
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of either classifier."""
+        return {"head": model(batch.x).logits, "global_model": model.extras[self.role](batch.x).logits}

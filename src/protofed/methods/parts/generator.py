@@ -1,0 +1,352 @@
+"""A generator of features that the server trains, and from which clients learn.
+
+The generator is a function of plain tensors, so that a broadcast is all it takes to use one::
+
+    G(ε, y) = W_2 · relu(norm(W_1 · [ε; onehot(y)] + b_1)) + b_2
+
+Training normalises by batch statistics, use by running ones: a generated feature then does not depend on the other
+samples of its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.compute.optimizers import eager
+from protofed.compute.seeding import generator
+from protofed.methods.contract import Batch, Task, Tensors
+from protofed.methods.fedavg import FedAvgOptions
+from protofed.methods.parts.training import linear_layer, sound
+from protofed.options import option
+from protofed.prototypes.mixtures import gaussian
+from protofed.wire.schema import Field, Payload
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+PREFIX = "generator."
+EPSILON = 1e-5
+MOMENTUM = 0.1
+"""Of BatchNorm, as in torch."""
+LabelPrior = Literal["available", "counts", "uniform"]
+"""Labels to generate: equally often those of classes held, as often as they are held, or equally often all K."""
+
+
+@dataclass(frozen=True)
+class GeneratorOptions(FedAvgOptions):
+    """The generator, and how the server trains it."""
+
+    latent_dim: int = option(32, "length z of the generator's noise ε", least=1)
+    noise: Literal["uniform", "normal"] = option("uniform", "ε in [0, 1), as in all code, or Gaussian as printed")
+    generator_batch_size: int = option(32, "generated features per server step; BatchNorm takes two", least=2)
+
+
+def initial_generator(
+    latent: int, classes: int, hidden: int, width: int, source: torch.Generator, dtype: torch.dtype
+) -> Tensors:
+    """Return a random generator of ``(z + K)h + h + 2h + hd + d`` parameters and ``2h`` running statistics.
+
+    Args:
+        latent: Length ``z`` of the noise.
+        classes: ``K``.
+        hidden: Width ``h``.
+        width: Length ``d`` of the features.
+    """
+    first = linear_layer(latent + classes, hidden, source, dtype)
+    second = linear_layer(hidden, width, source, dtype)
+    one, zero = torch.ones(hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
+    return {
+        **{f"hidden.{name}": t for name, t in first.items()},
+        "norm.weight": one,
+        "norm.bias": zero,
+        "norm.running_mean": zero.clone(),
+        "norm.running_var": one.clone(),
+        **{f"output.{name}": t for name, t in second.items()},
+    }
+
+
+class Generated(NamedTuple):
+    """Generated features, and the statistics by which the hidden layer was normalised.
+
+    Attributes:
+        features: ``(B, d)``.
+        mean: ``(h,)``.
+        variance: ``(h,)``.
+    """
+
+    features: Tensor
+    mean: Tensor
+    variance: Tensor
+
+
+def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool = False) -> Generated:
+    """Return ``G(ε, y)``.
+
+    Args:
+        weights: As :func:`initial_generator` names them.
+        noise: ``(B, z)``.
+        labels: ``(B,)`` int64.
+        training: Whether to normalise by the statistics of these samples, ``B ≥ 2``.
+    """
+    classes = weights["hidden.weight"].shape[-1] - noise.shape[-1]
+    onehot = labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)
+    hidden = F.linear(
+        torch.cat([noise, onehot.to(noise.dtype)], -1), weights["hidden.weight"], weights["hidden.bias"]
+    )
+    mean, variance = weights["norm.running_mean"], weights["norm.running_var"]
+    if training:
+        mean, variance = hidden.mean(0), hidden.var(0, correction=0)
+    hidden = (hidden - mean) * (variance + EPSILON).rsqrt() * weights["norm.weight"] + weights["norm.bias"]
+    return Generated(F.linear(hidden.relu(), weights["output.weight"], weights["output.bias"]), mean, variance)
+
+
+def diversity(noise: Tensor, features: Tensor, different: Tensor | None = None) -> Tensor:
+    """Return ``exp(−mean_{b,b'} ‖ε_b − ε_b'‖²·|G_b − G_b'|)``, near 0 if different noise gives different features.
+
+    Args:
+        noise: ``(B, z)``; squares are averaged over z.
+        features: ``(B, d)``; magnitudes are averaged over d.
+        different: ``(B, B)`` bool; other pairs count as 0 in the mean. None for all pairs.
+    """
+    apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(-1)
+    other = (features.unsqueeze(0) - features.unsqueeze(1)).abs().mean(-1)
+    pairs = apart * other
+    return (-(pairs if different is None else pairs * different).mean()).exp()
+
+
+class Heads(NamedTuple):
+    """The classifiers of this round's S clients.
+
+    Attributes:
+        weight: ``(S, K, d)``.
+        bias: ``(S, K)``.
+        share: ``(S,)``, ``n_i / Σ n``.
+        of_class: ``(S, K)``, ``a_{y,i} = n_iy / Σ_i n_iy``, a client's share in the samples of a class.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    share: Tensor
+    of_class: Tensor
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return ``(S, B, K)`` answers of all clients to ``(B, d)`` features."""
+        return features @ self.weight.mT + self.bias.unsqueeze(1)
+
+    def weighted_errors(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Return ``Σ_i mean_b(a_{y_b,i}·CE(g_i(G_b), y_b))``.
+
+        Args:
+            features: ``(B, d)`` generated features ``G_b``.
+            labels: ``(B,)`` their classes ``y_b``.
+        """
+        answers = self.logits(features)
+        S, B, K = answers.shape
+        errors = F.cross_entropy(answers.reshape(S * B, K), labels.repeat(S), reduction="none").reshape(S, B)
+        return (self.of_class[:, labels] * errors).mean(1).sum()
+
+
+class Teachers:
+    """The heads and sample counts of this round's clients, seen one after the other.
+
+    Args:
+        num_classes: ``K``.
+        dtype: Of the server's state.
+    """
+
+    def __init__(self, num_classes: int, dtype: torch.dtype) -> None:
+        self.num_classes = num_classes
+        self.dtype = dtype
+        self.weights: list[Tensor] = []
+        self.biases: list[Tensor] = []
+        self.sizes: list[Tensor] = []
+        self.counts: list[Tensor] = []
+
+    def add(self, payload: Payload) -> None:
+        """Add a client's upload."""
+        self.weights.append(payload["head.weight"])
+        self.biases.append(payload["head.bias"])
+        self.sizes.append(payload["samples"])
+        self.counts.append(payload.get("counts", torch.ones(self.num_classes)))
+
+    def held(self) -> Tensor:
+        """Return ``(S, K)`` samples of each class, or ones if clients do not send them."""
+        return torch.stack(self.counts).to(self.dtype)
+
+    def heads(self) -> Heads:
+        """Return all classifiers with their shares."""
+        n, held = torch.stack(self.sizes).to(self.dtype), self.held()
+        shares = n / n.sum().clamp(min=1), held / held.sum(0).clamp(min=1)
+        return Heads(torch.stack(self.weights), torch.stack(self.biases), *shares)
+
+
+Objective = Callable[[Heads, Tensor, Tensor, Tensor], Tensor]
+"""``objective(heads, noise, labels, features)``: the scalar that the server minimises over the generator."""
+
+
+class FeatureGenerator:
+    """The generator of one method: its first weights, features drawn from it, and its training on the server.
+
+    Messages and the server's state hold its weights as ``generator.…``, and ``prior`` ``(K,)``, the chances of the
+    labels that are generated.
+
+    Args:
+        hidden: Width ``h``.
+        label_prior: How ``prior`` follows from the clients' samples.
+    """
+
+    def __init__(self, options: GeneratorOptions, task: Task, hidden: int, label_prior: LabelPrior) -> None:
+        self.options = options
+        self.task = task
+        self.hidden = hidden
+        self.label_prior = label_prior
+
+    @cached_property
+    def first(self) -> Tensors:
+        """The weights that the server starts from."""
+        task = self.task
+        source = generator(task.seed, "generator")
+        weights = initial_generator(
+            self.options.latent_dim, task.num_classes, self.hidden, task.feature_dim, source, task.dtype
+        )
+        return {PREFIX + name: tensor for name, tensor in weights.items()}
+
+    def server_state(self) -> Tensors:
+        """Return the first weights, with equal chances for all classes."""
+        K = self.task.num_classes
+        return {**self.first, "prior": torch.full((K,), 1 / K, dtype=self.task.dtype)}
+
+    def not_received(self) -> Tensors:
+        """Return the first weights, with no chance for any class, for clients that were sent nothing yet."""
+        return {**self.first, "prior": torch.zeros(self.task.num_classes, dtype=self.task.dtype)}
+
+    def broadcast_fields(self) -> dict[str, Field]:
+        """Return the fields of a broadcast that hold the generator and the prior."""
+        statistics = {PREFIX + "norm.running_mean": None, PREFIX + "norm.running_var": 0.0}
+        fields = {
+            name: Field(tuple(t.shape), parameter=name not in statistics, minimum=statistics.get(name))
+            for name, t in self.first.items()
+        }
+        return {**fields, "prior": Field((self.task.num_classes,), parameter=False, minimum=0.0, limit=1.0)}
+
+    def upload_fields(self) -> dict[str, Field]:
+        """Return the fields of an upload beside weights: ``n_i``, and ``n_ij`` unless the prior is uniform."""
+        fields = {"samples": Field((), "count", parameter=False)}
+        if self.label_prior != "uniform":
+            fields["counts"] = Field((self.task.num_classes,), "count", parameter=False)
+        return fields
+
+    def counts_to_send(self, counts: Tensor) -> Payload:
+        """Return the part of an upload that holds a client's ``(K,)`` samples ``n_ij``."""
+        return {} if self.label_prior == "uniform" else {"counts": counts}
+
+    # The client.
+
+    def noise(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
+        """Return noise ``(B, z)`` from the model's source ``noise``.
+
+        Args:
+            batch: ``B`` samples.
+        """
+        numbers: Tensor = model.extras["noise"]((len(batch.y), self.options.latent_dim), received["prior"])
+        return self.shaped(numbers)
+
+    def shaped(self, numbers: Tensor) -> Tensor:
+        """Return noise of the chosen kind from uniform numbers in [0, 1)."""
+        return numbers if self.options.noise == "uniform" else gaussian(numbers)
+
+    def features(self, received: Tensors, noise: Tensor, labels: Tensor) -> Tensor:
+        """Return ``G(ε, y)``.
+
+        Args:
+            noise: ``(B, z)``.
+            labels: ``(B,)`` int64.
+
+        Returns:
+            ``(B, d)``.
+        """
+        weights = {n.removeprefix(PREFIX): t for n, t in received.items() if n.startswith(PREFIX)}
+        return generate(weights, noise, labels).features
+
+    def pseudo_error(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
+        """Return ``CE(g(G(ε, y')), y')``, the mean over as many draws as the batch has samples.
+
+        Args:
+            batch: ``B`` samples.
+
+        Returns:
+            A scalar; 0 if no class has a chance.
+        """
+        heights = received["prior"].cumsum(-1)
+        total = heights[-1]
+        place = model.extras["noise"]((len(batch.y),), heights) * total
+        last = len(heights) - 1
+        labels = (place.unsqueeze(-1) >= heights).sum(-1).clamp(max=last)
+        features = self.features(received, self.noise(model, batch, received), labels)
+        errors = F.cross_entropy(model.classify(features), labels, reduction="none")
+        return batch.mean(errors) * (total > 0)
+
+    # The server.
+
+    def taught(
+        self,
+        server: Tensors,
+        teachers: Teachers,
+        objective: Objective,
+        round: int,
+        *,
+        steps: int,
+        lr: float,
+        weight_decay: float,
+    ) -> tuple[Tensors, dict[str, Any]]:
+        """Train the generator with Adam, which starts afresh in every round.
+
+        Args:
+            teachers: At least one client.
+            round: The round, counted from 1.
+
+        Returns:
+            The entries of the server's state that change, and diagnostics. A generator that diverges is not kept.
+        """
+        prior = self._prior(teachers.held().sum(0))
+        if not float(prior.sum()) > 0:
+            return {}, {}
+        source = generator(self.task.seed, "generator training", round)
+        heads = teachers.heads()
+        weights = {n.removeprefix(PREFIX): server[n].clone() for n in self.first}
+        leaves = [t.requires_grad_() for n, t in weights.items() if "running" not in n]
+        optimizer = eager(torch.optim.Adam)(leaves, lr=lr, weight_decay=weight_decay)
+        losses = []
+        for _ in range(steps):
+            labels = torch.multinomial(prior, self.options.generator_batch_size, replacement=True, generator=source)
+            shape = (len(labels), self.options.latent_dim)
+            noise = self.shaped(torch.rand(shape, generator=source, dtype=self.task.dtype))
+            with torch.enable_grad():
+                batch = generate(weights, noise, labels, training=True)
+                loss = objective(heads, noise, labels, batch.features)
+                gradients = torch.autograd.grad(loss, leaves)
+            for leaf, gradient in zip(leaves, gradients, strict=True):
+                leaf.grad = gradient
+            optimizer.step()
+            unbiased = batch.variance * len(labels) / (len(labels) - 1)
+            for name, value in (("mean", batch.mean), ("var", unbiased)):
+                weights[f"norm.running_{name}"].lerp_(value.detach(), MOMENTUM)
+            losses.append(float(loss.detach()))
+        trained = {PREFIX + n: t.detach() for n, t in weights.items()}
+        if not sound(trained):
+            return {"prior": prior}, {"generator_diverged": True}
+        diagnostics = {"generator_loss_first": losses[0], "generator_loss_last": losses[-1]} if losses else {}
+        return {"prior": prior, **trained}, diagnostics
+
+    def _prior(self, held: Tensor) -> Tensor:
+        """Return the chance of each class, given ``(K,)`` samples of all clients."""
+        chances = {"uniform": torch.ones_like(held), "counts": held, "available": (held > 0).to(held)}
+        chance = chances[self.label_prior]
+        return chance / chance.sum().clamp(min=1)

@@ -1,0 +1,567 @@
+"""Closed forms: a classifier from the class sums and the second moment of fixed features.
+
+Sums over clients are sums over samples, so what the server makes of them is what it would make of all samples
+together, whatever the split (Legate et al., NeurIPS 2023; Fanì et al., ICML 2024). Nothing is trained, so it takes
+features that do not change: those of an encoder or of frozen weights.
+
+Server state: what each client sent last, as ``FIELD.NAME/0``, so that nobody counts twice and anybody can be taken
+out again; and what follows from it: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``, the class means of all, and
+the classifier, ``weights`` ``(K, d)`` and ``bias`` ``(K,)``. Client state: ``own`` ``(K,)`` and ``prior`` ``(K,)``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Upload
+from protofed.methods.parts.prior import over, own_classes
+from protofed.prototypes.geometry import summary
+from protofed.prototypes.means import class_means, class_sums
+from protofed.prototypes.table import Prototypes
+from protofed.wire.schema import Field, Payload, Schema
+from protofed.wire.validate import check_structure, check_values
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+LARGEST = 1e15
+"""Largest magnitude of a feature; fields with bounds of their own are not rounded by lossy codecs."""
+ROUNDED = 1e-4
+"""Share of the trace of a client's second moment by which rounding may have made an eigenvalue negative."""
+SURE = 2.0
+"""A class is present if its noisy number of samples exceeds so many standard deviations of the noise."""
+RELEASE = {"counts": 0.5, "sums": 1.0, "moment": 1.0}
+"""Factors of the statistics where noise is added to all of them: sums and moment can use more precision."""
+RIDGE = 1e-12
+"""Least ridge, as a multiple of the features' mean square: those that never vary leave a matrix singular."""
+
+O = TypeVar("O")  # noqa: E741
+
+
+class Sums(NamedTuple):
+    """Sufficient statistics of some samples, in float64.
+
+    Attributes:
+        counts: ``(K,)`` samples per class.
+        sums: ``(K, d)`` sum of the features of each class.
+        moment: ``(d, d)`` ``Σ φφᵀ`` over all samples; ``(0, 0)`` if it is not known.
+    """
+
+    counts: Tensor
+    sums: Tensor
+    moment: Tensor
+
+    @classmethod
+    def none(cls, num_classes: int, width: int, *, second: bool) -> Sums:
+        """Return the sums of no samples.
+
+        Args:
+            num_classes: ``K``.
+            width: ``d``.
+            second: Whether there is a second moment.
+        """
+        side = width if second else 0
+        shapes = ((num_classes,), (num_classes, width), (side, side))
+        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, num_classes: int, *, second: bool) -> Sums:
+        """Return the sums of a batch.
+
+        Args:
+            features: ``(B, d)``.
+            labels: ``(B,)`` int64.
+            num_classes: ``K``.
+            second: Whether to compute the second moment.
+        """
+        exact = (features.cpu() if features.device.type == "mps" else features).double()
+        sums, counts = class_sums(exact, labels.to(exact.device), num_classes)
+        return cls(counts, sums, exact.mT @ exact if second else exact.new_zeros(0, 0))
+
+    def plus(self, other: Sums, times: float = 1.0) -> Sums:
+        """Return these sums and those of other samples, which may count more or less than once.
+
+        Args:
+            times: How often each of their samples counts.
+        """
+        return Sums(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def possible(self, tolerance: float) -> Sums:
+        """Return sums that some samples have: a client's own scatter has no negative eigenvalues.
+
+        With those of a client that lies, or is broken, the covariance of all could have none of the variance that
+        it has in some direction, in which the classifier would then be arbitrarily large.
+
+        Args:
+            tolerance: Share of the trace that rounding may make of an eigenvalue.
+        """
+        scatter = self.scatter
+        floor = tolerance * float(self.moment.diagonal().abs().sum()) + torch.finfo(scatter.dtype).tiny
+        _, failed = torch.linalg.cholesky_ex(scatter + floor * torch.eye(len(scatter), dtype=scatter.dtype))
+        if not failed:
+            return self
+        values, vectors = torch.linalg.eigh(scatter)
+        return self._replace(moment=self.moment - scatter + (vectors * values.clamp(min=0)) @ vectors.mT)
+
+    def denoised(self, deviation: float) -> Sums:
+        """Return what noisy sums tell: without classes that may be noise, and with a scatter that can be inverted.
+
+        As in AdaSSP (Wang, "Revisiting differentially private linear regression", UAI 2018), what noise does to the
+        eigenvalues is at most a ridge: negative ones count as zero, and half of the norm that noise is expected to
+        have, ``σ·√(2d)``, is added to all.
+
+        Args:
+            deviation: ``σ`` of the noise on each number of the sums and on the diagonal of the moment.
+        """
+        known = self.counts > max(SURE * deviation / RELEASE["counts"], 0.5)
+        sure = self._replace(counts=self.counts * known, sums=self.sums * known.unsqueeze(-1))
+        if not self.moment.numel():
+            return sure
+        values, vectors = torch.linalg.eigh(sure.scatter)
+        ridge = deviation * (len(values) / 2) ** 0.5
+        return sure._replace(
+            moment=self.moment - sure.scatter + (vectors * (values.clamp(min=0) + ridge)) @ vectors.mT
+        )
+
+    def cpu(self) -> Sums:
+        """Return the sums in the host's memory."""
+        return Sums(*(part.cpu() for part in self))
+
+    @property
+    def means(self) -> Prototypes:
+        """Class means ``μ_k``."""
+        return class_means(self.sums, self.counts)
+
+    @property
+    def square(self) -> float:
+        """Mean square of a feature, over samples and the ``d`` features."""
+        return float(self.moment.diagonal().mean().clamp(min=0) / self.counts.sum().clamp(min=1))
+
+    @property
+    def scatter(self) -> Tensor:
+        """``Σ (φ − μ_y)(φ − μ_y)ᵀ``, ``(d, d)``: the part of the second moment within the classes."""
+        result: Tensor = self.moment - self.means.rows.mT @ self.sums
+        return result
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """Return the upper triangle of a symmetric matrix ``(d, d)``, row by row, ``(d·(d + 1)/2,)``."""
+    i, j = torch.triu_indices(*matrix.shape, device=matrix.device)
+    return matrix[i, j]
+
+
+def symmetric(upper: Tensor, d: int) -> Tensor:
+    """Return a symmetric matrix ``(d, d)``; the inverse of :func:`triangle`.
+
+    Args:
+        upper: Its upper triangle, ``(d·(d + 1)/2,)``.
+    """
+    i, j = torch.triu_indices(d, d, device=upper.device)
+    matrix = upper.new_zeros(d, d)
+    matrix[i, j] = upper
+    matrix[j, i] = upper
+    return matrix
+
+
+def isometric(matrix: Tensor, power: float = 1.0) -> Tensor:
+    """Return a symmetric matrix whose off-diagonals are multiplied by ``√2``, or by that to another power.
+
+    The triangle of the result is then as long as the matrix.
+
+    Args:
+        matrix: ``(d, d)``.
+    """
+    factor: Tensor = torch.full_like(matrix, 2 ** (power / 2)).fill_diagonal_(1)
+    return matrix * factor
+
+
+def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridge: float = 0.0) -> Tensor:
+    """Return ``(S + r·I)⁻¹ B`` for a symmetric ``S`` that should have no negative eigenvalues.
+
+    Rounding, and clients that lie, may have given it some; they count as zero.
+
+    Args:
+        matrix: ``S``, ``(d, d)``.
+        right: ``B``, ``(d, n)``.
+        square: Size of the numbers of which ``S`` is the difference: their rounding is no variance.
+        dtype: Type in which they were sent.
+        ridge: Least ``r``.
+    """
+    floor = max(ridge, max(RIDGE, 8 * torch.finfo(dtype).eps) * square) or 1.0  # all features are 0, and so is S
+    raised = matrix.clone()
+    raised.diagonal().add_(floor)
+    lower, failed = torch.linalg.cholesky_ex(raised)
+    if not failed:
+        return torch.cholesky_solve(right, lower)
+    values, vectors = torch.linalg.eigh(matrix)
+    result: Tensor = vectors @ ((vectors.mT @ right) / (values.clamp(min=0) + floor).unsqueeze(-1))
+    return result
+
+
+class Linear(NamedTuple):
+    """A linear classifier with the scores ``w_k·φ + b_k``.
+
+    Attributes:
+        weights: ``(K, d)``.
+        bias: ``(K,)``.
+        present: ``(K,)`` bool, the classes that it can answer.
+    """
+
+    weights: Tensor
+    bias: Tensor
+    present: Tensor
+
+    @classmethod
+    def named(cls, tensors: Tensors, prefix: str = "") -> Linear:
+        """Return the classifier whose parts :meth:`tensors` has named.
+
+        Args:
+            tensors: Its parts, perhaps among others.
+        """
+        return cls(*(tensors[prefix + name] for name in cls._fields))
+
+    def tensors(self, dtype: torch.dtype, prefix: str = "") -> Tensors:
+        """Return its parts by name."""
+        parts = {"weights": self.weights.to(dtype), "bias": self.bias.to(dtype), "present": self.present}
+        return {prefix + name: part for name, part in parts.items()}
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the ``(B, K)`` scores of ``(B, d)`` features; a class that is not present has no chance."""
+        return over(features @ self.weights.mT + self.bias, self.present)
+
+
+def within(scores: Tensor, present: Tensor, own: Tensor) -> Tensor:
+    """Return scores over a client's own classes, or over all if the classifier knows none of them.
+
+    Args:
+        scores: ``(B, K)``.
+        present: ``(K,)`` bool, the classes that the classifier knows.
+        own: ``(K,)`` bool, the client's.
+    """
+    known = own & present
+    return over(scores, known | ~known.any())
+
+
+class ClosedForm(Method[O]):
+    """Base of the closed forms: clients send their sums, and the server makes a linear classifier of all of them.
+
+    Class attributes:
+        second: Whether the second moment is needed as well.
+        alone: Whether nothing is sent, and a client's classifier is of its own samples: a control.
+        released: Whether the classifier follows from the sums over all clients, so that these may have noise.
+    """
+
+    second: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+    released: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        """A control exchanges nothing; in sums, the features of all clients must mean the same."""
+        super().__init_subclass__()
+        cls.exchanges = "nothing" if cls.alone else "prototypes"
+        cls.same_feature_dim = cls.same_architecture = not cls.alone
+        noisy = cls.released and not cls.alone
+        cls.release = {n: w for n, w in RELEASE.items() if noisy and (cls.second or n != "moment")}
+
+    @abstractmethod
+    def classifier(self, total: Sums) -> Linear:
+        """Return the classifier of some samples.
+
+        Args:
+            total: Their sums; of classes without samples nothing is known.
+        """
+
+    @classmethod
+    def needs_counts(cls, options: O) -> bool:
+        """Means are weighted by ``n_ik``."""
+        return not cls.alone
+
+    @classmethod
+    def rounds_needed(cls, options: O, *, validated: bool) -> int | None:
+        """All is said in one round."""
+        return 1
+
+    def notes(self) -> tuple[str, ...]:
+        """Tell of features that come from a network that is not frozen."""
+        model = None if self.alone or self.task.template is None else self.task.template()
+        if model is None or not any(p.requires_grad for p in model.extractor.parameters()):
+            return ()
+        return (
+            "Features are those of a network with its initial weights, which nobody trains: random ones, unless "
+            "the model reads weights from a file. Those of an encoder are better (encoder.name=auto).",
+        )
+
+    def unclippable(self) -> str:
+        """Sums of all samples are divided by their number."""
+        return "its server needs n_ik, which no noise hides"
+
+    # What crosses the network.
+
+    @cached_property
+    def upload_schema(self) -> Schema | None:
+        """Class means and their counts; ``(1/n_i) Σ φφᵀ`` as an upper triangle, with ``n_i``.
+
+        With noise, the sums of all ``K`` classes, which a sample changes by at most the norm of their factors.
+        """
+        if self.alone:
+            return None
+        d, K = self.task.feature_dim, self.task.num_classes
+        if self.task.noise is not None:
+            sizes = {"counts": (K,), "sums": (K, d), "moment": (d * (d + 1) // 2,)}
+            return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.release}, K)
+        fields = {**self.rows("means"), "counts": Field(("k",), "count", parameter=False)}
+        if self.second:
+            fields |= self.moment_fields(d * (d + 1) // 2)
+        return self.schema(fields)
+
+    def moment_fields(self, size: int) -> dict[str, Field]:
+        """Return the fields of an upload that hold the second moment."""
+        return {
+            "samples": Field((), "count", parameter=False),
+            "moment": Field((size,), limit=LARGEST**2),
+        }
+
+    @cached_property
+    def broadcast_schema(self) -> Schema | None:
+        """The classifier."""
+        return (
+            None
+            if self.alone
+            else self.schema({**self.rows("weights", limit=LARGEST**2), "bias": Field(("k",), limit=LARGEST**2)})
+        )
+
+    def rows(self, name: str, limit: float = LARGEST) -> dict[str, Field]:
+        """Return the fields of ``k`` classes with one row of ``d`` numbers each."""
+        return {"classes": Field(("k",), "label", parameter=False), name: Field(("k", "d"), limit=limit)}
+
+    def schema(self, fields: dict[str, Field]) -> Schema:
+        """Return the schema of a message."""
+        K = self.task.num_classes
+        return Schema(fields, K, sizes={"d": self.task.feature_dim}, limits={"k": K})
+
+    # The client.
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        """Nothing is trained."""
+        return ()
+
+    def kept_state(self, counts: Tensor) -> Tensors:
+        """Remember the client's classes and their frequencies, for predictions only."""
+        return own_classes(counts, self.task.dtype, balanced=True)
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies, and over the classes that occur now."""
+        return {**state, **self.kept_state(counts.to(state["own"].device))}
+
+    @property
+    def statistics_from(self) -> Literal["after"]:
+        """Sums are of the features as they are."""
+        return "after"
+
+    def statistics(self, output: Output, batch: Batch) -> Tensors:
+        """Sums and counts per class, and the second moment, in float64."""
+        return Sums.of(output.features, batch.y, self.task.num_classes, second=self.second)._asdict()
+
+    def own_sums(self, local: Local, *, among: Tensor | None = None) -> Sums:
+        """Return the sums of a client's samples, computed anew: the features do not change.
+
+        Args:
+            among: ``(K,)`` bool, the classes whose samples count; None for all.
+        """
+        if not int(local.counts.sum()):
+            return Sums.none(self.task.num_classes, self.task.feature_dim, second=self.second)
+        features, labels = local.features()
+        chosen = slice(None) if among is None else among.to(labels.device)[labels]
+        return Sums.of(features[chosen], labels[chosen], self.task.num_classes, second=self.second).cpu()
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``μ_ik`` and ``n_ik``, and the mean second moment of the samples of reported classes."""
+        if self.task.noise is not None:
+            released = {name: statistics[name].cpu() * factor for name, factor in self.release.items()}
+            if self.second:  # noise that differs on either side of the diagonal is halved
+                moment = released["moment"]
+                released["moment"] = triangle(isometric((moment + moment.mT) / 2))
+            return released
+        sums = Sums(*(statistics[name] for name in Sums._fields)).cpu()
+        reported = (local.counts >= max(1, local.least_samples)).cpu()
+        if self.second and bool((reported != (sums.counts > 0)).any()):  # sums of rare classes would tell of them
+            sums = self.own_sums(local, among=reported)
+        rows, classes = sums.means.to_send()
+        payload = {"classes": classes, "means": rows, "counts": sums.counts[classes].long()}
+        return {**payload, **self.packed(sums)} if self.second else payload
+
+    def packed(self, sums: Sums) -> Payload:
+        """Return the fields of an upload that hold the second moment."""
+        samples = sums.counts.sum()
+        return {"samples": samples.long(), "moment": triangle(sums.moment) / samples.clamp(min=1)}
+
+    def unpacked(self, sent: Tensors) -> Tensor:
+        """Return the mean second moment ``(d, d)`` of an upload, in float64."""
+        return symmetric(sent["moment"].double(), self.task.feature_dim)
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Unpack the classifier; before there is one, make it of the client's own samples."""
+        if message is None:
+            return self.classifier(self.own_sums(local)).tensors(self.task.dtype)
+        return self.table(message, "weights", "bias").tensors(self.task.dtype)
+
+    def table(self, message: Payload, weights: str, bias: str) -> Linear:
+        """Return a classifier of all ``K`` classes from the rows of a message."""
+        K, classes = self.task.num_classes, message["classes"]
+        rows = Prototypes.received(message[weights], classes, K)
+        return Linear(rows.rows, message[bias].new_zeros(K).index_copy(0, classes, message[bias]), rows.present)
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Over the client's own classes; over all."""
+        return ("head",) if self.alone else ("head", "global_model")
+
+    @property
+    def open_rule(self) -> str:
+        """The classifier of all, unless there is none."""
+        return "" if self.alone else "global_model"
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Scores of the classifier over the client's own classes and over all."""
+        shared = Linear.named(received)
+        scores = shared.scores(model(batch.x).features)
+        return {"head": within(self.likely(scores, state), shared.present, state["own"]), "global_model": scores}
+
+    def likely(self, scores: Tensor, state: Tensors) -> Tensor:
+        """Return the scores of all classes for a client's class frequencies; the same if they play no part.
+
+        Args:
+            scores: ``(B, K)``.
+            state: The method's state on the client.
+        """
+        return scores
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start without clients."""
+        if self.alone:
+            return {}
+        K, d = self.task.num_classes, self.task.feature_dim
+        none = Sums.none(K, d, second=self.second)
+        return self.concluded({}, none, Linear(none.sums, none.counts, none.counts > 0))
+
+    def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
+        """Return the server's state.
+
+        Args:
+            held: What each client has sent.
+            total: The sums over all of them.
+            classifier: The classifier that follows.
+        """
+        dtype = self.task.dtype
+        return {**held, "prototypes": total.means.rows.to(dtype), **classifier.tensors(dtype)}
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Send the classifier; nothing before there is one."""
+        classes = server["present"].nonzero().squeeze(-1)
+        if not len(classes):
+            return None
+        return {"classes": classes, "weights": server["weights"][classes], "bias": server["bias"][classes]}
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """Note what each client sent, in place of what it sent before, and make the classifier of all."""
+        held = {name: tensor for name, tensor in server.items() if "." in name}
+        new: dict[str, list[Payload]] = {}
+        for upload in uploads:
+            # Of secure aggregation come several uploads that are all alike, which replace those of its last round.
+            new.setdefault(upload.client, []).append(upload.payload)
+        held = {name: tensor for name, tensor in held.items() if _sender(name) not in new}
+        for client, payloads in new.items():
+            for number, payload in enumerate(payloads):
+                held |= {f"{name}.{client}/{number}": tensor for name, tensor in payload.items()}
+        state = self.made_of(held)
+        return Aggregate(state, summary(*Prototypes.of(state)))
+
+    def made_of(self, held: Tensors) -> Tensors:
+        """Return the server's state that follows from what clients have sent.
+
+        Args:
+            held: What each of them sent last, by ``FIELD.CLIENT/NUMBER``.
+        """
+        parts = (self.sums_of(payload) for payload in _payloads(held))
+        summed = any(name.endswith("/1") for name in held)  # shares of a sum, which are no client's
+        if self.second and self.task.noise is None and not summed:
+            parts = (part.possible(ROUNDED) for part in parts)
+        total, classifier = self.combined(parts)
+        return self.concluded(held, total, classifier)
+
+    def without(self, server: Tensors, client: str) -> Tensors:
+        """Return the server's state as it would be had a client never sent anything.
+
+        Args:
+            server: The state, perhaps from a file of another party.
+
+        Raises:
+            ConfigError: If nothing of it is there, or nothing of any other client.
+            PayloadError: If the state holds uploads that no client could have sent.
+        """
+        held = {name: tensor for name, tensor in server.items() if "." in name}
+        if client not in (senders := {_sender(name) for name in held}):
+            raise ConfigError(unknown_name("client among those that have sent anything", client, senders))
+        if senders == {client}:
+            raise ConfigError(f"{client} is the only one that has sent anything: without it there is no classifier")
+        rest = {name: tensor for name, tensor in held.items() if _sender(name) != client}
+        assert self.upload_schema is not None
+        for payload in _payloads(rest):
+            check_structure(payload, self.upload_schema)
+            check_values(payload, self.upload_schema)
+        return self.made_of(rest)
+
+    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+        """Return the sums over all clients, and their classifier.
+
+        Args:
+            parts: The sums of each client, in an order that does not depend on when it sent them.
+        """
+        K, d = self.task.num_classes, self.task.feature_dim
+        total, number = Sums.none(K, d, second=self.second), 0
+        for number, part in enumerate(parts, start=1):  # noqa: B007
+            for all_of_them, own in zip(total, part, strict=True):
+                all_of_them += own
+        if self.task.noise:
+            total = total.denoised(self.task.noise * math.hypot(*self.release.values()) * number**0.5)
+        return total, self.classifier(total)
+
+    def sums_of(self, payload: Payload) -> Sums:
+        """Return the sums that an upload stands for."""
+        K, d = self.task.num_classes, self.task.feature_dim
+        if self.task.noise is not None:
+            counts, sums = (payload[name].double() / self.release[name] for name in ("counts", "sums"))
+            moment = (
+                isometric(symmetric(payload["moment"].double(), d), -1) if self.second else sums.new_zeros(0, 0)
+            )
+            return Sums(counts, sums, moment)
+        classes, counts = payload["classes"], payload["counts"].double()
+        sums = torch.zeros(K, d, dtype=torch.float64)
+        sums[classes] = payload["means"].double() * counts.unsqueeze(-1)
+        moment = self.unpacked(payload) * float(payload["samples"]) if self.second else sums.new_zeros(0, 0)
+        return Sums(torch.zeros(K, dtype=torch.float64).index_copy(0, classes, counts), sums, moment)
+
+
+def _sender(name: str) -> str:
+    """Return the client that sent a tensor of the server's state."""
+    return name.partition(".")[2].rpartition("/")[0]
+
+
+def _payloads(held: Tensors) -> Iterator[Payload]:
+    """Yield what was sent, upload by upload, in the order of the senders' names."""
+    uploads: dict[tuple[str, int], Payload] = {}
+    for name, tensor in held.items():
+        number = int(name.rpartition("/")[2])
+        uploads.setdefault((_sender(name), number), {})[name.partition(".")[0]] = tensor
+    for _, payload in sorted(uploads.items(), key=lambda item: item[0]):
+        yield payload

@@ -1,0 +1,91 @@
+"""The scores of the clients: on whose samples, by which rule, and when they stop getting better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.methods.contract import Method
+from protofed.rounds.options import EvaluationOptions
+from protofed.rounds.participation import Participation
+from protofed.runs import RULE_ORDER, Accuracy, RoundRecord, main_rule
+from protofed.visits import Evaluated, Executor, Messages
+
+
+class Evaluation:
+    """Evaluation of the clients.
+
+    Args:
+        options: When clients are scored, on what, and by which rule results are summed up.
+
+    Raises:
+        ConfigError: If clients cannot be scored as the options ask.
+    """
+
+    def __init__(self, options: EvaluationOptions, method: Method, executor: Executor) -> None:
+        self.options, self.method = options, method
+        clients, on, rule = executor.clients, options.on, options.rule
+        if options.patience and not any(m.validation for m in clients.values()):
+            raise ConfigError("evaluation.patience needs validation samples: set data.validation_fraction")
+        known = dict.fromkeys((*method.rules, *RULE_ORDER))
+        if rule and rule not in known:
+            raise ConfigError(unknown_name("rule in evaluation.rule", rule, known))
+        if on == "own":
+            return
+        if executor.remote:
+            raise ConfigError(f"evaluation.on={on} needs all test samples on this machine: use --engine local")
+        tests = [m.test for m in clients.values() if len(m.test)]
+        kinds = {(str(t.x.dtype).removeprefix("torch."), tuple(t.x.shape[1:])) for t in tests}
+        if len(kinds) != 1:
+            found = " and ".join(f"{dtype} of shape {shape}" for dtype, shape in sorted(kinds)) or "none"
+            raise ConfigError(f"evaluation.on={on} needs test samples of one type and shape, not {found}")
+
+    @property
+    def delivers(self) -> bool:
+        """Whether clients receive the new broadcast before they are scored."""
+        return self.options.at == "broadcast"
+
+    @property
+    def main_rule(self) -> str:
+        """The rule by which results are summed up."""
+        return main_rule(self.method.rules, self.options.rule)
+
+    def stalled(self, rounds: Sequence[RoundRecord]) -> bool:
+        """Return whether accuracy on validation samples has not improved for ``evaluation.patience`` evaluations.
+
+        Args:
+            rounds: Records of all rounds so far.
+        """
+        found = [r.validation.weighted[self.main_rule] for r in rounds if r.validation]
+        since = len(found) - 1 - found.index(max(found)) if found else 0
+        return 0 < self.options.patience <= since
+
+    def score(
+        self, executor: Executor, messages: Messages | None, participation: Participation, record: RoundRecord
+    ) -> list[Evaluated]:
+        """Score the clients and write their accuracy into the record of a round.
+
+        Args:
+            messages: Encoded broadcast of each client, if one is delivered.
+
+        Returns:
+            Results of all clients, empty ones included.
+        """
+        scored: dict[str, Evaluated] = {}
+        for each in executor.evaluate(participation.here(record.round), messages, record.round):
+            if isinstance(each, Evaluated):
+                scored[each.client] = each
+            else:
+                record.miss(each, "evaluation")
+        results = [scored.get(name) or Evaluated(name, {}, 0, 0.0) for name in participation.names]
+        if any(r.samples for r in results):  # nodes may keep all scores to themselves
+            record.accuracy = Accuracy.of([(r.correct, r.samples) for r in results], self.method.rules)
+        for part in ("validation", "union", "unseen"):
+            scores = [getattr(r, part) for r in results]
+            if any(samples for _, samples in scores):
+                setattr(record, part, Accuracy.of(scores, self.method.rules))
+        if participation.joined(record.round):
+            new = participation.newcomers
+            own = [(r.correct, r.samples) if r.client in new else ({}, 0) for r in results]
+            record.newcomers = Accuracy.of(own, self.method.rules)
+        return results

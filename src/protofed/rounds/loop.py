@@ -1,0 +1,232 @@
+"""The round loop: broadcasts, local training, stages, aggregation, evaluation."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from protofed.errors import DivergedError, FederationError
+from protofed.methods.contract import Method, Tensors, Upload
+from protofed.rounds.evaluation import Evaluation
+from protofed.rounds.participation import Participation
+from protofed.rounds.stage import Opened, Receiving, Stage
+from protofed.rounds.state import ServerState, unsound
+from protofed.runs import Findings, RoundRecord
+from protofed.visits import Executor, Missing, Trained
+from protofed.wire import Codec
+
+
+@dataclass
+class Federation:
+    """A server and its clients.
+
+    Attributes:
+        method: The algorithm.
+        codec: How messages are encoded.
+        executor: Runs the clients.
+        participation: Who takes part in a round.
+        evaluation: How clients are scored.
+        stages: What happens to uploads before they are aggregated, in order.
+        state: State of the server; new before the first round.
+    """
+
+    method: Method
+    codec: Codec
+    executor: Executor
+    participation: Participation
+    evaluation: Evaluation
+    stages: Sequence[Stage]
+    state: ServerState = field(default_factory=ServerState)
+
+    def __post_init__(self) -> None:
+        members = self.executor.clients.items()
+        self.method.check_clients(self.names, [n for n, m in members if m.validation])
+        participants = self.participation.number_of(self.participation.able)
+        for stage in self.stages:
+            stage.check(participants)
+        if not self.state.round:
+            self.state.tensors = self.method.server_state()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all clients."""
+        return self.participation.names
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds to run."""
+        return self.participation.rounds
+
+    @property
+    def seed(self) -> int:
+        """Seed of the experiment."""
+        return self.participation.seed
+
+    @property
+    def server(self) -> Tensors:
+        """The method's server state."""
+        return self.state.tensors
+
+    @property
+    def round(self) -> int:
+        """Rounds completed."""
+        return self.state.round
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a stage does not afford another round."""
+        return self.round < self.rounds and not all(stage.affords(self.round + 1) for stage in self.stages)
+
+    def run(self) -> Iterator[RoundRecord]:
+        """Run the remaining rounds, as far as the stages afford them, and yield a record after each.
+
+        Raises:
+            FederationError: If too few clients gave a usable result.
+        """
+        while self.round < self.rounds and not self.exhausted:
+            yield self._round(self.round + 1)
+
+    def _round(self, round: int) -> RoundRecord:
+        start = time.perf_counter()
+        record = RoundRecord(round, self.participants(round))
+        self._begin(round)
+        while not self._attempt(round, record):
+            if record.attempts == self.participation.options.attempts or self.executor.clients.rests_here:
+                raise FederationError(self.participation.lacking(record))
+            record.attempts += 1
+        self.state.round = round
+        self.state.standing.note(record, self.names)
+        if round % self.evaluation.options.every == 0 or round == self.rounds or self.exhausted:
+            if self._combines(round):
+                self._begin(round + 1)
+                self.executor.announce(self.participants(round + 1))
+            self._evaluate(record)
+        record.seconds["total"] = time.perf_counter() - start
+        return record
+
+    def participants(self, round: int) -> list[str]:
+        """Return the clients that train in ``round``, in their fixed order."""
+        return self.participation.draw(round, self.state.standing)
+
+    def _begin(self, round: int) -> None:
+        for stage in self.stages:
+            stage.begin(round)
+
+    def _account(self, record: RoundRecord) -> None:
+        for stage in self.stages:
+            stage.account(record)
+
+    def _attempt(self, round: int, record: RoundRecord) -> bool:
+        """Train and aggregate; over a network, leave the state unchanged if too few results were usable.
+
+        A repeated attempt is safe only there: nodes answer a repeated request with the result they already have,
+        whereas clients of this process would train once more.
+        """
+        waiting, trained = _Clock(), list[Trained]()
+        opened = self.open(record.participants, round, record)
+        record.robust = Findings()
+        self._account(record)
+        start = time.perf_counter()
+        results = waiting.timed(self.executor.train(record.participants, opened.messages, round))
+        uploads: Iterator[Any] = self._arrived(results, trained, record)
+        state, diagnostics = self.server, dict[str, Any]()
+        if self.participation.sends(round):
+            for stage in self.stages:
+                uploads = stage(uploads, opened, record)
+            if some := _unless_empty(uploads):
+                state, diagnostics = self.method.aggregate(self.server, some, round)
+            unread = sum(1 for _ in uploads)
+            assert not unread, f"{self.method.name} left uploads unread"
+        else:
+            opened.usable = sum(1 for _ in uploads)
+        record.set_losses(trained)
+        record.seconds["training"] += waiting.seconds
+        record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
+        least = min(self.participation.options.min_clients, len(record.participants))
+        if opened.usable < least and self.executor.remote:
+            return False
+        for stage in self.stages:
+            stage.end(round)
+        if reason := unsound(self.method, state, round):
+            record.robust.kept = f"clients would have refused the new one ({reason})"
+        else:
+            self.state.tensors, record.diagnostics = state, diagnostics
+        return True
+
+    def open(self, names: Sequence[str], round: int, record: RoundRecord | None = None) -> Opened:
+        """Encode the broadcasts of a round, and count their traffic if there is a record.
+
+        Args:
+            round: Number of the round, from 1.
+        """
+        return Opened.of(self.method, self.codec, self.server, round, names, record)
+
+    def _arrived(
+        self, results: Iterator[Trained | Missing], trained: list[Trained], record: RoundRecord
+    ) -> Iterator[Trained]:
+        """Yield the results of clients that were trained; the others are recorded."""
+        for result in results:
+            if isinstance(result, Missing):
+                record.miss(result, "training")
+                continue
+            trained.append(replace(result, message=None))  # of many clients, they are gigabytes
+            if result.failure:
+                record.refuse(result.client, DivergedError(result.failure))
+            yield result
+
+    def exchange(self, names: Sequence[str], round: int) -> list[Upload]:
+        """Train clients and return what the server receives of them, without aggregating it.
+
+        Args:
+            round: Number of the round, from 1.
+        """
+        opened, record = self.open(names, round), RoundRecord(round, list(names))
+        results = self._arrived(self.executor.train(names, opened.messages, round), [], record)
+        return list(Receiving(self.method, self.codec)(results, opened, record))
+
+    def _evaluate(self, record: RoundRecord) -> None:
+        start, names = time.perf_counter(), self.participation.here(record.round)
+        messages = self.open(names, record.round + 1).messages if self.evaluation.delivers else None
+        results = self.evaluation.score(self.executor, messages, self.participation, record)
+        for stage in self.stages:
+            stage.scored(results, names, record)
+        record.seconds["evaluation"] = time.perf_counter() - start
+
+    def _combines(self, round: int) -> bool:
+        """Return whether clients may train for the next round as soon as they have been scored in ``round``."""
+        certain = round < self.rounds and not self.evaluation.options.patience and not self.exhausted
+        return self.participation.options.combine and self.evaluation.delivers and certain
+
+    def keep(self, directory: Path, rounds: Sequence[RoundRecord]) -> None:
+        """Keep a deployment's memory in its run directory, and account for rounds that a killed server lost."""
+        for stage in self.stages if self.participation.secret else ():
+            stage.keep(directory, self.round)
+        if self.participation.secret and self.exhausted and rounds:
+            self._account(rounds[-1])  # no round follows whose record would count those that were lost
+
+
+def _unless_empty(uploads: Iterator[Upload]) -> Iterator[Upload] | None:
+    """Return an iterator over the same uploads, or None if there are none; keep no upload."""
+    for first in uploads:
+        return itertools.chain((first,), uploads)
+    return None
+
+
+class _Clock:
+    """Measures the time spent waiting for an iterator."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, items: Iterator[Trained | Missing]) -> Iterator[Trained | Missing]:
+        while True:
+            start = time.perf_counter()
+            item = next(items, None)
+            self.seconds += time.perf_counter() - start
+            if item is None:
+                return
+            yield item

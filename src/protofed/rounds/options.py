@@ -1,0 +1,93 @@
+"""Options of the round loop: who takes part, and when and on what clients are scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protofed.methods.contract import Method
+from protofed.options import Options, option
+from protofed.visits import On
+
+
+@dataclass(frozen=True)
+class ParticipationOptions(Options):
+    """Selection of the participants of a round."""
+
+    fraction: float = option(1.0, "share of the clients that train in each round, drawn anew", above=0, most=1)
+    sampling: Literal["uniform", "samples", "poisson"] = option(
+        "uniform",
+        "a fixed number of clients is drawn, alike or with probability proportional to n_i (FedProx, Algorithm 2); "
+        "poisson: each takes part with probability fraction, whatever the others do",
+    )
+    min_clients: int = option(1, "in a network, a round with fewer usable results is repeated", least=1)
+    attempts: int = option(3, "in a network, attempts at a round before the run ends with an error", least=1)
+    deadline_s: float = option(
+        0.0, "in a network, seconds to wait for training, and for scores (0 = no limit)", least=0
+    )
+    max_refusals: int = option(
+        0,
+        "a client whose uploads were refused so often is left out (0 = never); one whose model had diverged is "
+        "asked again after as many rounds",
+        least=0,
+    )
+    combine: bool = option(
+        True,
+        "in a network, one message asks for scores and for the next round's training, if both take the same "
+        "broadcast; a round is then recorded when the next one has been trained",
+    )
+    newcomers: int = option(
+        0,
+        "in a simulation: clients, the last ones, that join after training: they receive and train, and send "
+        "nothing",
+        least=0,
+    )
+    newcomer_rounds: int = option(1, "rounds, the last ones, in which only newcomers train", least=1)
+
+    def sending(self, method: Method, rounds: int) -> list[bool]:
+        """Return whether clients send something, for each round."""
+        return [method.communicates(round) and not self.joined(round, rounds) for round in range(1, rounds + 1)]
+
+    def joined(self, round: int, rounds: int) -> bool:
+        """Return whether newcomers have joined: from then on only they train, and nobody sends.
+
+        Args:
+            round: Number of the round, from 1.
+            rounds: Number of all rounds.
+        """
+        return bool(self.newcomers) and round > rounds - self.newcomer_rounds
+
+
+@dataclass(frozen=True)
+class EvaluationOptions(Options):
+    """Evaluation: when, on what, and by which rule it is summed up."""
+
+    every: int = option(1, "rounds between evaluations; the last round is always evaluated", least=1)
+    at: Literal["broadcast", "trained"] = option(
+        "broadcast", "score clients after they received the new broadcast, or as they were trained"
+    )
+    on: On = option(
+        "own",
+        "test samples: a client's own; in a simulation, also those of all clients together (union; balanced: every "
+        "class counts alike; shifted: classes are as frequent as at the next client, which the client is told), "
+        "with the accuracy on classes that the client has no training samples of",
+    )
+    on_every: int = option(
+        1, "with on: clients are scored on others' samples in multiples of this round, and in the last", least=1
+    )
+    patience: int = option(
+        0,
+        "the run ends after so many evaluations without a better accuracy on validation samples by the main rule "
+        "(0 = after all rounds)",
+        least=0,
+    )
+    rule: str = option(
+        "",
+        "main rule of tables and figures, e.g. local, by which TinyProto (Eq. 12) and ProtoNorm (Eq. 6) score; a "
+        "method without it, and '', keep the method's own",
+    )
+    metrics: bool = option(
+        False,
+        "after the last round: balanced accuracy, macro F1, AUROC, recall per class and the confusion matrix, by "
+        "scikit-learn; `protofed metrics RUN` computes them later",
+    )

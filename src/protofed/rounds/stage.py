@@ -1,0 +1,160 @@
+"""Stages: what happens to the uploads of a round between the clients and a method's ``aggregate``.
+
+The loop passes uploads through a list of stages, in order, and knows none of them by type. A method never hears of
+them. Attacks of a simulation, robust rules, differential privacy and secure aggregation are stages, and so is a
+class of the user's, which ``stages = ["my_stage.py:MyStage"]`` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from protofed.errors import PayloadError
+from protofed.methods.contract import Method, Tensors, Upload
+from protofed.runs import RoundRecord
+from protofed.visits import Evaluated, Messages, Trained
+from protofed.wire import Codec, cast
+from protofed.wire.schema import Payload
+
+
+@dataclass
+class Opened:
+    """A round whose participants have been sent their broadcasts.
+
+    Attributes:
+        round: Its number, from 1.
+        messages: Encoded broadcast of each participant.
+        payload: The broadcast, if all were sent the same; None otherwise.
+        usable: Number of clients whose uploads could be used so far.
+    """
+
+    round: int
+    messages: Messages
+    payload: Payload | None
+    usable: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        codec: Codec,
+        server: Tensors,
+        round: int,
+        names: Sequence[str],
+        record: RoundRecord | None = None,
+    ) -> Opened:
+        """Encode the broadcasts of a round, and count their traffic if there is a record.
+
+        Args:
+            server: The method's state of the server.
+            round: Number of the round, from 1.
+        """
+        schema, personal = method.broadcast_schema, method.personal_broadcast
+        if schema is None:
+            return cls(round, dict.fromkeys(names), None)
+        messages: dict[str, bytes | None] = {}
+        payload, encoded, numbers = None, None, 0
+        for place, name in enumerate(names):
+            if personal or not place:
+                payload = method.broadcast(server, round, name if personal else None)
+                encoded = None if payload is None else codec.encode(payload, schema)
+                numbers = 0 if payload is None else schema.parameters(payload)
+            messages[name] = encoded
+            if record is not None and encoded is not None:
+                record.add_traffic("down", len(encoded), numbers)
+        return cls(round, messages, None if personal else payload)
+
+
+class Stage:
+    """Base of all stages; it changes nothing and has no objections.
+
+    Class attributes:
+        hides: From whom single uploads are hidden: nobody (``""``), those who see what the server publishes
+            (``"outside"``), or the server as well (``"server"``).
+    """
+
+    hides: ClassVar[Literal["", "outside", "server"]] = ""
+
+    def check(self, participants: int) -> None:
+        """Check before training that rounds can work.
+
+        Args:
+            participants: Number of clients in a round.
+
+        Raises:
+            ConfigError: If they cannot.
+        """
+
+    def affords(self, round: int) -> bool:
+        """Return whether all rounds up to ``round`` may be run."""
+        return True
+
+    def note(self) -> Sequence[str]:
+        """Return sentences for a report."""
+        return ()
+
+    def begin(self, round: int) -> None:
+        """Take note that clients may begin to train for a round."""
+
+    def account(self, record: RoundRecord) -> None:
+        """Write into the record of a round what it costs, together with those before."""
+
+    def __call__(self, uploads: Iterator[Any], opened: Opened, record: RoundRecord) -> Iterator[Any]:
+        """Return the uploads that the next stage receives.
+
+        Args:
+            uploads: :class:`~protofed.methods.contract.Upload`; before the server has decoded them,
+                :class:`~protofed.visits.Trained`. Consumed once, and as they arrive if that is possible.
+            record: Record of the round, for what is changed or left out.
+        """
+        return uploads
+
+    def end(self, round: int) -> None:
+        """Take note that the uploads of a round have been aggregated."""
+
+    def scored(self, results: Sequence[Evaluated], names: Sequence[str], record: RoundRecord) -> None:
+        """Add to the record of a round what follows from the clients' scores.
+
+        Args:
+            results: Results of all clients, empty ones included.
+            names: The clients that were scored.
+        """
+
+    def keep(self, directory: Path, round: int) -> None:
+        """Remember in a deployment's run directory what must not be forgotten when a server is restarted."""
+
+    def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
+        """Return what is seen of some uploads by those from whom single ones are hidden.
+
+        Args:
+            uploads: At least one upload.
+            seed: Seed of the noise; None for no noise.
+        """
+        return uploads
+
+
+class Receiving(Stage):
+    """Decodes and validates uploads one by one; refused ones are recorded and left out."""
+
+    def __init__(self, method: Method, codec: Codec) -> None:
+        self.method, self.codec = method, codec
+
+    def __call__(self, uploads: Iterator[Trained], opened: Opened, record: RoundRecord) -> Iterator[Upload]:
+        """Yield the uploads of the results that hold one."""
+        schema, dtype = self.method.upload_schema, self.method.task.dtype
+        assert schema is not None
+        for result in uploads:
+            if result.message is None:
+                continue
+            try:
+                payload = cast(self.codec.decode(result.message, schema), dtype)
+            except PayloadError as error:
+                record.add_traffic("up", len(result.message), 0)
+                record.refuse(result.client, error)
+                continue
+            record.add_traffic("up", len(result.message), schema.parameters(payload))
+            opened.usable += 1
+            yield Upload(result.client, payload)

@@ -1,0 +1,100 @@
+"""Exclusion of clients whose uploads were refused too often, and their return."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from protofed.runs import RoundRecord
+from protofed.untrusted import claims, limits
+
+
+class Standing:
+    """Record of the clients' refused uploads.
+
+    A damaged upload always counts against its sender. Numbers that are not finite or too large come from a diverged
+    model: they do not count if a poisoned broadcast may have caused them, a usable upload cancels them, and a
+    client excluded for them is asked again after as many rounds as it had refusals.
+    """
+
+    def __init__(self) -> None:
+        self.damaged: Counter[str] = Counter()
+        self.diverged: Counter[str] = Counter()
+        self._last: dict[str, int] = {}
+        self._misled: set[str] = set()
+
+    def note(self, record: RoundRecord, names: Sequence[str]) -> None:
+        """Take a round's record into account.
+
+        Args:
+            record: Record of the round after those noted so far.
+            names: Names of all clients.
+        """
+        refused = {refusal.client: refusal.diverged for refusal in record.refused}
+        missing = {absence.client for absence in record.missing if absence.phase == "training"}
+        together = 2 * sum(refused.values()) > len(record.participants)
+        for client in record.participants:
+            if client not in refused and client not in missing:
+                self._misled.discard(client)
+                self.diverged[client] = 0
+        for client, diverged in refused.items():
+            if not diverged:
+                self.damaged[client] += 1
+            elif not together and client not in self._misled:
+                self.diverged[client] += 1
+                self._last[client] = record.round
+        if together or record.robust.out_of_proportion:
+            self._misled.update(names)
+
+    def able(self, names: Sequence[str], round: int, limit: int) -> list[str]:
+        """Return the clients that may be asked in a round.
+
+        Args:
+            names: Names of the clients to choose from.
+            round: Number of the round, from 1.
+            limit: Number of refusals after which a client is excluded; 0 for no limit.
+        """
+        return [name for name in names if not limit or not self._left_out(name, round, limit)]
+
+    def _left_out(self, name: str, round: int, limit: int) -> bool:
+        times = self.diverged[name]
+        resting = times >= limit and round <= self._last[name] + times
+        return resting or self.damaged[name] >= limit
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain values, for a checkpoint."""
+        return {
+            "damaged": +self.damaged,
+            "diverged": +self.diverged,
+            "last": dict(self._last),
+            "misled": sorted(self._misled),
+        }
+
+    @classmethod
+    def of(cls, value: object, names: Collection[str]) -> Standing:
+        """Undo :meth:`to_dict`.
+
+        Args:
+            value: Plain values read from a checkpoint.
+            names: Names of all clients.
+
+        Raises:
+            ValueError: If ``value`` is malformed or names other clients.
+        """
+        found = claims.mapping(value, "refusals", ("damaged", "diverged", "last", "misled"))
+        standing = cls()
+        for table, key in (
+            (standing.damaged, "damaged"),
+            (standing.diverged, "diverged"),
+            (standing._last, "last"),
+        ):
+            numbers = claims.mapping(found[key], key, names, complete=False)
+            table.update({n: claims.whole(v, f"{key} of {n}", 0, limits.ROUNDS) for n, v in numbers.items()})
+        if undated := standing.diverged.keys() - standing._last.keys():
+            raise ValueError(f"last: {min(undated)} is missing")
+        for name in claims.items(found["misled"], "misled", len(names)):
+            if not isinstance(name, str) or name not in names:
+                raise ValueError("misled: names an unknown client")
+            standing._misled.add(name)
+        return standing

@@ -1,0 +1,176 @@
+"""A backdoor for clients that share prototypes or weights.
+
+For prototypes, the attack follows Zeng et al., "BAPFL: Exploring Backdoor Attacks Against Prototype-based Federated
+Learning" (arXiv 2509.12964), which has two parts: a trigger is optimised so that the features of inputs that carry
+it come close to the target's global prototype, and the uploaded prototypes are moved so that honest clients'
+features leave the region of triggered inputs. The sizes (patch, steps, learning rate) are choices of this library.
+For weights, the client simply trains on inputs with the trigger, labelled as the target (Bagdasaryan et al.,
+AISTATS 2020).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.compute.seeding import generator, seeded
+from protofed.methods.contract import Local, Method, Tensors
+from protofed.samples import Samples
+from protofed.visits import Member
+from protofed.visits.batches import batches
+from protofed.wire.schema import Payload
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+PATCH = 0.25
+"""Side of the patch as a fraction of the image's side (or fraction of a vector's leading features)."""
+STEPS, LEARNING_RATE, SAMPLES = 30, 0.1, 64
+
+
+def patch(shape: tuple[int, ...]) -> Tensor:
+    """Return a bool mask of shape ``shape``: the lower right corner of an image, or leading features otherwise."""
+    mask = torch.zeros(shape, dtype=torch.bool)
+    sides = [max(1, round(PATCH * size)) for size in shape]
+    if len(shape) >= 2:
+        mask[..., -sides[-2] :, -sides[-1] :] = True
+    else:
+        mask[: sides[0]] = True
+    return mask
+
+
+def triggered(x: Tensor, trigger: Tensor) -> Tensor:
+    """Replace the patch of inputs by the trigger.
+
+    Args:
+        x: ``(n, *shape)`` normalised inputs.
+        trigger: ``(*shape)`` input whose patch is the trigger.
+    """
+    return torch.where(patch(tuple(x.shape[1:])), trigger, x)
+
+
+def optimise_trigger(client: Member, local: Local, goal: Tensor) -> Tensor:
+    """Return a trigger that brings the features of a client's inputs close to a goal.
+
+    Args:
+        client: Whose training inputs carry the trigger.
+        local: The same client with its model.
+        goal: ``(d,)`` features.
+
+    Returns:
+        ``(*shape)``, normalised as inputs are.
+    """
+    model = local.model.eval()
+    x = _inputs(client.train, model)
+    low, high = float(x.min()), float(x.max())
+    start = torch.rand(x.shape[1:], generator=generator(local.seed, "trigger")).to(x)
+    trigger = (low + (high - low) * start).requires_grad_()
+    optimizer = torch.optim.Adam([trigger], lr=LEARNING_RATE)
+    for _ in range(STEPS):
+        loss = F.mse_loss(model(triggered(x, trigger)).features, goal.to(x).expand(len(x), -1))
+        optimizer.zero_grad()
+        (trigger.grad,) = torch.autograd.grad(loss, [trigger])
+        optimizer.step()
+        with torch.no_grad():
+            trigger.clamp_(low, high)
+    return trigger.detach()
+
+
+def poisoned(method: Method, client: Member, local: Local, target: int, scale: float) -> Payload:
+    """Return the upload of a client with a backdoor.
+
+    Args:
+        local: The same client as training left it; its model may be changed.
+        target: The class that inputs with the trigger are to be given.
+        scale: How far prototypes are moved, in multiples of their distance from the triggered features.
+    """
+    trigger = optimise_trigger(client, local, goal_of(local, target))
+    if method.statistics_from is None:
+        with seeded(local.seed, "backdoor", local.round, client.name):
+            _train(client, local.model, trigger, target)
+    with torch.no_grad():
+        return method.upload(local, _statistics(method, client, local.model, trigger, target, scale))
+
+
+def goal_of(local: Local, target: int) -> Tensor:
+    """Return the prototype ``(d,)`` of the target class: the global one, else the client's own, else the mean."""
+    for table in (local.received, local.state):
+        if "prototypes" in table and ("present" not in table or bool(table["present"][target])):
+            return table["prototypes"][target].detach().cpu()
+    features, labels = local.features()
+    own = features[labels == target]
+    return (own if len(own) else features).mean(0).cpu()
+
+
+def _statistics(
+    method: Method, client: Member, model: SplitModel, trigger: Tensor, target: int, scale: float
+) -> Tensors:
+    """Return the method's statistics with class sums moved away from the triggered features, the target's to it."""
+    model.eval()
+    statistics: Tensors = {}
+    if method.statistics_from is None:
+        return statistics
+    for batch in batches(client.train, model):
+        for name, tensor in method.statistics(model(batch.x), batch).items():
+            statistics[name] = statistics[name] + tensor if name in statistics else tensor
+    sums = statistics.get("sums")
+    features = model(triggered(_inputs(client.train, model), trigger)).features.mean(0)
+    if sums is None or sums.shape[1:] != features.shape:
+        return statistics
+    counts = client.train.counts(len(sums)).to(sums).unsqueeze(1)
+    means = sums / counts.clamp(min=1)
+    moved = means + scale * (means - features)
+    moved[target] = features
+    return {**statistics, "sums": moved * counts}
+
+
+def _train(client: Member, model: SplitModel, trigger: Tensor, target: int) -> None:
+    """Train a model once over the client's data, every batch also with the trigger and the target's label."""
+    model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = client.plan.build(parameters)
+    size = max(2, client.plan.batch_size)
+    for batch in batches(client.train, model, size):
+        if len(batch.y) < 2:
+            continue
+        x = torch.cat([batch.x, triggered(batch.x, trigger)])
+        loss = F.cross_entropy(model(x).logits, torch.cat([batch.y, torch.full_like(batch.y, target)]))
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+        ):
+            parameter.grad = gradient
+        optimizer.step()
+
+
+@torch.no_grad()
+def success(
+    method: Method, test: Samples, local: Local, trigger: Tensor, target: int
+) -> tuple[dict[str, int], int]:
+    """Return how often the trigger works.
+
+    Args:
+        test: An honest client's test samples.
+        trigger: ``(*shape)``.
+        target: The class that inputs with the trigger are to be given.
+
+    Returns:
+        Per rule, how many samples of other classes are given the target; and the number of such samples.
+    """
+    model = local.model.eval()
+    hits, total = dict.fromkeys(method.rules, 0), 0
+    for batch in batches(test, model):
+        others = batch.y != target
+        marked = batch._replace(x=triggered(batch.x[others], trigger), y=batch.y[others])
+        if len(marked.y):
+            for rule, classes in method.predict(model, marked, local.received, local.state).items():
+                hits[rule] += int((classes == target).sum())
+            total += len(marked.y)
+    return hits, total
+
+
+def _inputs(samples: Samples, model: SplitModel) -> Tensor:
+    """Return the first normalised inputs of some samples."""
+    return next(batches(samples, model, SAMPLES)).x

@@ -1,0 +1,115 @@
+"""Gaussian noise: repeatable in a simulation, from the system's randomness in a deployment."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofed.compute.seeding import generator, normal_from_system
+from protofed.errors import PayloadError
+
+Source = Callable[[int, int], Tensor]
+"""Returns ``n`` standard normal numbers, ``(n,)`` float64; arguments are the round and ``n``."""
+FINEST, COARSEST = 2.0**12, 2.0**48
+"""Least and greatest standard deviation of a client's share of the noise, in steps of the fixed point: finer noise
+would be changed by rounding, and the sum of coarser noise might overflow."""
+FORM = "<dqq"
+"""Form in which a client's noise rests between the stages of a round."""
+
+
+def from_seed(seed: int, *scope: str | int) -> Source:
+    """Return a source whose numbers follow from a seed, so that a simulation can be repeated.
+
+    Whoever knows the seed can take the noise away again.
+
+    Args:
+        scope: What the noise is for.
+    """
+    return lambda round, n: torch.randn(n, generator=generator(seed, *scope, round), dtype=torch.float64)
+
+
+def from_system(round: int, n: int) -> Tensor:
+    """Return standard normal numbers that nobody can repeat.
+
+    Args:
+        round: Has no influence.
+    """
+    return normal_from_system(n)
+
+
+class OwnNoise(NamedTuple):
+    """The noise that a client adds to its own vector of whole numbers, so that only a sum has to be known.
+
+    Attributes:
+        deviation: Standard deviation of the noise that the sum needs, in steps of the fixed point.
+        colluders: Clients whose shares do not count, because they might add none, or tell theirs.
+        seed: Seed of the noise; negative for the operating system's random numbers.
+    """
+
+    deviation: float = 0.0
+    colluders: int = 0
+    seed: int = -1
+
+    def to_bytes(self) -> bytes:
+        """Return the noise as bytes of a fixed number."""
+        return struct.pack(FORM, *self)
+
+    @classmethod
+    def of(cls, content: bytes) -> OwnNoise:
+        """Return the noise that :meth:`to_bytes` wrote."""
+        return cls(*struct.unpack(FORM, content))
+
+    def share(self, threshold: int) -> float:
+        """Return the standard deviation of one client's noise: ``σ/√(t − a)``.
+
+        However many of the clients fall silent, at least ``t`` vectors are in a sum that can be read, and the noise
+        of ``t − a`` of them has the variance ``σ²`` together.
+
+        Args:
+            threshold: Number ``t`` of vectors without which a sum cannot be read.
+
+        Raises:
+            PayloadError: If no client is left to count on, or whole numbers cannot represent the noise.
+        """
+        if not self.deviation:
+            return 0.0
+        honest = threshold - self.colluders
+        if honest < 1:
+            raise PayloadError(
+                f"threshold: of {threshold} clients, {self.colluders} might collude (privacy.colluders), so that "
+                "no noise is sure"
+            )
+        share = self.deviation / math.sqrt(honest)
+        if not FINEST <= share <= COARSEST:
+            way = "raise" if share < FINEST else "lower"
+            raise PayloadError(
+                f"noise: a standard deviation of {share:.3g} steps is not from {FINEST:g} to {COARSEST:g}: {way} "
+                "secure.fraction_bits"
+            )
+        return share
+
+    def draw(self, threshold: int, length: int) -> NDArray[np.uint64]:
+        """Return one client's share of the noise, as whole numbers modulo 2^64.
+
+        Args:
+            threshold: As in :meth:`share`.
+        """
+        share = self.share(threshold)
+        if not share:
+            return np.zeros(length, dtype=np.uint64)
+        normal = normal_from_system(length) if self.seed < 0 else _repeatable(self.seed, length)
+        return (share * normal).round().to(torch.int64).numpy().view(np.uint64)
+
+
+NO_NOISE = OwnNoise()
+
+
+def _repeatable(seed: int, n: int) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -1,0 +1,7 @@
+"""Robust aggregation, a stage between validated uploads and a method."""
+
+from protofed.runs import Findings
+from protofed.stages.robust.guard import Guard
+from protofed.stages.robust.options import RobustOptions
+
+__all__ = ["Findings", "Guard", "RobustOptions"]

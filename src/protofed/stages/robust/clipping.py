@@ -1,0 +1,226 @@
+"""The rule ``clip``, which shortens disproportionate vectors and leaves out uploads that exceed all proportion.
+
+Limits apply to the length of prototypes and their distance from the coordinate-wise median of their class, and to
+the distance of weights from the broadcast. All limits are multiples of medians of the round, so they are scale-
+free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protofed.methods.contract import Upload
+from protofed.runs import Findings
+from protofed.stages.robust.options import RobustOptions
+from protofed.stages.robust.rules import median, shorten
+from protofed.stages.robust.spool import Spool
+from protofed.stages.robust.vectors import Counts, Part, Vectors, collect, put_back
+from protofed.wire.schema import Payload
+
+LEAST = 3
+"""Minimum number of vectors for which a median is meaningful."""
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Limits on the vectors of one part.
+
+    Attributes:
+        length: Maximum length of a vector.
+        centres: Median of the vectors of each class that has enough of them.
+        radius: Maximum distance from the median of the class.
+        update: Maximum distance from the broadcast.
+    """
+
+    length: float = float("inf")
+    centres: Mapping[int, Tensor] | None = None
+    radius: float = float("inf")
+    update: float = float("inf")
+
+
+class Proportions:
+    """Lengths of the vectors of a round, from which limits are derived.
+
+    Args:
+        counts: Samples per class that each client described.
+        reference: Payload of the broadcast that opened the round, or None.
+        keep_rows: Whether to keep the vectors of classes, to compute their medians.
+    """
+
+    def __init__(
+        self, parts: list[Part], counts: Counts, reference: Payload | None, *, keep_rows: bool = True
+    ) -> None:
+        self.parts = parts
+        self.counts = counts
+        self.reference = reference or {}
+        self.keep_rows = keep_rows
+        self.names: list[str] = []
+        self._lengths: dict[str, list[Tensor]] = {part.name: [] for part in parts}
+        self._updates: dict[str, list[Tensor]] = {part.name: [] for part in parts}
+        self._rows: dict[str, list[Vectors]] = {part.name: [] for part in parts}
+
+    def add(self, upload: Upload) -> None:
+        """Measure an upload."""
+        self.names.append(upload.client)
+        for part in self.parts:
+            vectors = collect(part, [upload], self.counts)
+            self._lengths[part.name].append(vectors.lengths())
+            self._updates[part.name].append((vectors.values - self.origin(part, vectors.values)).norm(dim=1))
+            if self.keep_rows and part.per_class and part.distinct and not part.field.exact:
+                self._rows[part.name].append(vectors)
+
+    def origin(self, part: Part, values: Tensor) -> Tensor:
+        """Return the starting point of a part's vectors: the broadcast weights of the same name, or zero.
+
+        Args:
+            values: ``(R, D)`` its vectors.
+
+        Returns:
+            ``(1, D)`` tensor.
+        """
+        start = self.reference.get(part.name)
+        if part.layout != "tensor" or start is None or start.numel() != values.shape[1]:
+            return torch.zeros_like(values[:1])
+        return start.reshape(1, -1).to(values.dtype)
+
+    def excess(self) -> dict[str, float]:
+        """Return the length of each client's longest vector as a multiple of the median length."""
+        worst = dict.fromkeys(self.names, 0.0)
+        groups = [self._lengths[p.name] for p in self.parts if p.per_class and not p.field.exact]
+        weights = [self._lengths[p.name] for p in self.parts if not p.per_class and not p.field.exact]
+        if weights:
+            groups.append([torch.cat(one).norm().reshape(1) for one in zip(*weights, strict=True)])
+        for lengths in groups:
+            middle = _median(lengths)
+            for client, own in zip(self.names, lengths, strict=True):
+                if len(own) and middle > 0:
+                    worst[client] = max(worst[client], float(own.max()) / middle)
+        return worst
+
+    def limits(self, options: RobustOptions, without: Iterable[str]) -> dict[str, _Limits]:
+        """Return the limits of every part.
+
+        Args:
+            without: Clients whose uploads are ignored.
+        """
+        left_out = set(without)
+        kept = [i for i, name in enumerate(self.names) if name not in left_out]
+        return {part.name: self._limits(part, options, kept) for part in self.parts}
+
+    def _limits(self, part: Part, options: RobustOptions, kept: list[int]) -> _Limits:
+        if not part.per_class:
+            middle = _median([self._updates[part.name][i] for i in kept])
+            return _Limits(update=options.update * middle if middle > 0 else float("inf"))
+        lengths = [self._lengths[part.name][i] for i in kept]
+        multiple = options.norm
+        if part.field.exact or not part.distinct:
+            # Variances, mixture weights and components of one client vary widely: compare only its longest vector.
+            # Sums of fixed features have no lower bound, and the longest mean of one is alike at all clients.
+            lengths = [own.max().reshape(1) for own in lengths if len(own)]
+            varies = part.field.minimum is not None or not part.distinct
+            multiple = max(options.reject, options.norm) if varies else options.norm
+        middle = _median(lengths)
+        length = multiple * middle if middle > 0 else float("inf")
+        if not self._rows[part.name]:
+            return _Limits(length)
+        rows = [self._rows[part.name][i] for i in kept]
+        values, classes = (torch.cat([getattr(v, name) for v in rows]) for name in ("values", "classes"))
+        values, _ = shorten(values, torch.zeros_like(values[:1]), length)
+        centres, distances = {}, []
+        for label in classes.unique().tolist():
+            own = values[classes == label]
+            if len(own) >= LEAST:
+                centres[label] = median(own)
+                distances.append((own - centres[label]).norm(dim=1))
+        middle = _median(distances)
+        return _Limits(length, centres, options.distance * middle if middle > 0 else float("inf"))
+
+    def alone(self, without: Iterable[str]) -> list[int]:
+        """Return the classes that exactly one client reported, ignoring the clients in ``without``."""
+        left_out = set(without)
+        reporters: dict[int, set[str]] = {}
+        for rows in self._rows.values():
+            for client, vectors in zip(self.names, rows, strict=False):
+                for label in vectors.classes.tolist():
+                    if client not in left_out:
+                        reporters.setdefault(label, set()).add(client)
+        return sorted(label for label, clients in reporters.items() if len(clients) == 1)
+
+
+def clip(
+    uploads: Iterable[Upload],
+    parts: list[Part],
+    counts: Counts,
+    reference: Payload | None,
+    options: RobustOptions,
+    findings: Findings,
+) -> Iterator[Upload]:
+    """Shorten the vectors of uploads to the limits of the round, in two passes that never hold all uploads.
+
+    Args:
+        counts: Samples per class that each client described.
+        reference: Payload of the broadcast that opened the round, or None.
+        findings: Record of the round, to which changes are added.
+
+    Yields:
+        The uploads that are not left out.
+    """
+    measured = Proportions(parts, counts, reference)
+    with Spool() as spool:
+        for upload in uploads:
+            spool.append(upload)
+            measured.add(upload)
+        left_out = too_long(measured, options, findings)
+        findings.alone = measured.alone(left_out)
+        limits = measured.limits(options, left_out)
+        for upload in spool:
+            if upload.client not in left_out:
+                yield _clipped(upload, measured, limits, findings)
+
+
+def too_long(measured: Proportions, options: RobustOptions, findings: Findings) -> set[str]:
+    """Find the clients whose longest vector exceeds ``reject`` times the median length.
+
+    Args:
+        measured: Lengths of all vectors of the round.
+        findings: Record of the round, to which these clients are added.
+    """
+    if not options.reject:
+        return set()
+    excess = {client: multiple for client, multiple in measured.excess().items() if multiple > options.reject}
+    for client, multiple in excess.items():
+        findings.left_out[client] = f"a vector is {multiple:.3g} times as long as the median"
+    return set(excess)
+
+
+def _clipped(upload: Upload, measured: Proportions, limits: Mapping[str, _Limits], findings: Findings) -> Upload:
+    """Return an upload with its vectors shortened to the limits."""
+    changed: list[Vectors] = []
+    for part in measured.parts:
+        vectors = collect(part, [upload], measured.counts)
+        limit = limits[part.name]
+        factors = torch.ones(len(vectors.values), dtype=vectors.values.dtype)
+        values = vectors.values
+        if part.per_class:
+            values, factors = shorten(values, torch.zeros_like(values[:1]), limit.length)
+            for row, label in enumerate(vectors.classes.tolist()):
+                if limit.centres and label in limit.centres:
+                    near, factor = shorten(values[row : row + 1], limit.centres[label], limit.radius)
+                    values = values.index_copy(0, torch.tensor([row]), near)
+                    factors[row] *= factor[0]
+        else:
+            values, factors = shorten(values, measured.origin(part, values), limit.update)
+        if bool((factors < 1).any()):
+            findings.shortened(upload.client, int((factors < 1).sum()), float(factors.min()))
+            changed.append(vectors.with_values(values))
+    return put_back([upload], changed)[0] if changed else upload
+
+
+def _median(lengths: list[Tensor]) -> float:
+    """Return the (lower) median of some lengths, or 0 if there are fewer than :data:`LEAST`."""
+    together = torch.cat(lengths) if lengths else torch.zeros(0)
+    return float(together.median()) if len(together) >= LEAST else 0.0

@@ -1,0 +1,68 @@
+"""Options of the robust stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from protofed.options import Options, option
+from protofed.untrusted import claims, limits
+
+Rule = Literal["none", "clip", "median", "trimmed", "geometric_median", "krum", "multi_krum"]
+POOLING = ("median", "trimmed", "geometric_median", "krum")
+"""Rules that replace the vectors of all clients by one."""
+
+
+@dataclass(frozen=True)
+class RobustOptions(Options):
+    """How the server limits what a few hostile or broken clients can do."""
+
+    rule: Rule = option(
+        "clip",
+        "applied to validated uploads before the method sees them, per class for prototypes and per tensor for "
+        "weights: none; clip: long vectors are shortened; median, trimmed (mean), geometric_median, krum: one "
+        "robust vector replaces all; multi_krum: the uploads least like the others are left out",
+    )
+    attackers: float = option(
+        0.2,
+        "assumed share of hostile clients, rounded up to a number, for trimmed, krum and multi_krum; no rule "
+        "survives a hostile half",
+        least=0,
+        below=0.5,
+    )
+    norm: float = option(
+        2.0, "clip: longest prototype, as a multiple of the median length of all in the round", least=1
+    )
+    distance: float = option(
+        2.0,
+        "clip: longest distance of a prototype from the median of its class, as a multiple of the median distance",
+        least=1,
+    )
+    update: float = option(
+        6.0,
+        "clip: longest change of a weight tensor since the broadcast, as a multiple of the median change",
+        least=1,
+    )
+    reject: float = option(
+        20.0,
+        "an upload with a vector this many times as long as the median is left out whole (0 = never)",
+        least=0,
+    )
+    weight: float = option(
+        16.0,
+        "with every rule: most samples that a client is believed to have, as a multiple of the median over all "
+        "clients (0 = no limit)",
+        least=0,
+    )
+    admitted: dict[str, Any] = option(
+        {}, "most samples that clients of these names are believed to have, in place of weight: {north = 50000}"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.reject <= 1:
+            raise ValueError(f"reject must be 0, or greater than 1, not {self.reject}")
+        if 0 < self.weight < 1:
+            raise ValueError(f"weight must be 0, or at least 1, not {self.weight}")
+        for name, number in self.admitted.items():
+            claims.whole(number, f"admitted.{claims.client_name(name)}", 0, limits.CLAIMED_SAMPLES)

@@ -1,0 +1,98 @@
+"""Rules that need all uploads of a round at once: robust means and Krum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from protofed.methods.contract import Upload
+from protofed.runs import Findings
+from protofed.stages.robust.options import RobustOptions
+from protofed.stages.robust.rules import geometric_median, krum_scores, median, trimmed_mean
+from protofed.stages.robust.vectors import Vectors, put_back
+
+
+def hostile(clients: int, options: RobustOptions) -> int:
+    """Return the number of clients that are assumed to be hostile."""
+    return math.ceil(options.attackers * clients)
+
+
+def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustOptions) -> list[Upload]:
+    """Replace each vector by one robust vector for its class or tensor.
+
+    Whatever the method computes (a weighted or unweighted mean, or training) then starts from the robust vector,
+    while it still sees which clients reported which classes.
+
+    Args:
+        found: Vectors of each part, over all uploads.
+    """
+    scores = client_scores(len(uploads), found, options) if options.rule == "krum" else torch.zeros(0)
+    changed = []
+    for vectors in found:
+        values = vectors.values.clone()
+        for _, rows in vectors.by_class():
+            values[rows] = _one_for_all(
+                vectors.values[rows], scores[vectors.senders[rows]] if len(scores) else None, options
+            )
+        changed.append(vectors.with_values(values))
+    return put_back(uploads, changed)
+
+
+def _one_for_all(values: Tensor, scores: Tensor | None, options: RobustOptions) -> Tensor:
+    """Return the robust vector ``(D,)`` that replaces ``(n, D)`` vectors."""
+    if options.rule == "median":
+        return median(values)
+    if options.rule == "trimmed":
+        return trimmed_mean(values, hostile(len(values), options))
+    if options.rule == "geometric_median":
+        return geometric_median(values)
+    assert scores is not None
+    return values[int(scores.argmin())]
+
+
+def without_outliers(
+    uploads: Sequence[Upload], found: Sequence[Vectors], number: int, options: RobustOptions, findings: Findings
+) -> list[Upload]:
+    """Return the uploads without those that have the highest Krum scores.
+
+    Args:
+        found: Vectors of each part, over all uploads.
+        number: Number of uploads to leave out.
+        findings: Record of the round, to which omissions are added.
+    """
+    scores = client_scores(len(uploads), found, options)
+    worst = set(scores.argsort(stable=True)[len(uploads) - number :].tolist())
+    for index in sorted(worst):
+        findings.left_out[uploads[index].client] = "among those least like the others (multi_krum)"
+    return [upload for index, upload in enumerate(uploads) if index not in worst]
+
+
+def client_scores(clients: int, found: Sequence[Vectors], options: RobustOptions) -> Tensor:
+    """Return the Krum score ``(clients,)`` of every client.
+
+    Clients send different classes, so the squared distance between two of them is the mean over the classes and
+    tensors that both sent. A hostile client is thus recognised by the classes in which it is outvoted, and its
+    prototypes of other classes are distrusted as well.
+
+    Args:
+        found: Vectors of each part, over all uploads.
+    """
+    total = torch.zeros(clients, clients, dtype=torch.float64)
+    shared = torch.zeros(clients, clients, dtype=torch.float64)
+    for vectors in found:
+        for _, rows in vectors.by_class():
+            senders, values = _one_each(vectors.senders[rows], vectors.values[rows].double())
+            grid = senders.unsqueeze(1), senders.unsqueeze(0)
+            total[grid] += torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
+            shared[grid] += 1
+    return krum_scores(total / shared, hostile(clients, options))
+
+
+def _one_each(senders: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct senders ``(m,)`` and the mean ``(m, D)`` of the vectors of each."""
+    names, places = senders.unique(return_inverse=True)
+    sums = torch.zeros(len(names), values.shape[1], dtype=values.dtype).index_add_(0, places, values)
+    return names, sums / torch.bincount(places, minlength=len(names)).unsqueeze(1)

@@ -1,0 +1,1 @@
+"""Secure aggregation: the server learns sums over clients, and no single upload."""

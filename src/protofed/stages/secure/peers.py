@@ -1,0 +1,122 @@
+"""What a client of secure aggregation takes for true about the others, whatever the server says of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from protofed.errors import PayloadError
+from protofed.stages.secure.stage import FEWEST
+
+_SIGNED = ec.ECDSA(hashes.SHA384())
+
+
+def digest(purpose: str, *parts: str | int | bytes) -> bytes:
+    """Return a digest of values, each preceded by its length, so that no two sequences of values share one.
+
+    Args:
+        purpose: What the digest is for; those of different purposes differ.
+    """
+    found = hashlib.sha256()
+    for part in ("protofed secure aggregation", purpose, *parts):
+        content = part if isinstance(part, bytes) else str(part).encode()
+        found.update(len(content).to_bytes(8, "big") + content)
+    return found.digest()
+
+
+class Peers:
+    """Peers in a simulation: clients of one program, which trust each other and its server.
+
+    Attributes:
+        federation: Name of the federation to which signatures are limited.
+    """
+
+    federation = ""
+
+    def check_threshold(self, threshold: int) -> None:
+        """Check the number of vectors that are enough for a sum.
+
+        Raises:
+            PayloadError: If it is too small for this client.
+        """
+
+    def check_names(self, others: Sequence[str]) -> None:
+        """Check the names of a round's other clients.
+
+        Raises:
+            PayloadError: If they are too few, or one is unknown.
+        """
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return this client's signature of a statement."""
+        return b""
+
+    def signed(self, name: str, statement: bytes, signature: bytes) -> bool:
+        """Return whether a signature is a client's."""
+        return True
+
+
+TRUSTING = Peers()
+
+
+class KnownPeers(Peers):
+    """Peers whose public keys a client knows from elsewhere than from the server.
+
+    Args:
+        keys: Public key of each client of the federation, by name.
+        least_peers: Fewest other clients in a round.
+        least_threshold: Fewest vectors that are enough for a sum.
+    """
+
+    def __init__(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        keys: Mapping[str, ec.EllipticCurvePublicKey],
+        federation: str = "",
+        least_peers: int = FEWEST - 1,
+        least_threshold: int = FEWEST,
+    ) -> None:
+        self.key, self.keys, self.federation = key, keys, federation
+        self.least_peers, self.least_threshold = least_peers, least_threshold
+
+    def check_threshold(self, threshold: int) -> None:
+        """Check the number of vectors that are enough for a sum.
+
+        Raises:
+            PayloadError: If it is below the client's own.
+        """
+        if threshold < self.least_threshold:
+            raise PayloadError(
+                f"threshold: {threshold} vectors would be enough for a sum, but this node allows no fewer than "
+                f"{self.least_threshold} (least-threshold)"
+            )
+
+    def check_names(self, others: Sequence[str]) -> None:
+        """Check the names of a round's other clients.
+
+        Raises:
+            PayloadError: If they are fewer than this client asks for, or one is not in the roster.
+        """
+        unknown = [name for name in others if name not in self.keys]
+        if unknown:
+            raise PayloadError(f"names: {unknown[0]} is not in this node's roster")
+        if len(others) < self.least_peers:
+            raise PayloadError(
+                f"names: {len(others)} other clients, but this node asks for {self.least_peers} (least-peers)"
+            )
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return this client's signature of a statement."""
+        return self.key.sign(statement, _SIGNED)
+
+    def signed(self, name: str, statement: bytes, signature: bytes) -> bool:
+        """Return whether a signature is a client's."""
+        try:
+            self.keys[name].verify(signature, statement, _SIGNED)
+        except (InvalidSignature, KeyError):
+            return False
+        return True

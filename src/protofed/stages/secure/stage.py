@@ -1,0 +1,259 @@
+"""The stage of secure aggregation: single uploads go in, uploads that are all alike come out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from protofed.compute.seeding import derive
+from protofed.errors import ConfigError, FederationError, PayloadError
+from protofed.methods.contract import Method, Upload
+from protofed.rounds.stage import Opened, Stage
+from protofed.runs import RoundRecord
+from protofed.stages.privacy.clients import ClientPrivacy, NoisySums
+from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
+from protofed.stages.secure.options import SecureOptions
+from protofed.stages.secure.sums import SumLayout, Vector
+from protofed.visits import Trained
+from protofed.wire import Codec, cast
+from protofed.wire.schema import Payload
+
+if TYPE_CHECKING:
+    from protofed.stages.secure.protocol import Ask, Values
+    from protofed.stages.secure.protocol import Stage as Step
+
+FEWEST = 3
+"""Clients in a round; of the sum of two, each knows the other's part."""
+
+
+class Offer(NamedTuple):
+    """What a client would add to a sum: nothing that may leave it unmasked.
+
+    Attributes:
+        vector: Its vector.
+        noise: The noise that it has yet to add.
+    """
+
+    vector: Vector
+    noise: OwnNoise
+
+    def to_bytes(self) -> bytes:
+        """Return the offer as bytes: 8 per number, and the noise."""
+        return self.vector.astype("<u8").tobytes() + self.noise.to_bytes()
+
+    @classmethod
+    def of(cls, content: bytes) -> Offer:
+        """Return the offer that :meth:`to_bytes` wrote."""
+        end = len(content) - len(NO_NOISE.to_bytes())
+        return cls(np.frombuffer(content[:end], dtype="<u8").astype(np.uint64), OwnNoise.of(content[end:]))
+
+
+class Summed(NamedTuple):
+    """What the server learns of a round.
+
+    Attributes:
+        total: Sum of vectors.
+        clients: Number of vectors in it.
+        threshold: Number of vectors without which it could not have been read.
+    """
+
+    total: Vector
+    clients: int
+    threshold: int
+
+
+class SecureSum(Stage):
+    """Secure aggregation of the uploads of every round.
+
+    Args:
+        options: The threshold and the fixed point.
+        ask: Asks clients that hold their own uploads; None for those of this process, which are made here.
+        noisy: Sums of clipped contributions with noise, in place of sums of uploads; None without.
+        seed: Seed of the clients' noise; None for the operating system's random numbers.
+        noise: Noise that clients add to their uploads under the mask.
+        hiding: Makes of a noisy sum what stands for all; given together with ``noisy``.
+
+    Raises:
+        ConfigError: If the method needs more than sums.
+    """
+
+    hides = "server"
+
+    def __init__(
+        self,
+        options: SecureOptions,
+        method: Method,
+        codec: Codec,
+        ask: Ask | None = None,
+        noisy: NoisySums | None = None,
+        seed: int | None = None,
+        noise: OwnNoise = NO_NOISE,
+        hiding: ClientPrivacy | None = None,
+    ) -> None:
+        self.options, self.method, self.codec, self.ask = options, method, codec, ask
+        self.noisy, self.seed, self.noise, self.hiding = noisy, seed, noise, hiding
+        self.layout = SumLayout(method, options.fraction_bits)
+        self.length = self.layout.length if noisy is None else noisy.length
+        self.reals = self.layout.reals if noisy is None else noisy.reals
+
+    def threshold(self, asked: int) -> int:
+        """Return the number of vectors without which the sum of a round cannot be read.
+
+        Args:
+            asked: Number of clients that the server asked to train, whether or not they did.
+        """
+        return max(FEWEST, self.options.least(asked))
+
+    def check(self, participants: int) -> None:
+        """Check that enough clients take part, and that what is needed is installed."""
+        if self.method.upload_schema is None:
+            return
+        try:
+            import protofed.stages.secure.protocol  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(
+                f"secure.aggregation needs the package {error.name}: pip install 'protofed[flower]'"
+            ) from None
+        least = self.threshold(participants)
+        if participants < least:
+            raise ConfigError(
+                f"secure.aggregation hides clients among others: a round needs {least} of them, not {participants}"
+            )
+        if self.noisy is not None:
+            self.noisy.check(least)
+        try:
+            self.noise.share(least)
+        except PayloadError as error:
+            raise ConfigError(f"privacy.mode=sample with secure.aggregation: {error}") from None
+
+    def opening(self, broadcast: bytes | None) -> Payload:
+        """Return the payload of the broadcast that opened a round, as clients read it; {} if it is personal.
+
+        Args:
+            broadcast: The encoded broadcast, if there was one.
+        """
+        schema = self.method.broadcast_schema
+        if broadcast is None or schema is None or self.method.personal_broadcast:
+            return {}
+        return cast(self.codec.decode(broadcast, schema), self.method.task.dtype)
+
+    def offer(self, client: str, message: bytes, broadcast: bytes | None, round: int) -> Offer:
+        """Return what a client adds to the sum of a round; this is computed where the client is.
+
+        Args:
+            broadcast: The encoded broadcast that it received.
+            round: Number of the round, from 1.
+
+        Raises:
+            PayloadError: If the upload violates its schema, or the sum might overflow.
+        """
+        schema = self.method.upload_schema
+        assert schema is not None
+        payload = cast(self.codec.decode(message, schema), self.method.task.dtype)
+        return self._offer(Upload(client, payload), self.opening(broadcast), round)
+
+    def _offer(self, upload: Upload, opening: Payload, round: int) -> Offer:
+        seed = -1 if self.seed is None else derive(self.seed, "privacy", upload.client, round)
+        if self.noisy is None:
+            return Offer(self.layout.encode(upload.payload), self.noise._replace(seed=seed))
+        return Offer(self.noisy.encode(upload.payload, opening), self.noisy.noise._replace(seed=seed))
+
+    def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
+        """Return what the server learns of some uploads, without the protocol that keeps the rest from it."""
+        threshold, opening = self.threshold(len(uploads)), opened.payload or {}
+        total = np.zeros(self.length, dtype=np.uint64)
+        other = copy.copy(self)
+        other.seed = seed
+        if seed is None:
+            other.noise = NO_NOISE
+        if self.noisy is not None and seed is None:
+            other.noisy = copy.copy(self.noisy)
+            other.noisy.noise = NO_NOISE
+        for upload in uploads:
+            vector, noise = other._offer(upload, opening, opened.round)
+            total = total + vector + noise.draw(threshold, self.length)
+        return other.uploads(Summed(total, len(uploads), threshold), opening, opened.round)
+
+    def __call__(self, uploads: Iterator[Trained], opened: Opened, record: RoundRecord) -> Iterator[Upload]:
+        """Yield what the server may see of a round; nothing if too few clients remain."""
+        messages = {result.client: result.message for result in uploads if result.message is not None}
+        try:
+            summed = self.sum(messages, opened.messages, record)
+            opening = self.opening(next(iter(opened.messages.values()), None))
+            told = self.uploads(summed, opening, opened.round)
+        except (FederationError, PayloadError) as error:
+            record.robust.kept = str(error)
+            return
+        opened.usable = summed.clients
+        yield from told
+
+    def uploads(self, summed: Summed, opening: Payload, round: int) -> list[Upload]:
+        """Return the uploads of which a method makes what it would make of the clients' own.
+
+        They are all alike and have the sum of the clients' own; with noise there is one, which stands for all.
+
+        Args:
+            opening: Payload of the broadcast that opened the round; may be empty.
+            round: Number of the round, from 1.
+
+        Raises:
+            PayloadError: If it cannot be the sum of uploads.
+        """
+        if self.noisy is not None and self.hiding is not None:
+            deviation = self.noisy.deviation(summed.threshold, summed.clients)
+            return [self.hiding.standing_for_all(self.noisy.decode(summed.total), deviation, opening, round)]
+        payloads = self.layout.decode(summed.total, summed.clients)
+        # Where clients hold different classes, the last have none left to report.
+        told = [p for p in payloads if any(tensor.numel() for tensor in p.values())]
+        return [Upload("all clients", payload) for payload in told]
+
+    def sum(
+        self, messages: Mapping[str, bytes], broadcasts: Mapping[str, bytes | None], record: RoundRecord
+    ) -> Summed:
+        """Return what the server learns of a round.
+
+        Args:
+            messages: Encoded upload of each client; empty bytes where it stays with the client.
+            broadcasts: Encoded broadcast that each client received.
+            record: Record of the round with all clients that were asked, to which traffic and losses are added.
+
+        Raises:
+            SecureAggregationError: If too few clients are left after a stage; nothing is aggregated then.
+        """
+        from protofed.stages.secure.protocol import SecureClient, SecureServer, conduct, here
+
+        clients: dict[str, SecureClient] = {}
+        for name, message in messages.items() if self.ask is None else ():
+            try:
+                clients[name] = SecureClient(name, *self.offer(name, message, broadcasts[name], record.round))
+            except PayloadError as error:
+                record.refuse(name, error)
+        names = list(messages if self.ask else clients)
+        # Of those asked: clients that fall silent while they train do not lower it.
+        absent = {a.client: a.reason for a in record.missing} | {
+            r.client: f"{r.field}: {r.reason}" for r in record.refused
+        }
+        server = SecureServer(names, self.threshold(len(record.participants)), self.length, absent)
+        try:
+            total = conduct(server, self._counted(self.ask or here(clients), record))
+        finally:
+            for name, reason in server.lost.items():
+                record.lose(name, f"secure aggregation: {reason}", "aggregation")
+        return Summed(total, len(server.arrived), server.threshold)
+
+    def _counted(self, ask: Ask, record: RoundRecord) -> Ask:
+        """Return ``ask``, with the bytes of requests and answers added to the round's traffic."""
+        from protofed.stages.secure.protocol import size_of
+
+        def counted(stage: Step, requests: Mapping[str, Values]) -> Iterator[tuple[str, Values | str]]:
+            for request in requests.values():
+                record.add_traffic("down", size_of(request), 0)
+            for name, answer in ask(stage, requests):
+                if not isinstance(answer, str):
+                    record.add_traffic("up", size_of(answer), self.reals if stage == "masked" else 0)
+                yield name, answer
+
+        return counted

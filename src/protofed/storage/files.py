@@ -1,0 +1,215 @@
+"""Atomic writing of files, by renaming a temporary one, and checked reading."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from protofed.errors import CheckpointError, OutputError, writing
+from protofed.text import size
+from protofed.untrusted import claims, limits
+from protofed.untrusted.reading import open_ordinary, parse_json, read_text, reason
+
+try:
+    import fcntl
+except ImportError:  # Windows, where processes are not kept out of each other's folders
+    fcntl = None  # type: ignore[assignment]
+
+PARTIAL = ".partial"
+"""Suffix of the names of partially written files and folders, which begin with a dot."""
+
+
+def lock(file: IO[str] | int) -> bool:
+    """Lock an open file or folder until it is closed, if no other process has; return whether this one may go on.
+
+    Args:
+        file: The file, or a descriptor.
+
+    Raises:
+        OSError: If its file system has no locks.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically, creating its folder.
+
+    Raises:
+        OutputError: If the file cannot be written; an existing file is left unchanged.
+    """
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+
+def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
+    """Check that there is room for files before they are written.
+
+    Args:
+        folder: Folder that will hold them, or will be created for them.
+        needed: Their size in bytes.
+
+    Raises:
+        OutputError: If there is too little room.
+    """
+    place = next((p for p in (folder, *folder.absolute().parents) if p.is_dir()), Path("/"))
+    with writing(place):
+        free = shutil.disk_usage(place).free
+    if needed > free:
+        raise OutputError(f"{folder}: {what} need {size(needed)}, but only {size(free)} are free: {advice}")
+
+
+def occupied(folder: Path, but: str = "") -> bool:
+    """Return whether a folder holds anything that counts; what a killed process had half written does not.
+
+    Args:
+        folder: The folder, which need not exist.
+        but: Name of a file that does not count either.
+    """
+    return any(p.name != but and not p.name.endswith(PARTIAL) for p in folder.glob("*"))
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the partially written files and folders of a killed process below ``folder``, without following links.
+
+    Raises:
+        OutputError: If one cannot be removed.
+    """
+    with writing(folder):
+        for path in folder.rglob(f".*{PARTIAL}"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, in UTF-8.
+
+    Raises:
+        OutputError: As :func:`write_bytes`.
+    """
+    write_bytes(path, text.encode())
+
+
+def json_text(value: Any) -> str:
+    """Return the text of a JSON file.
+
+    Raises:
+        ValueError: If the value contains NaN or an infinity.
+    """
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON atomically.
+
+    Args:
+        value: A value without NaN or infinities.
+
+    Raises:
+        OutputError: As :func:`write_bytes`.
+        ValueError: If the value contains NaN or an infinity.
+    """
+    write_text(path, json_text(value))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged, or contains anything else.
+    """
+    try:
+        value = parse_json(read_text(path, limits.JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: cannot be read (not a JSON object)")
+    return value
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file atomically.
+
+    Args:
+        tensors: Tensors by name.
+        metadata: Text entries of the file's header.
+
+    Raises:
+        OutputError: As :func:`write_bytes`.
+    """
+    write_bytes(path, save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata))
+
+
+def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Args:
+        names: Names of the tensors to read, which may be missing; all by default.
+
+    Raises:
+        CheckpointError: If the file is missing or damaged.
+    """
+    check_tensors(path)
+    try:
+        if names is None:
+            return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            present = set(file.keys())
+            return {name: file.get_tensor(name) for name in names if name in present}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def check_format(path: Path, written: object, reads: int) -> None:
+    """Check that this version of the library reads a file's format.
+
+    Args:
+        written: Format version that the file states.
+        reads: Format version that this version of the library reads.
+
+    Raises:
+        CheckpointError: If they differ.
+    """
+    if written != reads:
+        raise CheckpointError(
+            f"{path}: written in format {claims.clean(written, 20)} by another version of protofed; this one reads "
+            f"format {reads}: continue with that version, or start again"
+        )
+
+
+def check_tensors(path: Path) -> None:
+    """Check before mapping a safetensors file that it is a regular file with a header of sensible length.
+
+    Raises:
+        CheckpointError: If it is not.
+    """
+    try:
+        with open_ordinary(path) as file:
+            length = int.from_bytes(file.read(8), "little")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+    if length > limits.TENSOR_HEADER_BYTES:
+        raise CheckpointError(f"{path}: cannot be read (its header has {length} bytes)")

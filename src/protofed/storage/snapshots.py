@@ -1,0 +1,166 @@
+"""Snapshots: the format of a client between visits, in memory, in files and in messages.
+
+A snapshot is serialised as a flat dictionary of tensors named ``model.…``, ``state.…``, ``received.…`` and, if
+optimisers keep their state, ``optimizer.…``, in safetensors form with the format version in the header. The model's
+weights may be kept in a separate file, under the plain names of its ``state_dict``, so that other programs can load
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save, save_file
+from torch import Tensor
+
+from protofed.errors import CheckpointError, PayloadError, writing
+from protofed.storage.files import check_format, check_tensors
+from protofed.untrusted import claims
+from protofed.untrusted.reading import reason
+
+VERSION = 2
+"""Format version of snapshots that hold the state of optimisers."""
+WITHOUT_OPTIMIZER = 1
+"""Format version of all others."""
+_KEY = "protofed.snapshot"
+
+
+class Snapshot(NamedTuple):
+    """Everything about a client that persists between visits.
+
+    Attributes:
+        model: The model's ``state_dict``.
+        state: The method's client state.
+        received: The result of the method's ``receive`` for the last broadcast; empty before the first one.
+        optimizer: State that optimisers keep between visits, by phase, update, loss, parameter and name, separated
+            by slashes; empty if they keep none.
+    """
+
+    model: dict[str, Tensor]
+    state: dict[str, Tensor]
+    received: dict[str, Tensor]
+    optimizer: dict[str, Tensor] = {}  # noqa: RUF012  (nobody changes a snapshot)
+
+    @property
+    def version(self) -> int:
+        """Format version of the snapshot."""
+        return VERSION if self.optimizer else WITHOUT_OPTIMIZER
+
+
+def flatten(snapshot: Snapshot) -> dict[str, Tensor]:
+    """Return a snapshot as one flat dictionary."""
+    return {
+        f"{part}.{name}": tensor for part, tensors in snapshot._asdict().items() for name, tensor in tensors.items()
+    }
+
+
+def unflatten(tensors: Mapping[str, Tensor]) -> Snapshot:
+    """Return a snapshot from one flat dictionary; the inverse of :func:`flatten`.
+
+    Raises:
+        KeyError: If a name belongs to no part of a snapshot.
+    """
+    parts: dict[str, dict[str, Tensor]] = {part: {} for part in Snapshot._fields}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    return Snapshot(**parts)
+
+
+def pack(snapshot: Snapshot) -> bytes:
+    """Return a snapshot as the bytes of a safetensors file."""
+    return save(contiguous(flatten(snapshot)), {_KEY: str(snapshot.version)})
+
+
+def unpack(data: bytes) -> Snapshot:
+    """Return a snapshot from the bytes of a safetensors file; the inverse of :func:`pack`.
+
+    Raises:
+        PayloadError: If ``data`` is damaged.
+    """
+    try:
+        snapshot = unflatten(load(data))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise PayloadError(f"state: not a client between visits ({claims.clean(error)})") from None
+    return snapshot
+
+
+def write(path: Path, snapshot: Snapshot) -> None:
+    """Write a snapshot to a new file.
+
+    Raises:
+        OutputError: If the file cannot be written; a partial file is removed.
+    """
+    write_weights(path, flatten(snapshot), snapshot.version)
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor], version: int = WITHOUT_OPTIMIZER) -> None:
+    """Write named tensors, such as the weights of a model, to a new file.
+
+    Args:
+        tensors: Tensors by name.
+
+    Raises:
+        OutputError: If the file cannot be written; a partial file is removed.
+    """
+    with writing(path):
+        try:
+            save_file(contiguous(tensors), path, {_KEY: str(version)})
+        except (OSError, SafetensorError) as error:
+            path.unlink(missing_ok=True)
+            reason = str(error).rpartition("I/O error: ")[2].partition(" (os error")[0]
+            raise OSError(reason) from None
+
+
+def read(path: Path, weights: Path | None = None) -> Snapshot:
+    """Read a snapshot.
+
+    Args:
+        path: A file written by :func:`write`.
+        weights: File of the model's weights, if they are kept in a separate file.
+
+    Raises:
+        CheckpointError: If a file is missing, damaged or in another format.
+    """
+    try:
+        snapshot = unflatten(read_weights(path))
+    except KeyError as error:
+        raise CheckpointError(f"{path}: damaged (it has {error})") from None
+    return snapshot if weights is None else snapshot._replace(model=read_weights(weights))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the tensors in a file written by :func:`write_weights`.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged or in another format.
+    """
+    check_tensors(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (version := _format(file.metadata())) != WITHOUT_OPTIMIZER:
+                check_format(path, version, VERSION)
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def _format(metadata: Mapping[str, str] | None) -> int | str:
+    """Return the format version of a file; 1 if the header has none."""
+    written = (metadata or {}).get(_KEY, "1")
+    return int(written) if written.isdecimal() and len(written) < 10 else written
+
+
+def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in the form that safetensors requires: on the CPU, contiguous, and without shared memory."""
+    result, seen = {}, set()
+    for name, tensor in tensors.items():
+        on_cpu = tensor.detach().cpu().contiguous()
+        storage = on_cpu.untyped_storage()
+        shared = storage.data_ptr() in seen or storage.nbytes() != on_cpu.nbytes
+        result[name] = on_cpu.clone() if shared else on_cpu
+        seen.add(storage.data_ptr())
+    return result

@@ -1,0 +1,240 @@
+"""Steps of one client with plain autograd: the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protofed.compute.optimizers import kept_state, restore_state
+from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
+from protofed.samples import Samples
+from protofed.visits.batches import EVALUATION_BATCH, add_up, batches, normalise
+from protofed.visits.client import LocalPlan, balance
+from protofed.visits.clipping import clip
+from protofed.visits.private import Noise, clipped_sum
+from protofed.visits.visit import Steps
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+NORMALISED_AT_ONCE = 2**24
+"""Size in numbers up to which training data are normalised once per phase instead of batch by batch."""
+
+
+class PlainSteps(Steps):
+    """Steps of a group of one client; see :class:`~protofed.visits.visit.Steps`."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.means = _Means()
+        self.phases = 0
+
+    def take(self, client: int, model: SplitModel) -> None:
+        """Start from the weights of ``model``, which is trained in place."""
+        self._model = model
+
+    @contextmanager
+    def model(self, client: int) -> Iterator[SplitModel]:
+        """Lend the model."""
+        yield self._model
+
+    def begin(
+        self,
+        phase: Phase,
+        plan: LocalPlan,
+        data: Sequence[Samples],
+        locals_: Sequence[Local],
+        kept: Sequence[Tensors],
+    ) -> None:
+        """Begin a phase of training."""
+        model = self._model
+        self.local, self.phase, self.plan = locals_[0], phase, plan
+        self.phases += 1
+        self.noise = Noise.of(self.local, plan.private, f"steps {self.phases}") if plan.private else None
+        self.during = phase.source is None and self.method.statistics_from == "during"
+        self.updates = []
+        for number, update in enumerate(phase.updates):
+            chosen = trained(model, update)
+            optimizer = plan.build(chosen.values(), update.optimizer)
+            restore_state(optimizer, chosen, kept[0], f"{number}/{update.name}")
+            self.updates.append(_Update(update, chosen, optimizer))
+        self.x, self.y = data[0].x, data[0].y
+        weighted = plan.class_weights and phase.source is None
+        self.importance = balance(self._counts(data[0]))[self.y] if weighted else None
+        if phase.source is None and self.x.numel() <= NORMALISED_AT_ONCE:
+            self.x = normalise(self.x, next(model.parameters()).dtype)
+
+    def _counts(self, data: Samples) -> Tensor:
+        """Return the numbers of samples per class, noisy ones if training is private."""
+        # Phases that stay with the client are not private, and local.counts may be noisy even then.
+        counts = data.counts(self.method.task.num_classes) if self.plan.private is None else self.local.counts
+        return counts.to(self.y.device)
+
+    def optimizer_states(self) -> list[Tensors]:
+        """Return the state of the client's optimisers."""
+        state: Tensors = {}
+        for number, (update, parameters, optimizer) in enumerate(self.updates):
+            state |= kept_state(optimizer, parameters, f"{number}/{update.name}")
+        return [state]
+
+    def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
+        """Run the steps of an epoch."""
+        self._model.train()
+        dtype = next(self._model.parameters()).dtype
+        collected = _Statistics(self.method) if self.during else None
+        for chosen in rows[0]:
+            here = chosen.to(self.y.device)
+            x = self.x[here] if self.phase.source else normalise(self.x[here], dtype)
+            importance = None if self.importance is None else self.importance[here].to(dtype)
+            batch = Batch(x, self.y[here], importance=importance)
+            output = self._step(batch)
+            if collected is not None and output is not None:
+                collected.add(output, batch)
+        return [collected.totals() if collected else {}]
+
+    def refresh(self) -> None:
+        """Do nothing: there are no copies to update."""
+
+    def losses(self) -> list[dict[str, float]]:
+        """Return the client's mean losses."""
+        return [self.means.means()]
+
+    def statistics(self, data: Sequence[Samples]) -> list[Tensors]:
+        """Return the client's statistics of its data, in eval mode."""
+        self._model.eval()
+        statistics: Tensors = {}
+        with torch.no_grad():
+            for batch in batches(data[0], self._model):
+                add_up(statistics, self.method.statistics(self._model(batch.x), batch))
+        return [statistics]
+
+    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[Tensors]:
+        """Return the number of correctly classified samples per rule and class."""
+        self._model.eval()
+        local = locals_[0]
+        device = data[0].y.device
+        K = self.method.task.num_classes
+        correct = {rule: torch.zeros(K, dtype=torch.int64, device=device) for rule in self.method.rules}
+        for batch in batches(data[0], self._model):
+            predicted = self.method.predict(self._model, batch, local.received, local.state)
+            for rule, classes in predicted.items():
+                correct[rule].index_add_(0, batch.y, (classes == batch.y).long())
+        return [{rule: numbers.cpu() for rule, numbers in correct.items()}]
+
+    def _step(self, batch: Batch) -> Output | None:
+        """Run one optimiser step per update; return the model's output in the first."""
+        if self.plan.private is not None:
+            self._private_step(batch)
+            return None
+        first: Output | None = None
+        for update, parameters, optimizer in self.updates:
+            terms, output = update.terms(self._model, batch, self.local.received, self.local.state)
+            total = reduce(torch.add, terms.values())
+            chosen = list(parameters.values())
+            gradients = gradients_of(total, chosen)
+            if update.clip is not None:
+                gradients = clip(list(parameters), gradients, update.clip)
+            for parameter, gradient in zip(chosen, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            self.means.add(terms, len(batch.y))
+            first = output if first is None else first
+        return first
+
+    def _private_step(self, batch: Batch) -> None:
+        """Run one optimiser step per update on clipped gradients with noise, divided by the expected batch size."""
+        private, noise = self.plan.private, self.noise
+        assert private is not None
+        assert noise is not None
+        expected = min(self.plan.batch_size, len(self.y))
+        deviation = private.noise * private.clip
+        step = noise.step(deviation)
+        for update, parameters, optimizer in self.updates:
+            sums, terms = clipped_sum(self._model, update, parameters, batch, self.local, private.clip, step)
+            for name, parameter in parameters.items():
+                parameter.grad = (noise.added(sums[name], deviation) / expected).to(parameter)
+            optimizer.step()
+            self.means.add(terms, len(batch.y))
+
+
+def trained(model: SplitModel, update: Update) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that an update changes, by name: frozen ones are not among them."""
+    return {n: p for n, p in model.named_parameters() if p.requires_grad and update.trainable(n)}
+
+
+def gradients_of(total: Tensor, chosen: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradient of a loss for each of some parameters, None where it does not depend on it.
+
+    Args:
+        chosen: The parameters, perhaps none.
+    """
+    if not chosen or not total.requires_grad:
+        return [None] * len(chosen)
+    return torch.autograd.grad(total, chosen, allow_unused=True)
+
+
+class _Update(NamedTuple):
+    update: Update
+    parameters: dict[str, torch.nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+
+class _Statistics:
+    """Statistics of the outputs of many steps, computed for several hundred samples at a time."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.sums: Tensors = {}
+        self.outputs: list[Output] = []
+        self.batches: list[Batch] = []
+
+    def add(self, output: Output, batch: Batch) -> None:
+        self.outputs.append(type(output)(*(part.detach() for part in output)))
+        self.batches.append(batch)
+        if self.method.statistics_by_batch or sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
+            self._compute()
+
+    def totals(self) -> Tensors:
+        if self.batches:
+            self._compute()
+        return self.sums
+
+    @torch.no_grad()
+    def _compute(self) -> None:
+        output = type(self.outputs[0])(*(torch.cat(parts) for parts in zip(*self.outputs, strict=True)))
+        batch = Batch(torch.cat([b.x for b in self.batches]), torch.cat([b.y for b in self.batches]))
+        add_up(self.sums, self.method.statistics(output, batch))
+        self.outputs, self.batches = [], []
+
+
+class _Means:
+    """Sample-weighted means of loss terms, as :meth:`Steps.losses`, without a device synchronisation per step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.terms: dict[str, list[Tensor]] = {}
+        self.samples: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, terms: Tensors, samples: int) -> None:
+        for name, term in terms.items():
+            self.terms.setdefault(name, []).append(term.detach())
+            self.samples.setdefault(name, []).append((self.steps, samples))
+        self.steps += 1
+
+    def means(self) -> dict[str, float]:
+        values = {name: torch.stack(terms).double().cpu() for name, terms in self.terms.items()}
+        places = {name: torch.tensor(steps).T for name, steps in self.samples.items()}
+        last = min(
+            (int(n) for name, v in values.items() for n in places[name][0, ~v.isfinite()]), default=self.steps
+        )
+        found = {}
+        for name, value in values.items():
+            if bool((until := places[name][0] <= last).any()):
+                weights = places[name][1, until].double()
+                found[name] = float(value[until] @ weights / weights.sum())
+        return found

@@ -1,0 +1,587 @@
+"""A visit: clients receive, train and upload; or receive and predict.
+
+This module is the only place that defines the order of a visit, for a group of clients of one architecture.
+:class:`Steps` computes: for one client with plain autograd, or for a stack of clients (see
+:mod:`protofed.visits.plain` and :mod:`protofed.visits.stacked`). Messages arrive and leave as bytes, so the
+same code serves the simulation and the nodes of a network.
+
+Every hook of the method sees a ``Local`` whose model has that client's present weights. A visit works on copies and
+stores the results once, at its end, so that a visit that fails leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from protofed.compute.seeding import Stream, derive, generator, seeded
+from protofed.errors import ProtofedError
+from protofed.methods.contract import Local, Method, Phase, Tensors
+from protofed.samples import Samples
+from protofed.storage.snapshots import Snapshot
+from protofed.visits.batches import batches, epoch_rows
+from protofed.visits.client import LocalPlan, Member
+from protofed.visits.private import COUNTS, RELEASE, Noise, private_statistics
+from protofed.visits.rare import without_rare
+from protofed.visits.roster import Roster, versions
+from protofed.wire import Codec, cast
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+Messages = Mapping[str, bytes | None]
+"""Encoded broadcast of each client."""
+Augment = Callable[[Samples, torch.Generator], Samples]
+"""Returns as many samples with the same labels."""
+
+Scores = tuple[Mapping[str, float], int]
+"""Correct answers by rule, and the number of samples."""
+
+On = Literal["own", "union", "balanced", "shifted"]
+"""Whose test samples clients are scored on."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of a training visit.
+
+    Attributes:
+        client: Name of the client.
+        message: Encoded upload; None if the round does not communicate.
+        losses: Mean per sample over the round, by loss term.
+        samples: Number of training samples ``n_i``.
+        seconds: Wall time of the visit.
+        failure: Reason why a communicating round has no upload: the model has diverged. Empty otherwise.
+    """
+
+    client: str
+    message: bytes | None
+    losses: dict[str, float]
+    samples: int
+    seconds: float
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Result of an evaluation visit.
+
+    Attributes:
+        client: Name of the client.
+        correct: Number of correctly classified samples per rule; estimated if the client withholds its counts.
+        samples: Number of evaluated samples.
+        seconds: Wall time of the visit.
+        validation: The same for the validation split, as ``(correct, samples)``.
+        union: The same for the test samples of all clients together, if they are scored on them.
+        unseen: The part of ``union`` whose classes the client has no training samples of.
+    """
+
+    client: str
+    correct: Mapping[str, float]
+    samples: int
+    seconds: float
+    validation: Scores = field(default_factory=lambda: ({}, 0))
+    union: Scores = field(default_factory=lambda: ({}, 0))
+    unseen: Scores = field(default_factory=lambda: ({}, 0))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Placeholder for the result of a client that is late or gone, or whose visit failed.
+
+    Attributes:
+        client: Name of the client.
+        reason: Reason, as one line.
+    """
+
+    client: str
+    reason: str
+
+
+class Steps(Protocol):
+    """Computation for a group of clients, which are numbered from 0 in the order of the group."""
+
+    def take(self, client: int, model: SplitModel) -> None:
+        """Start from the present weights of a model."""
+        ...
+
+    def model(self, client: int) -> AbstractContextManager[SplitModel]:
+        """Lend a model with the client's present weights; changes made inside the block are kept."""
+        ...
+
+    def begin(
+        self,
+        phase: Phase,
+        plan: LocalPlan,
+        data: Sequence[Samples],
+        locals_: Sequence[Local],
+        kept: Sequence[Tensors],
+    ) -> None:
+        """Begin a phase of training with new optimisers.
+
+        Args:
+            plan: Training plan that all clients of the group share.
+            data: Training samples of each client.
+            locals_: The clients as their method sees them.
+            kept: State of each client's optimisers from which they go on; empty to start anew.
+        """
+        ...
+
+    def optimizer_states(self) -> list[Tensors]:
+        """Return the state of each client's optimisers in the present phase, as ``begin`` takes it."""
+        ...
+
+    def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
+        """Run the steps of an epoch.
+
+        Args:
+            rows: Rows of each batch, per client.
+
+        Returns:
+            The ``during`` statistics of each client; empty if the phase collects none.
+        """
+        ...
+
+    def refresh(self) -> None:
+        """Read the clients' method tensors again, after a hook that may have changed them."""
+        ...
+
+    def losses(self) -> list[dict[str, float]]:
+        """Return the mean losses of each client over all phases so far.
+
+        Nothing counts after a step in which a term is not finite, so that the terms that are not finite in the
+        result are those that were so first.
+        """
+        ...
+
+    def statistics(self, data: Sequence[Samples]) -> list[Tensors]:
+        """Return the statistics of each client's ``data``, in eval mode."""
+        ...
+
+    def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[Tensors]:
+        """Count correctly classified samples.
+
+        Args:
+            data: Samples of each client; the same object for several clients is held in memory once.
+            locals_: The clients as their method sees them.
+
+        Returns:
+            Numbers per client, rule of the method, and class: ``(K,)`` int64 on the CPU.
+        """
+        ...
+
+
+@dataclass
+class _Visit:
+    """A client during its visit.
+
+    Attributes:
+        client: Data and training plan.
+        local: Working copies, as the method sees them.
+        train: Training samples of its steps: the client's, augmented for this round if the experiment says so.
+        kept: State of its optimisers by name, with the number of the phase in front.
+        stream: Random state of torch for this client's training.
+        changed: Whether the model differs from the stored one.
+    """
+
+    client: Member
+    local: Local
+    train: Samples
+    kept: Tensors
+    stream: Stream
+    changed: bool
+
+
+@dataclass(frozen=True)
+class LocalTrainer:
+    """Runs the visits of clients.
+
+    Attributes:
+        method: The method.
+        codec: Encoding of messages.
+        seed: Seed of the experiment.
+        augment: Transforms a client's training samples for the steps of a round, with random numbers from the
+            generator; None to take them as they are. Statistics and predictions never see its results.
+        on: Whose test samples clients are scored on, besides their own.
+        on_every: In which rounds: in its multiples, and in the ``last``.
+        last: Number of the last round.
+        secret: Whether random numbers that protect samples come from the operating system: at a node.
+    """
+
+    method: Method
+    codec: Codec
+    seed: int
+    augment: Augment | None = None
+    on: On = "own"
+    on_every: int = 1
+    last: int = 0
+    secret: bool = False
+
+    def train(
+        self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round: int
+    ) -> list[Trained]:
+        """Train a group of clients of one architecture and plan.
+
+        Args:
+            steps: Computation for the group.
+            names: Names of the clients to train.
+            messages: Encoded broadcast of each of them.
+            round: Number of the round, from 1.
+
+        Raises:
+            PayloadError: If a broadcast violates its schema, or an upload does not fit the codec.
+        """
+        start = time.perf_counter()
+        visits = self._open(steps, clients, names, messages, round, training=True)
+        sends = self.method.upload_schema is not None and self.method.communicates(round)
+        moment = self.method.statistics_from
+        statistics: list[Tensors] = [{} for _ in visits]
+        if sends and moment == "before":
+            statistics = self._statistics(steps, visits)
+        for number, phase in enumerate(self.method.phases(round)):
+            collected = self._phase(steps, visits, phase, number)
+            statistics = [new or old for new, old in zip(collected, statistics, strict=True)]
+        if sends and moment == "after":
+            statistics = self._statistics(steps, visits)
+        together = (time.perf_counter() - start) / len(visits)
+        results = []
+        for index, (visit, losses) in enumerate(zip(visits, steps.losses(), strict=True)):
+            if visit.client.plan.private is not None:
+                losses = {}  # they are of the samples that are protected
+            start = time.perf_counter()
+            message, failure = None, ""
+            if sends:
+                with visit.stream, steps.model(index) as model:
+                    _to_eval(model)
+                    message, failure = self.compose(visit.local, statistics[index], visit.client)
+            seconds = together + time.perf_counter() - start
+            results.append(Trained(visit.client.name, message, losses, len(visit.client.train), seconds, failure))
+        _keep(steps, clients, visits)
+        return results
+
+    def _plan(self, client: Member) -> LocalPlan:
+        """Return a client's plan, with random numbers that are as secret as they have to be."""
+        plan = client.plan
+        secret = plan.private is not None and self.secret
+        return replace(plan, private=replace(plan.private, secret=True)) if secret else plan  # type: ignore[type-var]
+
+    def _statistics(self, steps: Steps, visits: Sequence[_Visit]) -> list[Tensors]:
+        """Return the statistics of each client's training data with its present weights."""
+        if all(visit.client.plan.private is None for visit in visits):
+            return steps.statistics([visit.client.seen for visit in visits])
+        found = []
+        for index, visit in enumerate(visits):
+            private = self._plan(visit.client).private
+            assert private is not None
+            released = {n[len(RELEASE) :]: t for n, t in visit.local.state.items() if n.startswith(RELEASE)}
+            if not released:
+                with steps.model(index) as model:
+                    released = private_statistics(model, self.method, visit.local, visit.client.train, private)
+                if self.method.release:  # the same in every round, and so is its noise
+                    visit.local.state |= {RELEASE + name: tensor for name, tensor in released.items()}
+            found.append(released)
+        return found
+
+    @torch.no_grad()
+    def evaluate(
+        self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages | None, round: int
+    ) -> list[Evaluated]:
+        """Score the test and validation samples of a group of clients by every rule of the method.
+
+        Args:
+            steps: Computation for the group.
+            names: Names of the clients to score.
+            messages: Encoded broadcast of each of them, which it receives and stores first; None to score the
+                clients as they are.
+            round: Number of the round, from 1.
+
+        Raises:
+            PayloadError: If a broadcast violates its schema.
+        """
+        start = time.perf_counter()
+        visits = self._open(steps, clients, names, messages, round, training=False)
+        members = [visit.client for visit in visits]
+        locals_ = [visit.local for visit in visits]
+        test = steps.score([m.test for m in members], locals_)
+        held_out = [m.validation or Samples(m.test.x[:0], m.test.y[:0]) for m in members]
+        validation = steps.score(held_out, locals_) if any(m.validation for m in members) else test
+        beyond = self._beyond(steps, clients, locals_, round)
+        if messages is not None:
+            _keep(steps, clients, visits)
+        seconds = (time.perf_counter() - start) / len(visits)
+        return [
+            Evaluated(
+                member.name,
+                _totals(test[index]),
+                len(member.test),
+                seconds,
+                (_totals(validation[index]), len(member.validation)) if member.validation else _NO_SCORES,
+                *beyond[index],
+            )
+            for index, member in enumerate(members)
+        ]
+
+    def _beyond(
+        self, steps: Steps, clients: Roster, locals_: Sequence[Local], round: int
+    ) -> list[tuple[Scores, Scores]]:
+        """Score clients on all clients' test samples: on all classes, and on those they do not train on."""
+        if self.on == "own" or (round % self.on_every and round != self.last):
+            return [(_NO_SCORES, _NO_SCORES)] * len(locals_)
+        held = clients.union.counts(self.method.task.num_classes).cpu()
+        weights = [self._weights(clients, local, held) for local in locals_]
+        if self.on == "shifted":
+            locals_ = [
+                replace(local, state=self.method.shifted(local.state, counts.to(local.counts.device)))
+                for local, counts in zip(locals_, weights, strict=True)
+            ]
+        found = []
+        scored = steps.score([clients.union] * len(locals_), locals_)
+        for correct, local, each in zip(scored, locals_, weights, strict=True):
+            unseen = each * (clients[local.name].train.counts(len(held)).cpu() == 0)
+            found.append((_pooled(correct, held, each), _pooled(correct, held, unseen)))
+        return found
+
+    def _weights(self, clients: Roster, local: Local, held: Tensor) -> Tensor:
+        """Return the weight of each class in a client's score, ``(K,)`` int64.
+
+        Args:
+            held: ``(K,)`` test samples of all clients per class.
+        """
+        if self.on == "shifted":
+            return clients.after(local.name).train.counts(len(held)).cpu() * (held > 0)
+        return held if self.on == "union" else (held > 0).long()
+
+    def open(self, clients: Roster, name: str, round: int) -> Local:
+        """Load a client onto the device.
+
+        Args:
+            clients: All clients; the working model of the client's kind receives its weights.
+            round: Number of the round, from 1.
+
+        Returns:
+            The client with copies of its state and of the last received tensors; changes to them are not stored.
+        """
+        return self._load(clients, name, round)[0]
+
+    def _load(self, clients: Roster, name: str, round: int) -> tuple[Local, Tensors]:
+        """Load a client onto the device, as :meth:`open`; return it with the kept state of its optimisers."""
+        client, snapshot = clients[name], clients.snapshot(name)
+        model = clients.working_model(name, snapshot.model)
+        device = next(model.parameters()).device
+
+        def features() -> tuple[Tensor, Tensor]:
+            parts = [(model(batch.x).features, batch.y) for batch in batches(client.train, model)]
+            return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
+
+        state, received = (
+            {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+            for tensors in (snapshot.state, snapshot.received)
+        )
+        counts = client.train.counts(self.method.task.num_classes)
+        if COUNTS in state:
+            counts = state[COUNTS]
+        local = Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
+        local.least_samples = client.plan.least_samples
+        if client.validation is not None:
+            local.validation = partial(batches, client.validation, model)
+        return local, snapshot.optimizer
+
+    def receive(self, local: Local, message: bytes | None, *, deliver: bool = True) -> None:
+        """Let the method unpack a broadcast.
+
+        Args:
+            message: Encoded broadcast; None if the server has nothing to send yet.
+            deliver: Whether a broadcast is due; otherwise the client keeps the tensors received last, if any.
+
+        Raises:
+            PayloadError: If the message violates the schema of broadcasts.
+        """
+        if local.received and not deliver:
+            return
+        parameter = next(local.model.parameters())
+        payload = None
+        if message is not None:
+            schema = self.method.broadcast_schema
+            assert schema is not None
+            payload = cast(self.codec.decode(message, schema), parameter.dtype, parameter.device)
+        received = self.method.receive(local, payload)
+        local.received = {name: tensor.to(parameter.device) for name, tensor in received.items()}
+
+    @torch.no_grad()
+    def compose(self, local: Local, statistics: Tensors, client: Member) -> tuple[bytes | None, str]:
+        """Encode a client's upload.
+
+        Args:
+            client: Its training samples and plan.
+
+        Returns:
+            The message, and an empty text; or None, and the reason, if the model has diverged.
+
+        Raises:
+            ProtofedError: If the upload violates the schema or does not fit the codec although the model has not
+                diverged; the message names the client.
+        """
+        schema = self.method.upload_schema
+        assert schema is not None
+        train = client.train
+        try:
+            payload = self.method.upload(local, statistics)
+            payload = without_rare(payload, schema, local.counts, client.plan.least_samples, local.received)
+            if COUNTS in local.state:  # numbers of samples are not sent: all clients weigh the same
+                weights = {n: payload[n].clamp(max=1) for n, f in schema.fields.items() if f.kind == "count"}
+                payload = {**payload, **weights}
+            return self.codec.encode(payload, schema), ""
+        except Exception as error:  # also of a method's own code, which features that are not finite may break
+            local.model.eval()
+            if client.plan.private is not None:  # protected samples decide nothing, not even this
+                found = [t for t in local.model.state_dict().values() if t.is_floating_point()]
+            else:
+                found = [local.model(next(batches(train, local.model)).x).features] if len(train) else []
+            if not all(bool(tensor.isfinite().all()) for tensor in found):
+                return None, f"model: has diverged ({' '.join(str(error).split())[:160]})"
+            if isinstance(error, ProtofedError):
+                raise type(error)(f"{local.name}: {error}") from None
+            raise
+
+    def _open(
+        self,
+        steps: Steps,
+        clients: Roster,
+        names: Sequence[str],
+        messages: Messages | None,
+        round: int,
+        *,
+        training: bool,
+    ) -> list[_Visit]:
+        """Load the clients onto the device and deliver their broadcasts."""
+        visits = []
+        for index, name in enumerate(names):
+            local, kept = self._load(clients, name, round)
+            before = versions(local.model)
+            _to_eval(local.model)
+            message = messages[name] if messages else None
+            # Where nothing is trained, what follows from no broadcast is made when the client is scored, if at all.
+            if message is not None or not training or self.method.phases(round):
+                with seeded(self.seed, "receive", round, name):
+                    self.receive(local, message, deliver=messages is not None)
+            stream, train = Stream(self.seed, "training", round, name), clients[name].train
+            if training:
+                if self.augment is not None and len(train):
+                    train = self.augment(train, generator(self.seed, "augment", round, name))
+                if type(self.method).begin is not Method.begin:
+                    local.model.train()
+                    with stream:
+                        self.method.begin(local)
+                for layer, key in enumerate(local.model.noise_keys().values()):
+                    key.fill_(derive(self.seed, "noise", round, name, layer))
+            steps.take(index, local.model)
+            changed = training or versions(local.model) != before
+            visits.append(_Visit(clients[name], local, train, kept, stream, changed))
+        return visits
+
+    def _phase(self, steps: Steps, visits: Sequence[_Visit], phase: Phase, number: int) -> list[Tensors]:
+        """Train one phase; return the ``during`` statistics of each client's last epoch."""
+        data = [visit.train for visit in visits]
+        if phase.source is not None:
+            for index, visit in enumerate(visits):
+                with visit.stream, steps.model(index) as model:
+                    model.train()
+                    data[index] = Samples(*phase.source(visit.local))
+        if phase.only is not None:
+            nothing = Samples(data[0].x[:0], data[0].y[:0])
+            data = [own if phase.only(v.local) else nothing for own, v in zip(data, visits, strict=True)]
+        plan = self._plan(visits[0].client).at(visits[0].local.round, self.method.task.rounds)
+        if phase.stays:
+            plan = replace(plan, private=None)
+        noises = [Noise.of(v.local, plan.private, f"batches {number}") if plan.private else None for v in visits]
+        prefix = f"{number}/"
+        kept = [{n.removeprefix(prefix): t for n, t in v.kept.items() if n.startswith(prefix)} for v in visits]
+        steps.begin(plan.clipped(phase), plan, data, [visit.local for visit in visits], kept)
+        statistics: list[Tensors] = [{} for _ in visits]
+        for epoch in range(phase.passes(plan.epochs)):
+            rows = [
+                noise.rows(len(own), visit.client.plan.batch_size)
+                if noise
+                else epoch_rows(
+                    len(own),
+                    visit.client.plan.batch_size,
+                    visit.local.model.needs_two_samples,
+                    self.seed,
+                    *(visit.local.round, visit.client.name, number, epoch),
+                    shuffle=plan.shuffle,
+                    drop_last=plan.drop_last,
+                )
+                for own, visit, noise in zip(data, visits, noises, strict=True)
+            ]
+            # Stacked steps draw no random numbers: their noise comes from keys.
+            with visits[0].stream if len(visits) == 1 else nullcontext():
+                statistics = steps.epoch(rows)
+            if type(self.method).epoch_end is not Method.epoch_end:
+                for index, visit in enumerate(visits):
+                    with visit.stream, steps.model(index) as model:
+                        model.train()
+                        self.method.epoch_end(visit.local, statistics[index])
+                steps.refresh()
+        if plan.keep_state:
+            for visit, state in zip(visits, steps.optimizer_states(), strict=True):
+                visit.kept = visit.kept | {f"{prefix}{name}": tensor for name, tensor in state.items()}
+        return statistics
+
+
+_NO_SCORES: Scores = ({}, 0)
+
+
+def _totals(correct: Tensors) -> dict[str, int]:
+    """Return the correct answers by rule over all classes."""
+    return {rule: int(numbers.sum()) for rule, numbers in correct.items()}
+
+
+def _pooled(correct: Tensors, samples: Tensor, weights: Tensor) -> Scores:
+    """Return the score over the classes that have ``samples``, as if there were ``weights`` samples of each."""
+
+    def pool(numbers: Tensor) -> float:
+        by_class = zip(numbers.tolist(), samples.tolist(), weights.tolist(), strict=True)
+        return math.fsum(n * weight / held for n, held, weight in by_class if held)
+
+    return {rule: pool(numbers) for rule, numbers in correct.items()}, int(weights.sum())
+
+
+def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:
+    """Store the clients as the visit left them."""
+    for index, visit in enumerate(visits):
+        local = visit.local
+        with steps.model(index) if visit.changed else nullcontext(local.model) as model:
+            snapshot = Snapshot(model.state_dict(), local.state, local.received, visit.kept)
+            clients.store.write(local.name, snapshot, model=visit.changed)
+
+
+def _to_eval(model: torch.nn.Module) -> None:
+    """Put a model into eval mode, unless it already is: the walk over its modules costs more than a small layer."""
+    if model.training:
+        model.eval()
+
+
+_Pass = Callable[[], tuple[Tensor, Tensor]]
+
+
+def _in_eval(model: torch.nn.Module, function: _Pass) -> _Pass:
+    """Return ``function`` run in eval mode without gradients."""
+
+    @torch.no_grad()
+    def run() -> tuple[Tensor, Tensor]:
+        training = model.training
+        model.eval()
+        try:
+            return function()
+        finally:
+            model.train(training)
+
+    return run

@@ -1,0 +1,284 @@
+"""Visits in parallel processes that live as long as the run.
+
+Each process takes one client at a time, the longest visits first; or, if its own executor stacks clients, its share
+of the clients of each architecture. Snapshots are in files that every process can read. A process writes new
+records, which replace the old ones only when its result has arrived, so a process that dies during a visit changes
+nothing and the visit is repeated.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from protofed.errors import ProtofedError
+from protofed.samples import FederatedData
+from protofed.storage import scratch
+from protofed.visits.executor import Executor
+from protofed.visits.packing import PackedData
+from protofed.visits.roster import Address, Files, Place, Roster
+from protofed.visits.visit import Evaluated, Messages, Trained
+
+Build = Callable[[FederatedData, Files, int], Executor]
+"""Builds the executor of a process from the data, the store and the number of the process."""
+
+RETRIES = 3
+AHEAD = 16
+"""Tasks per process that are handed over in advance; later ones know which places of the store are free by then."""
+
+
+class _Task(NamedTuple):
+    """Visits for one process: ``training``, or evaluation with or without ``messages``.
+
+    Clients start from ``addresses``; the process may write over ``free`` places of the store.
+    """
+
+    addresses: dict[str, Address]
+    free: dict[int, list[Place]]
+    messages: Messages | None
+    round: int
+    training: bool
+
+
+class Workers(Executor):
+    """Runs visits in parallel processes.
+
+    Args:
+        build: Picklable function that builds the executor of a process.
+        federated: Data of all clients, shared with the processes.
+        clients: All clients; their store must be a :class:`Files`.
+        threads: Number of threads per process.
+        together: Whether each process takes its share of the clients at once rather than one client at a time.
+        preload: Name of a module that imports what ``build`` needs, once for all processes.
+    """
+
+    remote = False
+
+    def __init__(
+        self,
+        build: Build,
+        federated: FederatedData,
+        clients: Roster,
+        *,
+        processes: int,
+        threads: int,
+        together: bool = False,
+        preload: str = __name__,
+    ) -> None:
+        assert isinstance(clients.store, Files)
+        self.clients = clients
+        self.store = clients.store
+        self.processes = processes
+        self.threads = threads
+        self.together = together
+        self.preload = preload
+        self._start = (build, PackedData.of(federated), self.store.folder, threads)
+        self._pool: ProcessPoolExecutor | None = None
+        self._seconds: dict[tuple[str, bool], float] = {}
+
+    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
+        """Train the named clients; results come in the order of ``names``."""
+        for result in self._run(list(names), messages, round, training=True):
+            assert isinstance(result, Trained)
+            yield result
+
+    def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
+        """Evaluate the named clients; without messages, as training left them."""
+        for result in self._run(list(names), messages, round, training=False):
+            assert isinstance(result, Evaluated)
+            yield result
+
+    def description(self) -> dict[str, str | int]:
+        """Return facts about the executor for reports."""
+        name = "fused" if self.together else "workers"
+        return {"executor": name, "processes": self.processes, "threads": self.threads}
+
+    def close(self) -> None:
+        """End the processes and remove the files of the clients."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+        self.store.close()
+
+    def _run(
+        self, names: Sequence[str], messages: Messages | None, round: int, *, training: bool
+    ) -> Iterator[Trained | Evaluated]:
+        """Run visits; yield results in the order of ``names`` as early as possible."""
+        tasks = [
+            _Task(
+                {name: self.store.addresses[name] for name in group},
+                {},
+                None if messages is None else {name: messages[name] for name in group},
+                round,
+                training,
+            )
+            for group in (self._shares(names) if self.together else [[name] for name in names])
+        ]
+        done: dict[str, Trained | Evaluated] = {}
+        order = iter(names)
+        name = next(order, None)
+        for results, addresses, free in self._finished(tasks):
+            self.store.take_back(free)
+            for result in results:
+                self.store.adopt(result.client, addresses[result.client])
+                self._seconds[result.client, training] = result.seconds
+                done[result.client] = result
+            while name in done:
+                yield done.pop(name)
+                name = next(order, None)
+
+    def _shares(self, names: Sequence[str]) -> list[list[str]]:
+        """Divide clients so that every process has about the same number of each architecture."""
+        kinds = sorted(names, key=lambda name: self.clients[name].kind)
+        return [share for start in range(self.processes) if (share := kinds[start :: self.processes])]
+
+    def _finished(self, tasks: list[_Task]) -> Iterator[_Done]:
+        """Run tasks, the longest first, and yield their results; repeat tasks of processes that died."""
+        left = sorted(tasks, key=self._expected, reverse=True)[::-1]  # the next one is at the end
+        deaths = 0
+        while left:
+            pending: dict[Future[_Done], _Task] = {}
+            try:
+                while left or pending:
+                    while left and len(pending) < AHEAD * self.processes:
+                        task = left[-1]._replace(free=left[-1].free or self.store.lend(left[-1].addresses))
+                        pending[self._submit(task)] = task
+                        left.pop()
+                    for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                        result = future.result()
+                        del pending[future]
+                        yield result
+            except BrokenProcessPool:
+                self._end()
+                left += reversed(pending.values())
+                deaths += 1
+                if deaths > RETRIES:
+                    names = [name for task in reversed(left) for name in task.addresses]
+                    raise ProtofedError(
+                        f"worker processes died {deaths} times in one round, last with {names[0]} or another of "
+                        f"{len(names)} clients: short of memory? Lower execution.workers, or set "
+                        "execution.executor=sequential"
+                    ) from None
+            finally:
+                if pending:  # abandoned by the caller
+                    self._end()
+
+    def _submit(self, task: _Task) -> Future[_Done]:
+        try:
+            return self._workers().submit(_visit, task)
+        except OSError as error:
+            self._end()
+            raise ProtofedError(
+                f"worker processes cannot be started ({error}): is there room in {tempfile.gettempdir()} and "
+                "/dev/shm, and is TMPDIR short? Or set execution.executor=sequential"
+            ) from None
+
+    def _end(self) -> None:
+        """Kill the processes; the next visit starts new ones."""
+        if self._pool is not None:
+            end(self._pool)
+            self._pool = None
+
+    def _expected(self, task: _Task) -> float:
+        """Return the duration of the previous visits, or their number of samples before the first time."""
+        return sum(self._seconds.get((name, task.training), self._size(name, task)) for name in task.addresses)
+
+    def _size(self, name: str, task: _Task) -> float:
+        member = self.clients[name]
+        return float(len(member.train) if task.training else len(member.test))
+
+    def _workers(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            context = process_context(self.preload)
+            numbers = context.Queue()  # each process takes one number
+            for number in range(self.processes):
+                numbers.put(number)
+            self._pool = ProcessPoolExecutor(self.processes, context, begin, (*self._start, numbers))
+        return self._pool
+
+
+def process_context(preload: str = __name__) -> BaseContext:
+    """Return the multiprocessing context in which processes are started.
+
+    Torch's threads do not survive a fork of this process. Where the system permits, processes are forked from a
+    server process that has only imported what they need, which takes milliseconds instead of seconds.
+
+    Args:
+        preload: Name of the module that the server imports; the first one given, since there is one server. It must
+            not compute with torch, or threads would begin in the server.
+    """
+    scratch.hold_multiprocessing()
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preload])
+    return context
+
+
+def shared_folder() -> Path:
+    """Create a folder for snapshots in the system's temporary directory (``TMPDIR``) and return it."""
+    return scratch.subfolder("clients")
+
+
+def end(pool: ProcessPoolExecutor) -> None:
+    """Kill all processes of a pool."""
+    for running in list((pool._processes or {}).values()):
+        running.kill()
+    pool.shutdown(cancel_futures=True)
+
+
+def stay_with_parent() -> None:
+    """End this process as soon as its parent ends, and leave Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+# In the worker process.
+
+_Done = tuple[list[Trained | Evaluated], dict[str, Address], dict[int, list[Place]]]
+_bench: tuple[Executor, Files]
+
+
+def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
+    """Initialise a worker process.
+
+    Args:
+        data: Data of all clients.
+        numbers: Queue from which the process takes its number.
+    """
+    global _bench
+    stay_with_parent()
+    torch.set_num_threads(threads)
+    store = Files(folder, owner=False)
+    _bench = build(data.unpack(), store, numbers.get()), store
+
+
+def _visit(task: _Task) -> _Done:
+    executor, store = _bench
+    store.addresses, store.free = dict(task.addresses), task.free
+    results: list[Any] = []
+    if task.training:
+        assert task.messages is not None
+        results += executor.train(task.addresses, task.messages, task.round)
+    else:
+        results += executor.evaluate(task.addresses, task.messages, task.round)
+    return results, store.addresses, store.free

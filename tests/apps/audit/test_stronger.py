@@ -1,0 +1,144 @@
+"""Attacks that earlier versions of the audit lacked, and what stands in their way."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+import torch
+
+import protofed
+import support
+from apps.audit.attacking import audited
+from protofed.apps.audit.attacks import INFORMED, SERVER
+from protofed.apps.audit.imprint import read_verbatim
+from protofed.apps.audit.membership import Observed, _findings, _view, likelihood_ratio
+from protofed.apps.audit.seen import Rows
+from protofed.experiments.assemble import assemble
+from protofed.samples import ClientData, Samples
+
+
+def scarce(random: torch.Generator) -> protofed.samples.FederatedData:
+    """Return clients with classes of 2, 6, 20 and 60 samples, and as many others of each class."""
+    clients = []
+    for number, name in enumerate(("ann", "bob", "cid", "dan", "eve", "fay")):
+        sizes = [(2, 6, 20, 60)[(label + number) % 4] for label in range(support.K)]
+        y = torch.cat([torch.full((n,), label) for label, n in enumerate(sizes)])
+        x = torch.randn(2 * len(y), support.FEATURES, generator=random) + torch.cat([y, y]).unsqueeze(1)
+        clients.append(ClientData(name, Samples(x[: len(y)], y), Samples(x[len(y) :], y)))
+    return support.federated(*clients)
+
+
+def membership_of(**options):
+    """Return the findings on membership by key and observer."""
+    data = scarce(torch.Generator().manual_seed(0))
+    experiment = support.experiment("fedproto", rounds=2, model__d=8, **options)
+    return audited(experiment, data)
+
+
+def test_a_prototype_of_few_samples_is_nearly_a_sample():
+    found = membership_of()
+    few, many = found["membership_informed_1", INFORMED], found["membership_informed_31", INFORMED]
+    assert few.value > max(0.8, many.value + 0.1)
+    assert few.learned
+    assert few.measure == "AUC, classes of 1 to 3 samples"
+    assert "too few" in few.note
+    assert "likelihood ratio" in few.note
+    assert found["membership_informed_tpr_1", INFORMED].value > 0.3
+
+
+def test_rare_classes_that_are_not_reported_tell_nothing():
+    """Of classes that are reported, the attack still finds what it did."""
+    open_, closed = membership_of(), membership_of(privacy__least_samples=11)
+    for least in (1, 4):
+        key = (f"membership_informed_{least}", INFORMED)
+        assert open_[key].learned
+        assert closed[key].value == pytest.approx(closed[key].baseline, abs=0.1)
+    assert ("membership_11", SERVER) in closed
+
+
+def test_the_likelihood_ratio_is_that_of_two_normal_densities():
+    random = torch.Generator().manual_seed(0)
+    x, p = torch.randn(2, 3, generator=random, dtype=torch.float64)
+    spread = torch.randn(3, 3, generator=random, dtype=torch.float64)
+    covariance, mean, n = spread @ spread.mT + torch.eye(3), torch.zeros(3, dtype=torch.float64), 4
+    normal = torch.distributions.MultivariateNormal
+    inside = normal(mean + (x - mean) / n, covariance * ((n - 1) / n**2 + 0.02 / n)).log_prob(p)
+    outside = normal(mean, covariance * 1.02 / n).log_prob(p)
+    found = likelihood_ratio(x.unsqueeze(0), p.unsqueeze(0), n, mean, covariance)
+    assert found.item() == pytest.approx((inside - outside).item())
+
+
+def test_a_prototype_as_wide_as_the_inputs_is_compared_with_features():
+    features, logits, raw = torch.ones(3, 8), torch.ones(3, 4), torch.zeros(3, 8)
+    rows = Rows(torch.full((1, 8), 2.0), torch.zeros(1, dtype=torch.int64), False)
+    assert _view(rows, features, logits, raw) is features
+
+
+# A server that crafts weights.
+
+
+@pytest.fixture(scope="module")
+def readings():
+    """Return the number of samples read, by options."""
+
+    def read(method="fedavg", free=True, model="mlp", **options):
+        experiment = support.experiment(
+            method, model__name=model, model__options={"hidden": [64, 16]} if model == "mlp" else {}, **options
+        )
+        data = scarce(torch.Generator().manual_seed(0))
+        federation, _ = assemble(experiment, data)
+        with closing(federation.executor):
+            before = {n: t.clone() for n, t in federation.server.items()}
+            found = read_verbatim(federation, data, 1, free=free)
+            assert all(torch.equal(before[n], t) for n, t in federation.server.items())
+        return found
+
+    return read
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_server_reads_training_samples_from_one_upload(readings, free):
+    """Whether or not batch size and epochs are pinned: the weights alone suffice."""
+    found = readings(free=free, training__batch_size=16)
+    assert found.value > (0.1 if free else 0.02)
+    assert found.learned
+    assert "training samples to 1 %, " in found.note
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"secure__aggregation": True},
+        {"privacy__mode": "sample", "privacy__noise": 1.0},
+        {"secure__aggregation": True, "privacy__mode": "client", "privacy__noise": 1.0},
+    ],
+)
+def test_sums_and_noise_hide_them(readings, options):
+    assert readings(**options).value < 0.1 * readings().value
+
+
+@pytest.mark.parametrize("method", ["fedproto", "lg_fedavg"])
+def test_says_where_no_such_weights_travel(readings, method):
+    found = readings(method)
+    assert found.value is None
+    assert "load no weights" in found.note
+
+
+def noise(members: int, others: int, seed: int) -> Observed:
+    """Return what an attacker observes of samples about which nothing can be told."""
+    n, generator = members + others, torch.Generator().manual_seed(seed)
+    member = torch.arange(n) < members
+    draw = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return Observed(draw[:, :3], draw[:, 3], member, torch.full((n,), 2), torch.arange(n) % 4)
+
+
+def test_noise_is_no_finding_among_few_others():
+    """Above the largest score of one other are half of the members by chance."""
+    known, found = noise(40, 40, 99), 0
+    for seed in range(60):
+        judged = {f.key: f for f in _findings(SERVER, known, noise(5, 1, seed))}
+        (caught,) = [f for key, f in judged.items() if key == "membership_tpr"]
+        assert caught.baseline == 0.5
+        found += bool(caught.learned)
+    assert found <= 6

@@ -1,0 +1,85 @@
+"""What ``flwr run`` sends to nodes: one file, whatever lies in the app's folder or beside it."""
+
+from __future__ import annotations
+
+import io
+import re
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.supercore.object_ref import load_app
+
+import protofed
+from protofed.apps.flower import server_app
+from protofed.apps.flower.app import create_app
+from protofed.apps.flower.example import HOSPITALS, create_example
+from protofed.data import DataOptions
+from protofed.data.federation import load_client
+from protofed.errors import ConfigError
+
+
+def bundled(app: Path) -> dict[str, bytes]:
+    """Return the files of an app's bundle."""
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_a_bundle_holds_one_file_whatever_else_lies_there(tmp_path):
+    app = tmp_path / "trial" / "app"
+    create_app(app)
+    alone = bundled(app)
+    assert set(alone) == {"pyproject.toml", ".info/CONTENT"}
+    deep = app.joinpath("runs", *"abcdefghijkl")  # Flower refuses paths of more than ten folders
+    for folder in (app, app / "data" / "north", deep, app.parent, app.parent / "data" / "north"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("client.toml", "nodes.json", "rounds.jsonl", "secret.py", "notes.md"):
+            (folder / name).write_text("secret = 1\n")
+    assert bundled(app) == alone
+
+
+def test_the_app_names_what_is_installed(tmp_path):
+    settings, _ = create_app(tmp_path / "app")
+    config, warnings = load_and_validate(settings)
+    assert not warnings
+    assert config["project"]["version"] == protofed.__version__
+    named = config["tool"]["flwr"]["app"]["components"]
+    for kind, component in ((ServerApp, "serverapp"), (ClientApp, "clientapp")):
+        assert isinstance(load_app(named[component], RuntimeError, tmp_path / "app"), kind)
+
+
+def test_the_defaults_of_a_run_are_those_the_server_reads(tmp_path):
+    settings, _ = create_app(tmp_path / "app")
+    config = tomllib.loads(settings.read_text())["tool"]["flwr"]["app"]["config"]
+    read = re.findall(r'config\.get\("([\w-]+)"', Path(server_app.__file__).read_text())
+    assert set(read) == set(config)
+
+
+@pytest.mark.parametrize("create", [create_app, create_example])
+def test_nothing_is_overwritten(create, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"is not empty: .* never overwritten: choose a new directory"):
+        create(tmp_path)
+    with pytest.raises(ConfigError, match=r"mine\.txt is a file"):
+        create(tmp_path / "mine.txt")
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_example_is_three_clients(tmp_path):
+    lines = create_example(tmp_path / "data")
+    assert len(lines) == len(HOSPITALS)
+    for name, (classes, _) in HOSPITALS.items():
+        federated, named = load_client(tmp_path / "data" / name, DataOptions(), 0, ())
+        (client,) = federated.clients
+        assert not named
+        assert client.train.y.unique().tolist() == list(classes)
+        assert client.settings["model"]
+        assert federated.input_shape == (1, 8, 8)

@@ -1,0 +1,144 @@
+"""``docs/deployment.md`` works: its commands are executed as written, on other ports, in an empty folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+
+import protofed
+from conftest import REPOSITORY
+from deployment import Programs, free_port, rounds_of, until
+
+GUIDE = REPOSITORY / "docs" / "deployment.md"
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PORTS = ("18443", "9101", "9102", "9103")
+STAYS = ("flower-superlink", "flower-supernode")
+INSTALLS = f"uv build --wheel\npip install 'dist/protofed-{protofed.__version__}-py3-none-any.whl[flower]'"
+
+
+@dataclass
+class Guide:
+    """The console blocks of the guide by the number of their section, 0 for the introduction."""
+
+    sections: dict[int, list[str]]
+    ports: dict[str, int]
+
+    @classmethod
+    def read(cls) -> Guide:
+        ports = {port: free_port() for port in PORTS}
+        sections: dict[int, list[str]] = {}
+        for number, section in enumerate(re.split(r"^## ", GUIDE.read_text(), flags=re.MULTILINE)):
+            if section.startswith("A cluster, "):
+                continue  # needs two machines: tests/apps/flower/test_ray.py starts what stands there
+            if number and not section.startswith(f"{number}. "):
+                assert not BLOCK.search(section), f"commands after the numbered steps: {section[:40]}"
+                continue
+            for block in BLOCK.findall(section):
+                for port, free in ports.items():
+                    block = block.replace(port, str(free))
+                sections.setdefault(number, []).append(block)
+        return cls(sections, ports)
+
+
+class Terminals(Programs):
+    """Runs blocks of the guide, each in a shell of its own that knows nothing of the others."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder / "trial" / "server")
+        self.user = folder / "home"
+        self.shell = f"env -u FLWR_HOME HOME={self.user} bash -euo pipefail -c"
+
+    def run(self, block: str, seconds: float = 300) -> str:
+        """Run a block to its end; return what it prints."""
+        assert not any(program in block for program in STAYS)
+        command = [*shlex.split(self.shell), block]
+        done = subprocess.run(
+            command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=seconds
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def stay(self, name: str, block: str) -> None:
+        """Start a block that stays in the foreground."""
+        assert any(program in block for program in STAYS)
+        self.start(name, f"{self.shell} {shlex.quote(block)}")
+
+    def start_and_kill(self, block: str, out: Path) -> None:
+        """Run a block, and kill the ServerApp once the first round is complete."""
+        self.start("run", f"{self.shell} {shlex.quote(block)}")
+        until(lambda: len(rounds_of(out)) >= 1, 900, "the first round", pause=0.5)
+        self.kill_server_app()
+        assert self.end() == "finished:failed"
+        self.kill("run")
+
+
+def test_the_guide_has_all_steps_and_installs_what_there_is():
+    guide = Guide.read()
+    assert list(guide.sections) == list(range(7))
+    assert guide.sections[0] == [f"{INSTALLS}\n"]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert "flower" in project["optional-dependencies"]
+    text = "".join(block for blocks in guide.sections.values() for block in blocks)
+    assert "flwr run ." not in text, "an app that holds the trial would be sent to all nodes"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_guide(tmp_path):
+    """A run; one that is killed, and the SuperLink too, and resumed; a fourth that starts as the first did."""
+    guide, trial = Guide.read(), tmp_path / "trial"
+    (data,), (keys,), (link, register), (check, *nodes), (app, first, second, listing, use), (resume,) = (
+        guide.sections[number] for number in range(1, 7)
+    )
+    with Terminals(tmp_path) as terminals:
+        printed = terminals.run(data)
+        assert printed in GUIDE.read_text(), "the guide shows what the command prints"
+        terminals.run(keys)
+        terminals.stay("link", link)
+        terminals.wait_for_link(guide.ports["18443"])
+        terminals.run(register)
+        findings = terminals.run(check)
+        assert "problem" not in findings
+        for number, block in enumerate(nodes, start=1):
+            terminals.stay(f"node{number}", block)
+        terminals.run(app)
+        bundled = (trial / "app" / "pyproject.toml").read_text()
+
+        log = terminals.run(first, 1200)
+        assert "complete, report trial/protonorm/report.html" in log
+        assert (trial / "protonorm" / "report.html").is_file()
+        assert len(rounds_of(trial / "protonorm")) == 3
+        for name in ("north", "south", "west"):
+            (own,) = (trial / "state" / name / name).iterdir()
+            assert (own / "clients" / name / "model.safetensors").is_file()
+        assert "class,probability" in terminals.run(use)
+        assert json.loads(terminals.run(listing))["runs"][0]["status"] == "finished:completed"
+
+        terminals.start_and_kill(second, trial / "tinyproto")
+        done = len(rounds_of(trial / "tinyproto"))
+        assert 1 <= done < 3
+        terminals.kill("link")
+        terminals.stay("link", link)
+        terminals.wait_for_link(guide.ports["18443"])
+        log = terminals.run(resume, 1200)
+        assert f"rounds {done + 1} to 3" in log
+        assert "complete, report trial/tinyproto/report.html" in log
+        rounds = rounds_of(trial / "tinyproto")
+        assert [record["round"] for record in rounds] == [1, 2, 3]
+
+        log = terminals.run(first.replace("trial/protonorm", "trial/again"), 1200)
+        assert "complete, report trial/again/report.html" in log
+        assert all(terminals.processes[f"node{number}"].poll() is None for number in (1, 2, 3))
+    assert (trial / "app" / "pyproject.toml").read_text() == bundled
+    for number in (1, 2, 3):
+        sent = trial / f"node{number}" / "apps"
+        assert {path.name for path in sent.rglob("*") if path.is_file()} == {"pyproject.toml"}
+    assert not (terminals.user / ".flwr").exists(), "Flower writes nothing outside the folder of the trial"

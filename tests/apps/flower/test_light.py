@@ -1,0 +1,63 @@
+"""A ClientApp is a new process for every message: it loads what a visit needs and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+
+from protofed.apps.flower.admission import class_order
+from protofed.apps.flower.example import create_example
+from protofed.apps.flower.messages import Job
+from protofed.apps.flower.node import Node, experiment_key
+from protofed.apps.flower.sources import source_of
+from protofed.apps.flower.summary import client_summaries, described_federation
+from protofed.config.architectures import FederationSummary
+from protofed.config.schema import apply_overrides, load_recipe, resolve
+
+HEAVY = (
+    *("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "triton", "torchvision", "PIL"),
+    *("sklearn", "scipy", "pandas", "pyarrow", "datasets", "flwr_datasets"),
+    *("matplotlib", "jinja2", "ray", "nicegui", "flwr.serverapp", "flwr.simulation"),
+)
+VISITS = """
+import json, sys
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+before = set(sys.modules)
+from protofed.apps.flower.client_app import app
+for line in sys.stdin:
+    kind, node, values = json.loads(line)
+    asked = Message(RecordDict({"protofed": ConfigRecord(values)}), dst_node_id=1, message_type=kind)
+    reply = app(asked, Context(1, 1, node, RecordDict(), {}))
+    assert "error" not in reply.content["protofed"], reply.content["protofed"]["error"]
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def loaded(requests: list[tuple[str, dict, dict]]) -> set[str]:
+    """Return the modules that a process loads to answer requests, one after the other."""
+    asked = "".join(json.dumps(request) + "\n" for request in requests)
+    done = subprocess.run([sys.executable, "-c", VISITS], input=asked, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
+    create_example(tmp_path / "data")
+    node = {"client-dir": str(tmp_path / "data" / "north"), "state-dir": str(tmp_path / "state")}
+    overrides = {"method.name": "protonorm", "model.name": "cnn2", "rounds": 2}
+    experiment = resolve(apply_overrides(load_recipe("quickstart"), overrides))
+    config = experiment_key(experiment)
+    descriptions = Node(source_of(node), tmp_path / "state").describe(config)
+    classes, _ = class_order(descriptions)
+    (summary,) = client_summaries(FederationSummary.of(experiment, described_federation(descriptions, classes)))
+    job = Job("run", "north", 1, config, summary, deliver=False).to_values()
+    found = loaded([("query", node, {"config": config}), ("train", node, job), ("evaluate", node, job)])
+    assert {"torch", "protofed.models.convolution"} <= found
+    assert not found & set(HEAVY)

@@ -1,0 +1,266 @@
+"""Secure aggregation without a network: sums are right or the round fails, and nobody learns more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofed.errors import PayloadError
+from protofed.stages.secure.peers import TRUSTING
+from protofed.stages.secure.protocol import (
+    STAGES,
+    SecureAggregationError,
+    SecureClient,
+    SecureServer,
+    conduct,
+    here,
+    mask,
+    size_of,
+)
+
+NAMES = ("ann", "bob", "cid", "dan", "eve")
+
+
+def vectors(clients: int, length: int = 6, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {name: random.integers(0, 2**64, length, dtype=np.uint64) for name in NAMES[:clients]}
+
+
+class Round:
+    """A round whose clients fall silent at given stages, and whose messages are kept."""
+
+    def __init__(self, clients: int, threshold: int, silent: dict[str, str] | None = None, length: int = 6) -> None:
+        self.vectors = vectors(clients, length)
+        self.clients = {n: SecureClient(n, v) for n, v in self.vectors.items()}
+        self.server = SecureServer(list(self.clients), threshold, length)
+        self.silent = silent or {}
+        self.sent: list[tuple[str, str, dict]] = []
+
+    def ask(self, stage, requests):
+        for name, answer in here(self.clients)(stage, requests):
+            lost = name in self.silent and STAGES.index(self.silent[name]) <= STAGES.index(stage)
+            self.sent += [(stage, name, requests[name])] + [(stage, name, answer)] * (not lost)
+            yield name, ("fell silent" if lost else answer)
+
+    def run(self) -> np.ndarray:
+        return conduct(self.server, self.ask)
+
+    def to(self, stage: str) -> dict[str, dict]:
+        """Carry out the stages before one, and return the requests of that one."""
+        for before in STAGES[: STAGES.index(stage)]:
+            for name, answer in self.ask(before, self.server.requests(before)):
+                self.server.take(before, name, answer)
+            self.server.close(before)
+        return self.server.requests(stage)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    clients=st.integers(2, 5),
+    extra=st.integers(0, 2),
+    silent=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(STAGES), max_size=4),
+)
+def test_the_sum_is_right_or_the_round_fails(clients, extra, silent):
+    threshold = min(clients, clients // 2 + 1 + extra)
+    silent = {n: s for n, s in silent.items() if n in NAMES[:clients]}
+    round = Round(clients, threshold, silent)
+    # A vector counts if its sender is there for the first three stages.
+    counted = [n for n in round.vectors if silent.get(n) in (None, "survivors", "unmask")]
+    answering = [n for n in round.vectors if n not in silent]
+    if len(answering) < threshold:
+        with pytest.raises(SecureAggregationError, match=r"secure\.threshold"):
+            round.run()
+        return
+    total = sum((round.vectors[n] for n in counted), np.zeros(6, dtype=np.uint64))
+    assert np.array_equal(round.run(), total)
+    assert round.server.arrived == counted
+
+
+def test_a_masked_vector_looks_like_noise():
+    """Chi-square of the bytes of one masked vector of zeros, and of its difference from another round's."""
+    length = 4096
+    found = []
+    for _ in range(2):
+        round = Round(3, 2, length=length)
+        round.clients["ann"] = SecureClient("ann", np.zeros(length, dtype=np.uint64))
+        round.run()
+        found.append(round.server.answers["masked"]["ann"]["masked"])
+    for sample in (found[0], found[0] - found[1]):
+        seen = np.bincount(np.frombuffer(sample.tobytes(), dtype=np.uint8), minlength=256)
+        expected = 8 * length / 256
+        chi_square = ((seen - expected) ** 2 / expected).sum()
+        assert 160 < chi_square < 370  # 255 degrees of freedom: six standard deviations on either side
+
+
+def test_no_message_holds_an_unmasked_vector():
+    """Nor its mask seed or a private key, though all that the server sees is put together."""
+    round = Round(4, 3, {"dan": "masked"})
+    secrets = {}
+    requests = round.to("masked")
+    for name, client in round.clients.items():
+        secrets[name] = [client.state["vector"], client.state["seed"], client.state["pairwise_private"]]
+        secrets[name].append(client.state["sealing_private"])
+    for stage in STAGES[2:]:
+        for name, answer in round.ask(stage, requests if stage == "masked" else round.server.requests(stage)):
+            if answer == "fell silent":
+                round.server.lose(name, answer)
+            else:
+                round.server.take(stage, name, answer)
+        round.server.close(stage)
+    round.server.total()
+    content = b"".join(
+        item if isinstance(item, bytes) else str(item).encode()
+        for _, _, values in round.sent
+        for value in values.values()
+        for item in (value if isinstance(value, list) else [value])
+    )
+    for name, hidden in secrets.items():
+        for secret in hidden:
+            assert len(secret) > 16
+            assert secret not in content, name
+
+
+def test_masks_are_the_key_stream_of_aes():
+    """NIST SP 800-38A's key for AES-256 in counter mode: its first block is the encryption of the counter."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
+    block = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(bytes(15) + b"\0")
+    assert mask(key, 2).tobytes() == block
+    assert not np.array_equal(mask(key, 4)[:2], mask(key, 4)[2:])
+
+
+# What clients refuse.
+
+
+def refused(round: Round, stage: str, change, match: str, name: str = "ann") -> None:
+    request = dict(round.to(stage)[name])
+    change(request)
+    with pytest.raises(PayloadError, match=match):
+        round.clients[name].answer(stage, request)
+
+
+def test_refuses_to_reveal_both_secrets_of_a_client():
+    round = Round(4, 3)
+    refused(round, "survivors", lambda r: r["lost"].append("bob"), "bob is listed as arrived and as lost")
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "match"),
+    [
+        ("shares", lambda r: r.update(session=b"x" * 16), "another round"),
+        ("shares", lambda r: r.update(names=r["names"] + ["ann"]), "each client must be listed once"),
+        ("shares", lambda r: r["pairwise"].__setitem__(1, r["pairwise"][2]), "two of them are the same"),
+        ("shares", lambda r: r["pairwise"].__setitem__(0, b"other"), "not its own"),
+        ("masked", lambda r: (r["from"].pop(), r["from"].pop(), r["boxes"].pop(), r["boxes"].pop()), "2 clients"),
+        ("masked", lambda r: r["boxes"].reverse(), "cannot be opened"),
+        ("masked", lambda r: r.update(boxes=[b"", b"", b""]), "cannot be opened"),
+        ("survivors", lambda r: (r["arrived"].remove("ann"), r["lost"].append("ann")), "which is here: refused"),
+        ("survivors", lambda r: (r["arrived"].remove("bob"),), "each client of the round once"),
+        ("survivors", lambda r: r["lost"].extend([r["arrived"].pop(), r["arrived"].pop()]), "2 vectors arrived"),
+        ("survivors", lambda r: r.update(arrived="ann"), "must be a list"),
+        ("unmask", lambda r: [r[key].pop() for key in ("signers", "signatures") * 2], "2 clients signed the list"),
+        ("unmask", lambda r: r["signers"].__setitem__(0, "bob"), "each once, with a signature"),
+        ("unmask", lambda r: r.update(signers=["x1", "x2", "x3", "ann"]), "1 clients signed the list of survivors"),
+    ],
+)  # fmt: skip
+def test_refuses_dishonest_requests(stage, change, match):
+    refused(Round(4, 3), stage, change, match)
+
+
+def test_a_stage_is_answered_once_and_in_order():
+    round = Round(4, 3)
+    requests = round.to("unmask")
+    round.clients["ann"].answer("unmask", requests["ann"])
+    other = {"session": round.server.session, "arrived": ["ann", "cid", "dan"], "lost": ["bob"]}
+    for stage in ("survivors", "unmask"):
+        with pytest.raises(PayloadError, match="has been answered in this round"):
+            round.clients["ann"].answer(stage, other)
+    with pytest.raises(PayloadError, match="out of order"):
+        SecureClient("ann", vectors(1)["ann"]).answer("masked", requests["ann"])
+
+
+def test_refuses_a_threshold_that_lets_the_server_ask_two_groups():
+    round = Round(4, 3)
+    requests = round.server.requests("keys")
+    for name, request in requests.items():
+        round.server.take("keys", name, round.clients[name].answer("keys", {**request, "threshold": 2}))
+    with pytest.raises(PayloadError, match="must be more than half"):
+        round.clients["ann"].answer("shares", round.server.requests("shares")["ann"])
+
+
+# What the server refuses.
+
+
+def test_shares_of_another_round_are_refused_by_everybody():
+    one, two = Round(4, 3), Round(4, 3)
+    one.to("masked")
+    requests = two.to("masked")
+    box = one.server.answers["shares"]["bob"]["boxes"]["ann"]
+    requests["ann"]["boxes"][0] = box
+    with pytest.raises(PayloadError, match="that of bob cannot be opened"):  # sealed with other keys
+        two.clients["ann"].answer("masked", requests["ann"])
+    answer = {**two.clients["bob"].answer("masked", requests["bob"]), "session": one.server.session}
+    with pytest.raises(PayloadError, match="another round"):
+        two.server.take("masked", "bob", answer)
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "match"),
+    [
+        ("keys", lambda a: a.update(pairwise=b"no key"), "cannot be read"),
+        ("keys", lambda a: a.update(sealing=a["pairwise"]), "another client has one"),
+        ("keys", lambda a: a.pop("pairwise"), "must be bytes"),
+        ("keys", lambda a: a.update(signature=b"x" * 513), "must have at most 512 bytes, not 513"),
+        ("survivors", lambda a: a.pop("signature"), "signature: must be bytes"),
+        ("shares", lambda a: a["boxes"].pop(), "one for each other client"),
+        ("shares", lambda a: a.update(boxes=[b"x" * 10**6] * 3), "at most 4096"),
+        ("masked", lambda a: a.update(masked=b""), "must have 48 bytes, not 0"),
+        ("unmask", lambda a: a["seeds"].pop(), "a share for each client"),
+    ],
+)
+def test_the_server_refuses_bad_answers(stage, change, match):
+    round = Round(4, 3)
+    answer = round.clients["ann"].answer(stage, round.to(stage)["ann"])
+    change(answer)
+    with pytest.raises(PayloadError, match=match):
+        round.server.take(stage, "ann", answer)
+
+
+@pytest.mark.parametrize("which", ["seeds", "keys"])
+def test_wrong_shares_fail_the_round(which):
+    round = Round(4, 3, {"dan": "masked"})
+
+    def ask(stage, requests):
+        for name, answer in round.ask(stage, requests):
+            if stage == "unmask" and name == "bob":
+                answer = {**answer, which: [s[:-1] + bytes([s[-1] ^ 1]) for s in answer[which]]}
+            yield name, answer
+
+    with pytest.raises(SecureAggregationError, match="do not fit"):
+        conduct(round.server, ask)
+
+
+def test_too_few_clients_are_refused():
+    with pytest.raises(
+        SecureAggregationError, match=r"1 of the 2 clients needed have uploads \(secure.threshold\)"
+    ):
+        SecureServer(["ann"], 2, 6)
+
+
+def test_a_client_goes_on_in_another_process():
+    round = Round(3, 2)
+
+    def ask(stage, requests):
+        for name, request in requests.items():
+            client = SecureClient.of(round.clients[name].state, TRUSTING)
+            yield name, client.answer(stage, request)
+            round.clients[name] = SecureClient.of(dict(client.state), TRUSTING)
+
+    assert np.array_equal(conduct(round.server, ask), sum(round.vectors.values(), np.zeros(6, dtype=np.uint64)))
+
+
+def test_size_counts_what_is_sent():
+    assert size_of({"a": b"123", "b": ["é", b"4"], "c": 7}) == 3 + 2 + 1 + 8

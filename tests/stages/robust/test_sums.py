@@ -1,0 +1,87 @@
+"""Sums of closed forms from a hostile client: those that no samples have, and those out of all proportion."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofed.methods.parts.moments import ROUNDED, Sums
+from protofed.samples import ClientData, FederatedData, Samples
+from support import build
+
+K, D = 3, 6
+
+
+def drawn(n: int, seed: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % K
+    return 3 * torch.eye(K, D)[y] + scale * torch.randn(n, D, generator=g), y
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 99), st.sampled_from([0.0, 1e-3, 1.0, 1e3]))
+def test_sums_of_samples_pass_unchanged_even_rounded(n, seed, scale):
+    x, y = drawn(n, seed, scale)
+    exact = Sums.of(x, y, K, second=True)
+    assert exact.possible(ROUNDED) is exact
+    rounded = Sums(
+        exact.counts, exact.means.rows.float().double() * exact.counts[:, None], exact.moment.float().double()
+    )
+    assert rounded.possible(ROUNDED) is rounded
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 99), st.sampled_from([-100.0, -1.0, 0.0, 1e9]), st.sampled_from([-1.0, 1.0, 30.0]))
+def test_what_is_left_of_a_lie_is_possible(seed, moment, means):
+    x, y = drawn(30, seed)
+    honest = Sums.of(x, y, K, second=True)
+    lie = Sums(honest.counts, means * honest.sums.roll(1, 0), moment * honest.moment)
+    left = lie.possible(ROUNDED)
+    assert left.possible(ROUNDED) is left
+    assert torch.equal(left.sums, lie.sums)
+    least = torch.linalg.eigvalsh(honest.plus(left).scatter).amin()
+    assert least >= -1e-6 * float(left.moment.diagonal().sum())
+
+
+def twenty() -> FederatedData:
+    clients = []
+    for i in range(20):
+        own, other = (Samples(*drawn(30, 100 * part + i)) for part in (0, 1))
+        clients.append(ClientData(f"c{i:02}", own, other, None, {}))
+    return FederatedData(tuple(clients), K, tuple("abc"), (D,))
+
+
+def accuracy(method: str, **chosen: object) -> float:
+    model = {"model__name": "identity", "model__options": {}, "rounds": 1, "evaluation__on": "union"}
+    model["robust__rule"] = "clip"
+    (record,) = build(method, twenty(), **{**model, **chosen}).run()
+    return record.union.weighted["global_model"]
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", "huge", "swapped_labels", "counts", "random"])
+@pytest.mark.parametrize("method", ["fedlda", "fed3r", "fedncm"])
+def test_one_of_twenty_does_little(method, kind):
+    attack = {"attack__kind": kind, "attack__clients": ("c07",)}
+    assert accuracy(method, **attack) > accuracy(method) - 0.06
+
+
+def test_it_would_do_much_without_the_bounds(monkeypatch):
+    flipped = {"attack__kind": "sign_flip", "attack__clients": ("c07",)}
+    assert accuracy("fedlda", **flipped, robust__rule="none") < 0.5
+    large = {"attack__kind": "random", "attack__clients": ("c07",), "attack__samples": 10**5}
+    bounded = accuracy("fedlda", **large)
+    monkeypatch.setattr(Sums, "possible", lambda self, tolerance: self)
+    assert accuracy("fedlda", **large) < bounded - 0.05
+
+
+@pytest.mark.parametrize("method", ["fedlda", "fed3r", "fedncm"])
+def test_clip_changes_nothing_of_honest_clients(method):
+    found = [
+        build(method, twenty(), model__name="identity", model__options={}, rounds=1, robust__rule=r)
+        for r in ("clip", "none")
+    ]
+    for federation in found:
+        list(federation.run())
+    assert torch.equal(*(federation.server["weights"] for federation in found))

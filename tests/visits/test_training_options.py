@@ -1,0 +1,435 @@
+"""Transforms, schedules, clipping and kept states of optimisers: what they do, the same on every executor."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from protofed.errors import CheckpointError, ConfigError
+from protofed.experiments.assemble import assemble
+from protofed.methods.contract import Phase, Update
+from protofed.methods.local import LocalTraining
+from protofed.prototypes.table import Prototypes
+from protofed.rounds import load_checkpoint, save_checkpoint
+from protofed.samples import ClientData, FederatedData, Samples
+from protofed.storage.snapshots import flatten
+from protofed.visits import Files, Fused, LocalPlan, Schedule
+from protofed.visits.batches import epoch_rows, normalise
+from support import K, client, experiment, federated, ordinary, visited
+
+EXACT = {"rounds": 3, "execution__precision": "fp64", "wire__codec": "float64"}
+IMAGES = {"model__name": "support:Images", "model__options": {}}
+TRANSFORMS = {
+    "transforms__crop": 1,
+    "transforms__flip": 0.5,
+    "transforms__rotation": 20,
+    "transforms__mean": [0.4, 0.5, 0.6],
+    "transforms__std": [0.2],
+}
+KEPT_ADAM = {"training__optimizer": "Adam", "training__lr": 0.01, "training__keep_state": True}
+KEPT_SGD = {"training__momentum": 0.9, "training__keep_state": True}
+SCHEDULED = {"training__schedule": "cosine", "training__clip": 0.5, "training__epochs": 2}
+OPTIONS = {"adam": KEPT_ADAM, "sgd": KEPT_SGD | SCHEDULED}
+
+
+def images(train: tuple[int, ...] = (9, 14, 6)) -> FederatedData:
+    def made(n: int, seed: int) -> Samples:
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randint(0, 256, (n, 3, 8, 8), generator=g, dtype=torch.uint8)
+        return Samples(x, torch.randint(0, K, (n,), generator=g))
+
+    clients = [ClientData(f"c{i}", made(n, i), made(5 + i, 10 + i)) for i, n in enumerate(train)]
+    return FederatedData(tuple(clients), K, tuple("abcd"), (3, 8, 8))
+
+
+def even() -> FederatedData:
+    """Return clients with as many steps each, so that optimisers that count steps can be stacked again."""
+    return federated(*(client(name, [0, 1, 2, 3] * 2) for name in ("ann", "bob", "cid")))
+
+
+def outcome(method: str, executor: str, data: FederatedData, **overrides):
+    federation = assemble(experiment(method, execution__executor=executor, **{**EXACT, **overrides}), data)[0]
+    with closing(federation.executor):
+        records = [record.to_dict() for record in federation.run()]
+        tensors = {f"server.{n}": t for n, t in federation.server.items()}
+        for name in federation.names:
+            tensors |= {f"{name}.{n}": t for n, t in flatten(federation.executor.clients.snapshot(name)).items()}
+    return federation, [(r["accuracy"], r["losses"]) for r in records], tensors
+
+
+def assert_alike(expected, found, *, exact: bool) -> None:
+    (_, records, tensors), (_, others, theirs) = expected, found
+    for (accuracy, losses), (other, terms) in zip(records, others, strict=True):
+        assert accuracy == other
+        assert terms == (losses if exact else pytest.approx(losses, rel=1e-6))
+    assert tensors.keys() == theirs.keys()
+    for name, tensor in tensors.items():
+        if exact:
+            assert torch.equal(theirs[name], tensor), name
+        else:
+            torch.testing.assert_close(
+                theirs[name], tensor, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+# What they do.
+
+
+def test_factors_of_the_schedules():
+    rounds = range(1, 9)
+    assert [Schedule().factor(t, 8) for t in rounds] == [1.0] * 8
+    assert [Schedule("step", 0.5, 3).factor(t, 8) for t in rounds] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
+    assert [Schedule("exponential", 0.5).factor(t, 8) for t in rounds] == [0.5 ** (t - 1) for t in rounds]
+    cosine = [Schedule("cosine").factor(t, 8) for t in rounds]
+    assert cosine == pytest.approx([0.5 + 0.5 * math.cos(math.pi * (t - 1) / 8) for t in rounds])
+    assert cosine[0] == 1
+    assert 0 < cosine[-1] < 0.1
+
+
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@pytest.mark.parametrize("own", [False, True], ids=["plan", "method"])
+def test_a_schedule_scales_every_learning_rate(executor, own, monkeypatch):
+    """``w ← w - η·f_t·g`` with f = 1, 1/2, 1/4, for the experiment's η and for a method's own."""
+    if own:
+        monkeypatch.setattr(
+            LocalTraining, "phases", lambda self, round: (Phase((Update(self.loss, optimizer={"lr": 0.3}),)),)
+        )
+    lr = 0.3 if own else 0.1
+    options = {"training__batch_size": 20, "training__schedule": "exponential", "training__decay": 0.5}
+    federation = assemble(experiment("local", execution__executor=executor, **EXACT, **options), ordinary())[0]
+    models = {name: c.model.train() for name, c in visited(federation).items()}
+    list(federation.run())
+    for name, now in visited(federation).items():
+        model = models[name]
+        for t in range(3):
+            parameters = dict(model.named_parameters())
+            loss = F.cross_entropy(model(now.train.x.double()).logits, now.train.y)
+            for p, g in zip(parameters.values(), torch.autograd.grad(loss, parameters.values()), strict=True):
+                p.data -= lr * 0.5**t * g
+        for n, p in now.model.named_parameters():
+            torch.testing.assert_close(p.data, parameters[n].data, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@pytest.mark.parametrize(("mine", "limit"), [(None, 1e-3), (1e-2, 1e-3), (1e-4, 1e-4)])
+def test_the_smaller_limit_holds(executor, mine, limit, monkeypatch):
+    monkeypatch.setattr(LocalTraining, "phases", lambda self, round: (Phase((Update(self.loss, clip=mine),)),))
+    chosen = {**EXACT, "training__batch_size": 20, "training__lr": 1.0, "training__clip": 1e-3, "rounds": 1}
+    federation = assemble(experiment("local", execution__executor=executor, **chosen), ordinary())[0]
+    before = {n: p.clone() for n, p in visited(federation)["ann"].model.named_parameters()}
+    next(federation.run())
+    after = visited(federation)["ann"].model.named_parameters()
+    step = sum(float((p - before[n]).detach().square().sum()) for n, p in after) ** 0.5
+    assert step == pytest.approx(limit, rel=2e-2)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+def test_kept_states_are_those_of_one_optimiser_for_all_rounds(executor, keep):
+    options = KEPT_ADAM | {"training__keep_state": keep}
+    federation = assemble(experiment("local", execution__executor=executor, **EXACT, **options), even())[0]
+    models = {name: copy.deepcopy(c.model).train() for name, c in visited(federation).items()}
+    list(federation.run())
+    assert not getattr(federation.executor, "refused", None)
+    for name, now in visited(federation).items():
+        model = models[name]
+        for t in range(1, 4):
+            if t == 1 or not keep:
+                optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            for rows in epoch_rows(len(now.train), 4, False, 0, t, name, 0, 0):
+                optimizer.zero_grad()
+                F.cross_entropy(model(now.train.x[rows].double()).logits, now.train.y[rows]).backward()
+                optimizer.step()
+        expected = model.state_dict()
+        for n, tensor in now.model.state_dict().items():
+            torch.testing.assert_close(tensor, expected[n], rtol=1e-7, atol=1e-10)
+        kept = federation.executor.clients.snapshot(name).optimizer
+        assert bool(kept) is keep
+        if keep:
+            assert float(kept["0/0/LocalTraining.loss/head.bias/step"]) == 6
+            torch.testing.assert_close(
+                kept["0/0/LocalTraining.loss/head.weight/exp_avg"], optimizer.state[model.head.weight]["exp_avg"]
+            )
+
+
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+def test_steps_see_augmented_samples_and_prototypes_do_not(executor):
+    seen = []
+    federation = assemble(experiment("fedproto", execution__executor=executor, **EXACT, **IMAGES), images((8,)))[0]
+    assert federation.executor.trainer.augment is None, "nothing is asked for"
+
+    def blacken(samples: Samples, source: torch.Generator) -> Samples:
+        seen.append(source.initial_seed())
+        return Samples(torch.zeros_like(samples.x), samples.y)
+
+    object.__setattr__(federation.executor.trainer, "augment", blacken)
+    before = visited(federation)["c0"].model
+    list(federation.run())
+    assert len(set(seen)) == len(seen) == 3, "once per round"
+    now = visited(federation)["c0"]
+    changed = (now.model.extractor.backbone.body[0].weight - before.extractor.backbone.body[0].weight).abs()
+    assert changed.max() > 0, "black is -1"
+    x = normalise(now.train.x, torch.float64)
+    features = now.model.eval()(x).features
+    table = Prototypes.of(federation.server)
+    for j in now.train.y.unique().tolist():
+        torch.testing.assert_close(table.rows[j], features[now.train.y == j].mean(0))
+
+
+def test_normalisation_is_for_training_and_test_alike():
+    """A model that is given ``(v - m)/s`` itself computes the same."""
+    data, options = images(), {"transforms__mean": [0.4, 0.5, 0.6], "transforms__std": [0.2, 0.3, 0.4]}
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]))
+    by_hand = data.map(lambda s: Samples((s.x.double() / 255 - mean) / std, s.y))
+    wide = data.map(lambda s: Samples(s.x.double() / 255, s.y))
+    for executor in ("sequential", "fused"):
+        expected = outcome("fedproto", executor, by_hand, **IMAGES)
+        assert_alike(expected, outcome("fedproto", executor, data, **IMAGES, **options), exact=False)
+        assert_alike(expected, outcome("fedproto", executor, wide, **IMAGES, **options), exact=False)
+
+
+# On every executor.
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("probes:Probe", "adam"), ("probes:Probe", "sgd"), ("fml", "adam"), ("fedrep", "sgd")]
+)
+def test_executors_agree(method, options):
+    chosen = IMAGES | TRANSFORMS | OPTIONS[options]
+    expected = outcome(method, "sequential", images(), **chosen)
+    assert_alike(
+        expected, outcome(method, "sequential", images(), execution__clients_in="disk", **chosen), exact=True
+    )
+    assert_alike(expected, outcome(method, "fused", images(), **chosen), exact=False)
+
+
+def test_a_seed_gives_the_same_numbers_in_every_version():
+    """Orders of batches, noise, augmentation, draws of hooks: another stream of any changes every result."""
+    options = {**EXACT, **IMAGES, **TRANSFORMS, "rounds": 2}
+    _, records, tensors = outcome("probes:Probe", "sequential", images(), **options)
+    losses = {name: [found[name] for _, found in records] for name in ("cross_entropy", "probe", "total")}
+    assert losses == {
+        "cross_entropy": pytest.approx([1.46462018630, 1.37121140502], rel=1e-6),
+        "probe": pytest.approx([2.01461743187, 1.40500206617], rel=1e-6),
+        "total": pytest.approx([4.92095497325, 4.13157032745], rel=1e-6),
+    }
+    traces = [float(tensors[f"c{i}.state.trace"]) for i in range(3)]
+    assert traces == pytest.approx([9.38927855850, 10.4838523141, 8.02997564001], rel=1e-6)
+
+
+def test_workers_agree():
+    chosen = IMAGES | TRANSFORMS | KEPT_ADAM | SCHEDULED
+    expected = outcome("probes:Probe", "sequential", images(), **chosen)
+    found = outcome("probes:Probe", "workers", images(), execution__workers=2, **chosen)
+    assert isinstance(found[0].executor.store, Files)
+    assert_alike(expected, found, exact=True)
+
+
+@pytest.mark.parametrize("data", [ordinary, even])
+def test_stacks_go_on_with_kept_momentum(data):
+    """Clients with one, two and three steps: each has kept what its own last step left."""
+    expected = outcome("probes:Probe", "sequential", data(), **KEPT_SGD)
+    found = outcome("probes:Probe", "fused", data(), **KEPT_SGD)
+    assert isinstance(found[0].executor, Fused)
+    assert not found[0].executor.refused
+    assert_alike(expected, found, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (KEPT_ADAM, "the optimiser counts steps, and clients have taken different numbers of them"),
+        (KEPT_SGD | {"participation__fraction": 0.67, "rounds": 6}, "others have none yet"),
+    ],
+)
+def test_stacks_that_cannot_go_on_are_run_one_by_one(overrides, reason, caplog):
+    expected = outcome("fedproto", "sequential", ordinary(), **overrides)
+    with caplog.at_level(logging.WARNING, logger="protofed"):
+        found = outcome("fedproto", "fused", ordinary(), **overrides)
+    assert [reason in record.message for record in caplog.records] == [True]
+    assert_alike(expected, found, exact=False)
+
+
+@pytest.mark.parametrize("simulated", [False, True], ids=["deployment", "simulation"])
+def test_nodes_agree(simulated, tmp_path: Path):
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+    from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    forget()
+    try:
+        root = write_folders(tmp_path / "data", images())
+        chosen = wanted("probes:Probe", root, execution__executor="sequential", **IMAGES, **TRANSFORMS, **KEPT_ADAM)
+        local = locally(chosen, tmp_path / "local")
+        nodes = nodes_of(root, tmp_path / "state")
+        if simulated:
+            nodes = {number: {"partition-id": i, "num-partitions": len(nodes)} for i, number in enumerate(nodes)}
+        remote = over(FakeGrid(nodes), chosen, tmp_path / "remote", simulated=simulated)
+    finally:
+        torch.set_num_threads(threads)
+    told = ("accuracy", "losses", "bytes")
+    assert [{k: r[k] for k in told} for r in remote.rounds] == [{k: r[k] for k in told} for r in local.rounds]
+    for path in (tmp_path / "local").glob("server*.safetensors"):
+        assert (tmp_path / "remote" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_run_resumes_bit_for_bit(options, tmp_path):
+    chosen = experiment("fedproto", **EXACT, **IMAGES, **TRANSFORMS, **OPTIONS[options])
+    _, records, tensors = outcome("fedproto", "sequential", images(), **IMAGES, **TRANSFORMS, **OPTIONS[options])
+    stopped = assemble(chosen, images())[0]
+    next(stopped.run())
+    save_checkpoint(tmp_path, stopped.state, stopped.executor.clients)
+    resumed = assemble(chosen, images())[0]
+    assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)
+    later = [record.to_dict() for record in resumed.run()]
+    assert [(r["accuracy"], r["losses"]) for r in later] == records[1:]
+    for name in resumed.names:
+        for n, tensor in flatten(resumed.executor.clients.snapshot(name)).items():
+            assert torch.equal(tensor, tensors[f"{name}.{n}"]), n
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"0/0/LocalTraining.loss/nobody.weight/exp_avg": torch.zeros(2)},
+        {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(K + 1)},
+        {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(1, K)},
+        {"0/0/head.bias/exp_avg": torch.zeros(K)},
+        {"": torch.zeros(K)},
+    ],
+)
+def test_a_state_of_another_model_is_told_in_one_line(kept, tmp_path):
+    federation = assemble(experiment("local", **EXACT, **KEPT_ADAM), ordinary())[0]
+    clients = federation.executor.clients
+    next(federation.run())
+    clients.store.write("bob", clients.snapshot("bob")._replace(optimizer=kept))
+    save_checkpoint(tmp_path, federation.state, clients)
+    with pytest.raises(CheckpointError, match=r"clients.records: does not fit the model of bob \(") as told:
+        load_checkpoint(tmp_path, federation.state, clients)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "reason"),
+    [
+        ({}, {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(K)}, "optimisers of ann keep none"),
+        (
+            KEPT_ADAM,
+            {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(2**20)},
+            "does not fit the model of ann",
+        ),
+    ],
+)
+def test_what_a_node_returns_as_a_state_is_checked(options, kept, reason, tmp_path, monkeypatch):
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+    from network import FakeGrid, forget, nodes_of, over, wanted, write_folders
+    from protofed.apps.flower import visits
+    from protofed.errors import FederationError
+
+    forget()
+    root = write_folders(tmp_path / "data", ordinary())
+    nodes = nodes_of(root, tmp_path / "state")
+    nodes = {number: {"partition-id": i, "num-partitions": len(nodes)} for i, number in enumerate(nodes)}
+    pack = visits.pack
+    monkeypatch.setattr(visits, "pack", lambda snapshot: pack(snapshot._replace(optimizer=kept)))
+    chosen = wanted("local", root, participation__attempts=1, **options)
+    with pytest.raises(FederationError, match=reason):
+        over(FakeGrid(nodes), chosen, tmp_path / "remote", simulated=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"transforms__cutout": 3}, "unknown option of transforms 'cutout'"),
+        ({"transforms__crop": 2}, r"transforms\.crop is for images .* samples have the shape \(6,\)"),
+        ({"training__schedule": "linear"}, "training.schedule must be 'constant' or"),
+        ({"training__decay": 0}, r"training\.decay must lie in \(0, 1\], not 0"),
+        ({"training__decay_every": 0}, "training.decay_every must be at least 1"),
+        ({"training__clip": -1}, "training.clip must be at least 0"),
+        ({"training__keep_state": "always"}, "training.keep_state must be true or false"),
+    ],
+)
+def test_it_is_told_before_training_starts(overrides, expected):
+    with pytest.raises(ConfigError, match=expected) as told:
+        assemble(experiment("local", **overrides), ordinary())
+    assert "\n" not in str(told.value)
+
+
+def test_defaults_ask_for_nothing():
+    plan = LocalPlan()
+    assert plan.at(7, 10) is plan
+    phase = Phase(())
+    assert plan.clipped(phase) is phase
+    federation = assemble(experiment("local", **EXACT), ordinary())[0]
+    next(federation.run())
+    assert all(model.scale is None for model in federation.executor.clients.models.values())
+    assert not any(n.startswith("optimizer.") for n in flatten(federation.executor.clients.snapshot("ann")))
+
+
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+def test_batches_in_order_with_the_last_one_dropped(executor):
+    """Two of ann's, one of bob's and two of cid's batches of four, the same in every round."""
+    chosen = {"training__shuffle": False, "training__drop_last": True}
+    federation = assemble(experiment("local", execution__executor=executor, **EXACT, **chosen), ordinary())[0]
+    models = {name: copy.deepcopy(c.model).train() for name, c in visited(federation).items()}
+    list(federation.run())
+    for name, now in visited(federation).items():
+        parameters = dict(models[name].named_parameters())
+        for start in [*range(0, len(now.train) // 4 * 4, 4)] * 3:
+            rows = slice(start, start + 4)
+            loss = F.cross_entropy(models[name](now.train.x[rows].double()).logits, now.train.y[rows])
+            for p, g in zip(parameters.values(), torch.autograd.grad(loss, parameters.values()), strict=True):
+                p.data -= 0.1 * g
+        for n, p in now.model.named_parameters():
+            torch.testing.assert_close(p.data, parameters[n].data, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 3, 4, 5, 8])
+@pytest.mark.parametrize("even", [False, True])
+def test_the_only_batch_is_never_dropped(samples, even):
+    rows = epoch_rows(samples, 4, even, 0, "x", drop_last=True)
+    expected = samples // 4 * 4 or (samples if samples > 1 or not even else 0)
+    assert sum(map(len, rows)) == expected
+    assert all(len(own) == min(4, samples) for own in rows)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@pytest.mark.parametrize("drop", [False, True])
+def test_prototypes_of_the_weights_before_training(executor, drop):
+    """They are those of the round before, of the samples in whole batches if the last is dropped."""
+    options = {"method__prototypes": "before", "training__drop_last": drop, "training__shuffle": not drop}
+    federation = assemble(experiment("fedproto", execution__executor=executor, **EXACT, **options), ordinary())[0]
+    for _ in range(2):
+        before = visited(federation)
+        next(federation.run())
+        for name, now in visited(federation).items():
+            kept = len(now.train) // 4 * 4 if drop else len(now.train)
+            y = now.train.y[:kept]
+            with torch.no_grad():
+                features = before[name].model.eval()(now.train.x[:kept].double()).features
+            for j in range(K):
+                assert bool(now.state["present"][j]) is bool((y == j).any())
+                if (y == j).any():
+                    torch.testing.assert_close(now.state["prototypes"][j], features[y == j].mean(0))
+        assert any(
+            not torch.equal(a.model.head.weight, b.model.head.weight)
+            for a, b in zip(before.values(), visited(federation).values(), strict=True)
+        )
+
+
+@pytest.mark.parametrize("options", [{"training__shuffle": False}, {"training__drop_last": True}])
+def test_dp_sgd_draws_its_own_batches(options):
+    with pytest.raises(ConfigError, match="draws its batches"):
+        assemble(experiment("fedproto", privacy={"mode": "sample", "noise": 1.0}, **options), ordinary())
