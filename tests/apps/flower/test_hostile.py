@@ -125,7 +125,7 @@ DESCRIPTIONS = {
     "validation without end": (says(validation=10**10), "validation: must be from 0"),
     "coarse counts that are not": (says(counts="coarse", train=[3, 0, 0, 0]), "not coarse counts"),
     "no counts that are some": (says(counts="none", train=[2, 0, 0, 0]), "not none counts"),
-    "another kind of counts": (says(counts="all"), "counts: must be exact, coarse, none or even, not .all.$"),
+    "another kind of counts": (says(counts="all"), "counts: must be exact, coarse, none or even, not 'all'"),
     # Samples.
     "another shape": (says(input_shape=[7]), r"samples are \(7,\), but those of most clients are \(6,\)"),
     "five dimensions": (says(input_shape=[1] * 5), "5 entries, at most 4"),
