@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +40,30 @@ LONG = ("apps/flower/test_processes.py", "apps/ui/test_demo_pages.py", "apps/ui/
 """Files whose tests wait for other processes, or share a page: each belongs in the first half of a process."""
 
 
+KINDS = {
+    *("local", "fixed_etf", "fedproto", "fedtgp", "tinyproto", "gfpl"),
+    *("beacon", "fedavg", "fedkd", "fesem", "fedlda"),
+}
+"""A method of each kind. Tests of every method are run for these, and for all others with ``-m slow``."""
+
+
+def spare_methods(items: list[pytest.Item]) -> None:
+    """Mark tests of every method as slow for the methods that others stand for."""
+    from protofed.methods import methods
+
+    every = set(methods())
+    tests: dict[tuple[Path, str], list[tuple[pytest.Item, set[str]]]] = defaultdict(list)
+    for item in items:
+        values = getattr(getattr(item, "callspec", None), "params", {}).values()
+        if named := {value for value in values if isinstance(value, str)} & every:
+            tests[item.path, item.originalname].append((item, named))  # type: ignore[attr-defined]
+    for cases in tests.values():
+        if len(set().union(*(named for _, named in cases))) > len(every) // 2:
+            for item, named in cases:
+                if not named & KINDS:
+                    item.add_marker("slow")
+
+
 def path_of(item: pytest.Item) -> str:
     """Return the path of a test's file below this folder."""
     return item.path.as_posix().partition("/tests/")[2]
@@ -61,6 +88,7 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests, and mark those of a developer's day."""
+    spare_methods(items)
     items[:] = in_order(items)
     for item in items:
         path = path_of(item)
@@ -93,10 +121,21 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def without_pictures() -> Iterator[Callable[..., Any]]:
     """Leave the pictures out of reports: they take ten times as long as the tiny runs reported."""
-    if request.node.get_closest_marker("pictures") is None:
+    from protofed.analysis.report import page
+
+    draw = page.Plots.draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page.Plots, "draw", lambda *_, **__: page.Plot(None, "left out by this test"))
+        yield draw
+
+
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest, without_pictures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the pictures of reports in tests that are about them."""
+    if request.node.get_closest_marker("pictures") is not None:
         from protofed.analysis.report import page
 
-        monkeypatch.setattr(page.Plots, "draw", lambda *_, **__: page.Plot(None, "left out by this test"))
+        monkeypatch.setattr(page.Plots, "draw", without_pictures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -32,6 +33,11 @@ SMALL_RUN = {
     "execution.executor": "sequential",
 }
 """Options of quickstart for a run of about a second."""
+
+
+def few(cases: Iterable[Any], ordinary: int) -> list[Any]:
+    """Return cases of a test, of which those after the first few are run with ``-m slow`` only."""
+    return [c if place < ordinary else pytest.param(c, marks=pytest.mark.slow) for place, c in enumerate(cases)]
 
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: object) -> tuple[int, str, str]:

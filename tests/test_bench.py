@@ -255,6 +255,7 @@ def clients_of_images(folder: Path) -> None:
             np.savez(folder / client / part, x=pixels, y=np.arange(n) % 4)
 
 
+@pytest.mark.slow
 def test_until(htfllib, tmp_path, monkeypatch, capsys):
     clients_of_images(tmp_path / "clients")
     arguments = ["until", "--cases", "fedproto-cnn2", "--threads", "1", "data.path=.", "--limit", "4"]

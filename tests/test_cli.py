@@ -301,6 +301,7 @@ def test_a_split_is_readable_in_a_narrow_terminal(width, tmp_path, monkeypatch):
     assert heads.count("train") == 1
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):
     data = write_vectors(tmp_path / "data")
     arguments = ["run", "quickstart", "data.source=path", f"data.path={data}", "method.name=fedproto"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import pytest
 import torch
 
 from protofed.data.toys import read_digits
@@ -66,6 +67,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_what_it_uses(tmp_path):
     arguments = ["run", "quickstart", "method.name=fedproto", "rounds=1", "--out", str(tmp_path / "run")]
     found = loaded(command(arguments))
@@ -90,6 +92,7 @@ def test_the_first_name_that_is_used_imports_no_figures():
     assert not found & SLOW
 
 
+@pytest.mark.slow
 def test_processes_begin_with_what_an_experiment_needs():
     """The server from which they are forked has no threads of torch, which would be missing in them."""
     found = loaded(

@@ -68,11 +68,11 @@ print(os.environ["MKL_CBWR"])
     "code",
     [
         BEFORE_TORCH.format("protofed"),
-        BEFORE_TORCH.format("protofed.cli.main"),
-        BEFORE_TORCH.format("protofed.apps.flower.client_app"),
+        pytest.param(BEFORE_TORCH.format("protofed.cli.main"), marks=pytest.mark.slow),
+        pytest.param(BEFORE_TORCH.format("protofed.apps.flower.client_app"), marks=pytest.mark.slow),
         BEFORE_TORCH.format("protofed.apps.flower.server_app"),
-        BEFORE_TORCH.format("protofed.apps.ui.demo.preload"),
-        BEFORE_TORCH.format("protofed.experiments.preload"),
+        pytest.param(BEFORE_TORCH.format("protofed.apps.ui.demo.preload"), marks=pytest.mark.slow),
+        pytest.param(BEFORE_TORCH.format("protofed.experiments.preload"), marks=pytest.mark.slow),
         WORKER.replace("os.environ.get", "os.getenv"),
     ],
     ids=["package", "command line", "client app", "server app", "demonstration", "experiment", "worker"],
@@ -140,6 +140,7 @@ class TestAddresses:
         if found != "True":
             pytest.skip("this MKL's results do not depend on addresses, whatever it is told")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "before",
         ["", "import torch; torch.set_num_threads(2); torch.ones(9, 9).add(1).sum()"],
@@ -149,6 +150,7 @@ class TestAddresses:
         code = LOOK.format(f"{before}\nfrom protofed import numerics\nnumerics.warn_if_unrepeatable()")
         assert python(code, MKL_ENABLE_INSTRUCTIONS="SSE4_2") == "False"
 
+    @pytest.mark.slow
     def test_after_the_first_product_it_is_too_late_and_said(self):
         code = (
             "import torch; torch.ones(2, 2) @ torch.ones(2, 2)\nimport warnings\nfrom protofed import numerics\n"

@@ -27,6 +27,7 @@ def test_the_federation_folder_learns_in_two_rounds(mnist7k, tmp_path):
     assert run.summary["communication"]["parameters_down_per_round"] == 20 * 10 * 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "least"), [("paper", 0.7), ("htfl", 0.0)])
 def test_distillation_stays_finite(mnist7k, tmp_path, preset, least):
     """A widely used public library ends in NaN in the fourth round: its loss, our preset, has no lower bound."""

@@ -125,7 +125,9 @@ def semaphores() -> set[str]:
     return {p.name for p in SHARED_MEMORY.iterdir() if p.name.startswith(("sem.protofed-", "torch_"))}
 
 
-@pytest.mark.parametrize("everything", [False, True], ids=["the run", "its processes too"])
+@pytest.mark.parametrize(
+    "everything", [pytest.param(False, marks=pytest.mark.slow), True], ids=["the run", "its processes too"]
+)
 def test_the_next_process_removes_what_a_killed_run_left(tmp_path, everything):
     scripts, place = tmp_path / "s", tmp_path / "t"
     scripts.mkdir()

@@ -98,6 +98,7 @@ def recipe(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_comparison_along_axes_from_recipe_to_page(recipe, tmp_path):
     plain = {"execution.executor": "sequential"}
     found = protofed.compare(

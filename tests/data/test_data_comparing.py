@@ -274,6 +274,7 @@ def test_text_of_sites_is_shown_in_one_short_line(tmp_path):
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.slow
 def test_many_names_take_no_time():
     """A hostile list of classes costs no more than reading it."""
     names = tuple("a" * (n % 120) + f"{n}" for n in range(65536))

@@ -268,6 +268,7 @@ def test_predictions_of_raw_samples_are_those_of_the_run(typed, tmp_path, monkey
         assert status == 0, errors
 
 
+@pytest.mark.slow
 def test_a_network_gives_the_numbers_of_one_machine(tmp_path):
     forget()
     root = write_folders(tmp_path / "data", ordinary())
@@ -286,6 +287,7 @@ def test_encoders_are_not_dealt_over_a_network(tmp_path):
         over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "network")
 
 
+@pytest.mark.slow
 def test_nothing_is_forgotten_where_encoders_would_be_dealt_anew(tmp_path, monkeypatch, capsys):
     typed = ("run", *TYPED, "method.name=fedlda", TWO, "--out", tmp_path)
     assert command(monkeypatch, capsys, *typed)[0] == 0

@@ -165,6 +165,7 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
         assert status == 0, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["both", "identity"])
 def test_export_takes_raw_images(name, tmp_path, monkeypatch, capsys):
     """The exported file is compared with the client's predictions before it is written."""

@@ -27,7 +27,7 @@ from protofed.rounds import Saving, checkpoint, load_checkpoint, save_checkpoint
 from protofed.storage import snapshots
 from protofed.storage.files import remove_partial, write_bytes
 from protofed.visits.roster import Frozen
-from support import experiment, ordinary, write_vectors
+from support import experiment, few, ordinary, write_vectors
 
 SMALL = {
     "data.source": "path",
@@ -289,6 +289,7 @@ def limited(kilobytes: int) -> list[str]:
     return [sys.executable, "-B", "-c", code, str(1024 * kilobytes), *command()[2:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "workers"])
 def test_a_limit_on_files_is_one_line(tmp_path, executor):
     chosen = [*limited(12), f"execution.executor={executor}", "--out", str(tmp_path / "run"), "--quiet"]
@@ -318,6 +319,7 @@ def mounts(tmp_path) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mount", "reason"),
     [
@@ -355,7 +357,7 @@ def test_workers_without_room(mounts, place):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("executor", ["sequential", "workers"])
+@pytest.mark.parametrize("executor", few(["workers", "sequential"], 1))
 def test_sigterm_is_as_ctrl_c(tmp_path, undisturbed, executor):
     out, temporary = tmp_path / "run", tmp_path / "t"
     temporary.mkdir()

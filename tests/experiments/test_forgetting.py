@@ -21,7 +21,7 @@ from protofed.experiments import forgetting
 from protofed.experiments.ending import forgotten
 from protofed.experiments.loading import _load_data
 from protofed.experiments.running import run_experiment
-from support import SMALL_RUN, command, ordinary
+from support import SMALL_RUN, command, few, ordinary
 
 CASES = {
     "fedncm": ("fedncm", {}),
@@ -91,7 +91,7 @@ def nothing_of_bob(folder: Path) -> None:
             assert b"bob" not in content, path
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(CASES, 4))
 def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
     run = locally(chosen(case, root), tmp_path / "run")
     expected = locally(chosen(case, without_bob(root)), tmp_path / "expected")
@@ -122,7 +122,7 @@ def locally_resumed(experiment, out):
     return run_experiment(experiment, out, resume=True)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(CASES, 4))
 def test_the_same_over_a_network(case, root, tmp_path, caplog):
     nodes = nodes_of(root, tmp_path / "state")
     run = over(FakeGrid(nodes), chosen(case, root), tmp_path / "run")
@@ -182,6 +182,7 @@ def test_a_client_that_was_admitted_by_name(engine, root, tmp_path):
     assert run(resume=True).clients == ["ann", "cid"]
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_old_run_or_the_new_one_is_there(root, tmp_path):
     """Whatever was begun is completed by the same command."""
     run = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen("fedncm", root), tmp_path / "run")

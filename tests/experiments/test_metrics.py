@@ -117,6 +117,7 @@ def test_the_metrics_of_every_method_are_of_what_it_scored(method, tmp_path):
     assert np.trace(found.overall.matrix(10)) == round(found.overall.accuracy * found.overall.samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["workers", "fused"])
 def test_executors_agree(executor, finished, tmp_path):
     other = run_of(tmp_path / "run", **{"execution.executor": executor, "execution.workers": 2})

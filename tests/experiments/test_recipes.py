@@ -120,8 +120,8 @@ def test_its_methods_have_one_lambda(name):
     [
         ("fedproto-mnist-mh", "mnist"),
         ("gfpl-mnist", "mnist"),
-        ("tinyproto-cifar10", "cifar10"),
-        ("fedproto-mnist-as-coded", "mnist"),
+        pytest.param("tinyproto-cifar10", "cifar10", marks=pytest.mark.slow),
+        pytest.param("fedproto-mnist-as-coded", "mnist", marks=pytest.mark.slow),
         pytest.param("protonorm-cifar10-as-coded", "cifar10", marks=pytest.mark.slow),
         pytest.param("fedproto-cifar10-mh", "cifar10", marks=pytest.mark.slow),
         pytest.param("gfpl-cifar10", "cifar10", marks=pytest.mark.slow),

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import protofed
-from support import SMALL_RUN, command
+from support import SMALL_RUN, command, few
 
 OPTIONS = {**SMALL_RUN, "model.d": 16}
 SMALL = [f"{name}={value}" for name, value in OPTIONS.items()]
@@ -160,7 +160,9 @@ def test_other_folders_are_left_alone(tmp_path, monkeypatch, capsys):
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "client-01/model.safetensors", "summary.json"])
+@pytest.mark.parametrize(
+    "name", few(["rounds.jsonl", "config.toml", "client-01/model.safetensors", "summary.json"], 2)
+)
 def test_a_killed_run_goes_on_without_its_recipe(name, run, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     killed(name, "run", "quickstart", *SMALL, "method.name=fedproto", "--out", out)
@@ -173,7 +175,8 @@ def test_a_killed_run_goes_on_without_its_recipe(name, run, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["comparison.json", "local-seed0/summary.json", "fedproto-seed0/config.toml", "X/report.html"]
+    "name",
+    few(["local-seed0/summary.json", "comparison.json", "fedproto-seed0/config.toml", "X/report.html"], 1),
 )
 def test_a_killed_comparison_goes_on_without_its_recipe(name, compared, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
@@ -183,6 +186,7 @@ def test_a_killed_comparison_goes_on_without_its_recipe(name, compared, tmp_path
     assert results(out) == results(compared)
 
 
+@pytest.mark.slow
 def test_a_comparison_killed_before_its_recipe_begins_again(compared, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     whole = ["compare", "quickstart", *SMALL, "--methods", "local,fedproto", "--out", out]
@@ -193,6 +197,7 @@ def test_a_comparison_killed_before_its_recipe_begins_again(compared, tmp_path, 
     assert results(out) == results(compared)
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_without_its_recipe(tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     killed("table.csv", "sweep", "quickstart", *SMALL, "method.lambda=1,2", "--methods", "fedproto", "--out", out)

@@ -15,7 +15,7 @@ from protofed.config.schema import every_method
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments import load_run, resolve
 from protofed.experiments.loading import load_data
-from support import SMALL_RUN, command, write_vectors
+from support import SMALL_RUN, command, few, write_vectors
 
 
 def train(out, method, **overrides):
@@ -79,7 +79,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("format", ["onnx", "torch_export", "safetensors"])
+@pytest.mark.parametrize("format", few(["onnx", "torch_export", "safetensors"], 1))
 @pytest.mark.parametrize(("method", "rule"), CASES)
 def test_an_exported_file_is_the_rule_that_it_names(method, rule, format, runs, tmp_path, monkeypatch, capsys):
     if format == "onnx":

@@ -69,6 +69,7 @@ def test_an_option_that_no_method_has_is_refused_along_an_axis_too(given):
         api.sweep("quickstart", ["method.gama=1,2"], ["fedproto"], [0], given)
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_never_run_again_and_only_a_changed_cell_is(given, tmp_path):
     chosen = (["local", "tinyproto"], [0, 1], given)
     first = api.sweep("quickstart", ["method.s=2,4"], *chosen, out=tmp_path)

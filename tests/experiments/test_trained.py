@@ -20,7 +20,7 @@ from protofed.errors import CheckpointError, ConfigError, DataError, ModelError
 from protofed.experiments import load_run, resolve
 from protofed.experiments.exporting import TOLERANCE
 from protofed.experiments.loading import load_data
-from support import command
+from support import command, few
 
 SMALL = {
     "data.samples": 300,
@@ -492,7 +492,7 @@ def test_code_that_a_run_names_is_imported_only_on_request(tmp_path, monkeypatch
 # Exported models.
 
 
-@pytest.mark.parametrize("format", ["onnx", "torch_export", "safetensors"])
+@pytest.mark.parametrize("format", few(["onnx", "torch_export", "safetensors"], 1))
 def test_exported_models_equal_the_original(format, run, data, tmp_path):
     """On 200 real samples, to 1e-5, for every architecture of the group; with preprocessing and class names."""
     if format == "onnx":

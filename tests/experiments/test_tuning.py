@@ -74,6 +74,7 @@ def test_a_trial_below_the_median_is_given_up(given, tmp_path):
     assert len(last.steps) < 6
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_where_it_stopped_and_ends_as_if_it_had_not(given, tmp_path):
     chosen = ("quickstart", SPACE, "fedproto", [0], given)
     api.tune(*chosen, out=tmp_path / "a", trials=2)

@@ -94,6 +94,7 @@ def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, how, sh
     assert apart(global_scores(federation, x)) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(PARTS, st.integers(0, 99), st.sampled_from(["moment", "factor"]))
 def test_partial_participation_and_late_clients_count_once(owners, seed, how):

@@ -11,7 +11,7 @@ import torch
 from protofed.experiments.assemble import assemble
 from protofed.storage.snapshots import flatten
 from protofed.visits import Fused
-from support import degenerate, experiment, federated, held_out, ordinary
+from support import degenerate, experiment, federated, few, held_out, ordinary
 
 GFPL = {"start": 2, "interval": 1}
 OWN = {"participation__fraction": 0.67}  # of three clients, two take part in a round
@@ -64,7 +64,7 @@ def outcome(variant, executor, data=None, **overrides):
     return federation, records, tensors
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", few(VARIANTS, 6))
 def test_fused(variant):
     exact = {"execution__precision": "fp64", "wire__codec": "float64"}
     _, records, tensors = outcome(variant, "sequential", **exact)
@@ -80,6 +80,7 @@ def test_fused(variant):
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", ["gfpl batch", "fedproto Eq. 8", "tinyproto compensated", "tinyproto masking", "beacon validation"]
 )
@@ -97,7 +98,7 @@ def test_workers(variant):
         assert torch.equal(theirs[name], tensor), name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", few(VARIANTS, 6))
 def test_degenerate_clients(variant):
     """One class, one sample, no training data, no test data."""
     federation, records, tensors = outcome(
@@ -109,6 +110,7 @@ def test_degenerate_clients(variant):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", ["gfpl batch heads", "protonorm own", "tinyproto compensated", "beacon validation", "beacon alone"]
 )

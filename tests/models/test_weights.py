@@ -397,6 +397,7 @@ def small(tmp_path):
     return write(source.extractor.backbone.state_dict(), tmp_path / "small.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "executor"), [("fedproto", "fused"), ("fedavg", "fused"), ("fedproto", "workers")]
 )

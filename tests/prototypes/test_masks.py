@@ -63,6 +63,7 @@ def digest(arguments):
 CASES = [(10, 500, 50, 0), (20, 64, 30, 5), (100, 128, 20, 2**62)]
 
 
+@pytest.mark.slow
 def test_the_same_in_another_process():
     program = (
         "import hashlib; from protofed.prototypes.masks import class_masks\n"

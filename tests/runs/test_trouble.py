@@ -218,6 +218,7 @@ def test_a_server_that_diverges_keeps_its_state_and_says_so(tmp_path, monkeypatc
     assert "round 1: the server kept its previous state: clients would have refused the new one" in printed.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["protonorm", "fixed_etf"])
 def test_the_recipe_of_hospitals_suits_its_methods(method, tmp_path, monkeypatch, capsys):
     """Targets of length 100 made them diverge: 55.9 % at the end."""
@@ -233,6 +234,7 @@ def test_the_recipe_of_hospitals_suits_its_methods(method, tmp_path, monkeypatch
     assert "had diverged" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_comparison_says_at_the_end_who_diverged(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = "compare hospital-tables --methods protonorm,local method.gamma=100 --quiet --out c"

@@ -133,6 +133,7 @@ def test_images_dropout_and_convolutions(alone, monkeypatch):
     assert not assert_alike("fedproto", images(), **options).refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -63,6 +63,7 @@ def test_a_wrong_setting_is_still_refused():
         LocalPlan(settings={"lr": 0.1, "momentum": -1})
 
 
+@pytest.mark.slow
 def test_training_does_not_import_the_compiler():
     code = """
 import sys, torch

@@ -197,6 +197,7 @@ def test_files_and_processes_go_when_the_run_ends():
     assert not psutil.wait_procs(workers(), timeout=10)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_processes_end_with_their_parent(tmp_path: Path):
     code = """

@@ -39,8 +39,12 @@ HUGE = Schema({"prototypes": Field(("k", 50))}, K, limits={"k": 10**6})
 """Of which 200 MB may be announced."""
 HEADER = 4 + 4 * 2
 ALL = list(itertools.product(codecs, COMPRESSIONS))
+USUAL = [("float32", "none"), ("int8", "zstd"), ("int4", "none")]
 
-every_codec = pytest.mark.parametrize("codec", [get_codec(*c) for c in ALL], ids=["-".join(c) for c in ALL])
+every_codec = pytest.mark.parametrize(
+    "codec",
+    [pytest.param(get_codec(*c), id="-".join(c), marks=[pytest.mark.slow] * (c not in USUAL)) for c in ALL],
+)
 generated = settings(max_examples=60, deadline=None)
 
 

@@ -146,6 +146,7 @@ OUTSIDE |= {f"membership{part}_31_outside" for part in ("", "_tpr")}  # of class
 OUTSIDE |= {f"membership_{least}_outside" for least in (1, 4, 11)}  # there are none so small: no figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True])
 def test_noise_of_clients_hides_from_others_and_in_sums_from_the_server(secure):
     """Where the server adds the noise, it finds what it finds without."""
@@ -157,6 +158,7 @@ def test_noise_of_clients_hides_from_others_and_in_sums_from_the_server(secure):
     assert not any(f.learned for f in outside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["client", "sample"])
 def test_attacks_what_is_sent_with_its_noise(mode):
     quiet, noisy = (findings_of("fedavg", privacy__mode=mode, privacy__noise=z) for z in (0, 5.0))
@@ -309,6 +311,7 @@ def test_writes_a_page_and_leaves_the_run_alone(run):
     assert "<script" not in page
 
 
+@pytest.mark.slow
 def test_says_at_what_epsilon(tmp_path):
     chosen = {"privacy.mode": "client", "privacy.noise": 2.0, "secure.aggregation": True}
     private = protofed.run("quickstart", {**support.SMALL_RUN, **FOUR, **chosen}, out=tmp_path / "run")

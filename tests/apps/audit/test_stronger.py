@@ -47,6 +47,7 @@ def test_a_prototype_of_few_samples_is_nearly_a_sample():
     assert found["membership_informed_tpr_1", INFORMED].value > 0.3
 
 
+@pytest.mark.slow
 def test_rare_classes_that_are_not_reported_tell_nothing():
     """Of classes that are reported, the attack still finds what it did."""
     open_, closed = membership_of(), membership_of(privacy__least_samples=11)
@@ -133,6 +134,7 @@ def noise(members: int, others: int, seed: int) -> Observed:
     return Observed(draw[:, :3], draw[:, 3], member, torch.full((n,), 2), torch.arange(n) % 4)
 
 
+@pytest.mark.slow
 def test_noise_is_no_finding_among_few_others():
     """Above the largest score of one other are half of the members by chance."""
     known, found = noise(40, 40, 99), 0

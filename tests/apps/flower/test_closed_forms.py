@@ -72,6 +72,7 @@ def test_the_numbers_are_those_of_one_machine(case, place, root, tmp_path):
     assert told(found, *boxes) == told(expected, *boxes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_private_release(secure, root, tmp_path, monkeypatch):
     """The sums of one machine but for noise of the stated size, which the ε in the records pays for."""

@@ -195,14 +195,15 @@ def test_a_run_does_not_change_between_nodes_and_this_machine(finished, root, tm
     }
 
 
-def test_a_server_killed_at_any_change_of_a_run_that_goes_on(root, tmp_path):
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_server_killed_at_any_change_of_a_run_that_goes_on(stride, root, tmp_path):
     """Whatever it was about to write, at least the finished run is there, and the rest follows."""
     base = Begun(tmp_path / "base", root)
     base.run(2)
     expected = numbers(locally(base.wanted(4), tmp_path / "local"))
-    step, more = 0, True
+    step, more = 1 - stride, True
     while more:
-        step += 1
+        step += stride
         begun = Begun(tmp_path / f"step-{step}", root)
         shutil.copytree(base.folder, begun.folder, symlinks=True)
         more = killed(step, begun.out, lambda begun=begun: begun.run(4, resume=True))
@@ -210,21 +211,22 @@ def test_a_server_killed_at_any_change_of_a_run_that_goes_on(root, tmp_path):
         assert len(lines) >= 2, step
         if (begun.out / "summary.json").is_file():
             assert load_run(begun.out).summary["rounds"] == len(lines), step
-        if step % 4 == 1 or not more:  # takes much longer than the rest
+        if stride > 1 or step % 4 == 1 or not more:  # takes much longer than the rest
             assert numbers(begun.run(4, resume=True)) == expected, step
             assert not [p for p in begun.out.rglob("*") if p.name.endswith(".partial")], step
         shutil.rmtree(begun.folder)
     assert step > 20
 
 
-def test_a_local_run_killed_at_any_change_when_it_goes_on(root, tmp_path):
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_local_run_killed_at_any_change_when_it_goes_on(stride, root, tmp_path):
     before = wanted("protonorm", root, rounds=1, checkpoint__every=0)
     after = replace(before, rounds=2)
     expected = numbers(locally(after, tmp_path / "whole"))
     locally(before, tmp_path / "base")
-    step, more = 0, True
+    step, more = 1 - stride, True
     while more:
-        step += 1
+        step += stride
         out = tmp_path / f"step-{step}"
         shutil.copytree(tmp_path / "base", out)
         more = killed(step, out, lambda out=out: run_experiment(after, out, resume=True))
@@ -324,7 +326,8 @@ def test_the_state_of_an_older_version_stays(root, tmp_path):
     assert before.items() <= contents(old).items()
 
 
-def test_a_node_killed_at_any_change(root, tmp_path):
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_node_killed_at_any_change(stride, root, tmp_path):
     """It always shows one scored round, and answers afterwards as if nothing had been."""
     chosen = wanted("fedproto", root)
     (summary, *_) = client_summaries(FederationSummary.of(chosen, ordinary()))
@@ -350,9 +353,9 @@ def test_a_node_killed_at_any_change(root, tmp_path):
     visits(tmp_path / "whole", 2, after, message, 3)
     second = shown(tmp_path / "whole")
     assert first[1] != second[1]
-    step, more = 0, True
+    step, more = 1 - stride, True
     while more:
-        step += 1
+        step += stride
         state = tmp_path / f"step-{step}"
         shutil.copytree(tmp_path / "base", state, symlinks=True)
         more = killed(step, state, lambda state=state: visits(state, 2, after, message, 3))

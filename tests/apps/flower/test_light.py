@@ -48,6 +48,7 @@ def loaded(requests: list[tuple[str, dict, dict]]) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
     create_example(tmp_path / "data")
     node = {"client-dir": str(tmp_path / "data" / "north"), "state-dir": str(tmp_path / "state")}

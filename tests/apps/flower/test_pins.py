@@ -93,6 +93,7 @@ def test_a_node_s_own_batch_size_holds_in_every_run(root, tmp_path):
         assert (roster["ann"].plan.batch_size, roster["ann"].plan.epochs) == (7, 1)
 
 
+@pytest.mark.slow
 def test_a_node_killed_in_its_first_visit_has_answered_nothing_or_keeps_to_what_it_pinned(root, tmp_path):
     job = job_of(root)
     other = changed(job, "training", batch_size=10_000)

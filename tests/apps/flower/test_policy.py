@@ -112,6 +112,7 @@ def test_a_server_cannot_repeat_rounds_or_add_some(root, tmp_path):
     assert contents(tmp_path / "state") == before
 
 
+@pytest.mark.slow
 def test_noise_of_clients_under_secure_aggregation_is_checked_too(root, tmp_path):
     nodes = enrolled(strict(root, tmp_path / "state", privacy="client", epsilon=8), tmp_path / "keys")
     common = {"rounds": 1, "secure__aggregation": True, "secure__threshold": 1.0, "privacy__mode": "client"}

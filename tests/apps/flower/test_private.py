@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from support import few
+
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
@@ -24,7 +26,7 @@ def numbers(run) -> list[dict]:
     return [{n: r.get(n) for n in ("round", "accuracy", "losses", "bytes", "privacy")} for r in run.rounds]
 
 
-@pytest.mark.parametrize("method", ["fedproto", "beacon"])
+@pytest.mark.parametrize("method", few(["fedproto", "beacon"], 1))
 def test_noise_of_clients_is_added_once_and_is_secret(method, root, tmp_path, monkeypatch):
     chosen = wanted(method, root, rounds=2, privacy__mode="client", privacy__noise=0.4)
     local = locally(chosen, tmp_path / "local")
@@ -54,7 +56,7 @@ def test_dp_sgd_at_nodes_is_that_of_the_local_run_but_for_what_is_drawn(root, tm
     assert not same(*runs)
 
 
-@pytest.mark.parametrize("method", ["fedproto", "beacon", "fedavg"])
+@pytest.mark.parametrize("method", few(["fedproto", "beacon", "fedavg"], 1))
 def test_nodes_clip_and_add_noise_exactly_once(method, root, tmp_path, monkeypatch):
     """With the noise of a simulation in place of their own, the numbers are those of a simulation."""
     chosen = wanted(method, root, rounds=2, privacy__mode="sample", privacy__noise=0.7, privacy__clip=0.5)
@@ -79,7 +81,7 @@ PROTECTIONS = [
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
-@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+@pytest.mark.parametrize("method", few(["fedproto", "fedavg"], 1))
 def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection, root, tmp_path):
     """Clients travel there, and each visit may be in another process."""
     chosen = wanted(method, root, rounds=2, **protection)
@@ -118,6 +120,7 @@ def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_pat
     assert run.summary["privacy"]["releases"] == 4
 
 
+@pytest.mark.slow
 def test_rounds_that_a_restarted_server_repeats_are_paid_for_where_samples_are_protected(root, tmp_path):
     """It begins anew for want of a checkpoint, and so do the nodes, with new noise on their numbers of samples."""
     private = {"privacy__mode": "sample", "privacy__noise": 2.0, "training__batch_size": 64}
@@ -144,6 +147,7 @@ def test_rounds_that_a_restarted_server_repeats_are_paid_for_where_samples_are_p
         assert twice["epsilon"] > once["epsilon"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["client", "sample"])
 @pytest.mark.parametrize("completed", [0, 2])
 def test_a_server_that_is_killed_again_and_again_stops_in_time(mode, completed, root, tmp_path):

@@ -407,6 +407,7 @@ def test_figures_that_need_no_runs(tmp_path, target):
     assert [path.suffix for path in paths] == [".png", ".svg"], why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     ["protonorm/figure3", "protonorm/figure6", "tinyproto/figure6", "tinyproto/figure8", "fedproto/figure3"],

@@ -358,6 +358,7 @@ def test_anomalies_in_the_documentation_are_those_that_the_script_finds(paper):
         assert f"- {line}" in page
 
 
+@pytest.mark.slow
 def test_the_pages_hold_the_committed_results():
     script = ROOT / "tools" / "reproduction_pages.py"
     run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)

@@ -126,6 +126,7 @@ def test_a_change_that_does_not_fit(options, message):
     assert pair.sides["right"].options["margin"] == usual("fedtgp").options["margin"]
 
 
+@pytest.mark.slow
 def test_trained_prototypes_end_at_least_as_accurate():
     pair = FederationPair(Setup())
     for _ in range(80):

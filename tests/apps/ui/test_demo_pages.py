@@ -169,6 +169,7 @@ def test_the_margin_acts_on_the_running_system(changed):
     assert int(reads(page, "round")) >= 10  # it went on, it did not begin anew
 
 
+@pytest.mark.slow
 def test_the_trained_side_ends_at_least_as_accurate(page):
     for _ in range(40):
         page.keyboard.press("s")
@@ -366,6 +367,7 @@ def test_tabs_learn_on_their_own_and_end_with_their_page_and_all_with_ctrl_c(ser
     leave(visitor)
 
 
+@pytest.mark.slow
 def test_a_server_for_others_warns_and_leaves_nothing_when_it_is_killed(serve, visit):
     served = serve("demo", "--host", "0.0.0.0")
     assert served.address.startswith("http://127.0.0.1:")

@@ -338,6 +338,7 @@ def growing(tmp_path_factory) -> Iterator[tuple[Path, str]]:
     served.stop()
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_from_its_first_round(visit, growing, tmp_path):
     made = make_run(tmp_path / "made", "fedproto", rounds=3, planned=3)
     root, address = growing
@@ -389,6 +390,7 @@ def test_a_tab_whose_connection_broke_gets_everything_again(look):
     assert page.locator(".crumb").inner_text() == told
 
 
+@pytest.mark.slow
 def test_a_real_run_is_followed_to_its_end(visit, growing, tmp_path):
     root, address = growing
     page = visit(address).page

@@ -29,7 +29,7 @@ from protofed.experiments.assemble import assemble
 from protofed.rounds import Federation
 from protofed.visits.rare import without_rare
 from stages.privacy.auditing import lower_bound
-from support import build, client, command, experiment, federated, uploads
+from support import build, client, command, experiment, federated, few, uploads
 from support import ordinary as ordinary_clients
 
 Rows = Sequence[Sequence[object]]
@@ -208,7 +208,7 @@ def audit(step: Step, root: Path, chosen: dict[str, Any]) -> float:
     return lower_bound(scores, present, DELTA, len(present))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", few(STEPS, 2))
 def test_a_canary_is_found_where_a_step_is_not_covered_and_not_where_it_is(name, tmp_path):
     step = STEPS[name]
     assert audit(step, tmp_path / "covered", step.covered) < EPSILON
@@ -243,6 +243,7 @@ def typed(step: Step, folder: Path, chosen: dict[str, Any], monkeypatch: Any, ca
     return status, error
 
 
+@pytest.mark.slow
 def test_the_row_of_a_million_is_clamped_counted_and_said(tmp_path, monkeypatch, capsys):
     step = STEPS["standardisation by site"]
     chosen = {**step.covered, "privacy__mode": "sample", "privacy__epsilon": EPSILON}
@@ -338,6 +339,7 @@ def reports(present: Sequence[bool], true: bool, monkeypatch: Any) -> torch.Tens
     return torch.tensor([float(0 in u.payload["classes"].tolist()) for u in uploads(made)])
 
 
+@pytest.mark.slow
 def test_noisy_numbers_decide_which_classes_are_rare(monkeypatch):
     present = torch.rand(60, generator=generator(4, "coins")) < 0.5
     assert lower_bound(reports(present.tolist(), False, monkeypatch), present, DELTA, 60) < EPSILON

@@ -62,6 +62,7 @@ def test_a_budget_affords_as_many_rounds_as_it_pays_for(mode, method):
                 assert hiding.affords(round) == (hiding.epsilon(round) <= budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_noise_found_for_a_budget_affords_the_plan_and_no_repetition_of_its_end(mode):
     """The noise is the least that keeps the budget in the rounds that are planned, so one more is too much."""

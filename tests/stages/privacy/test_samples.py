@@ -225,6 +225,7 @@ def test_batches_are_drawn_by_coins():
     assert rate(5, 9) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedproto", "protonorm", "beacon", "fedavg", "tinyproto", "fml"])
 def test_every_executor_adds_the_same_noise_once(method):
     expected = None
