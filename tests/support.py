@@ -35,9 +35,12 @@ SMALL_RUN = {
 """Options of quickstart for a run of about a second."""
 
 
-def few(cases: Iterable[Any], ordinary: int) -> list[Any]:
-    """Return cases of a test, of which those after the first few are run with ``-m slow`` only."""
-    return [c if place < ordinary else pytest.param(c, marks=pytest.mark.slow) for place, c in enumerate(cases)]
+def few(names: str | tuple[str, ...], cases: Iterable[Any], ordinary: int, **options: Any) -> pytest.MarkDecorator:
+    """Parametrise a test by cases, of which those after the first few are run with ``-m slow`` only."""
+    several = not isinstance(names, str)
+    values = [case if several else (case,) for case in cases]
+    marked = [pytest.param(*v, marks=[pytest.mark.slow] * (n >= ordinary)) for n, v in enumerate(values)]
+    return pytest.mark.parametrize(names, marked, **options)
 
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: object) -> tuple[int, str, str]:

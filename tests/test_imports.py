@@ -86,6 +86,7 @@ def test_the_package_imports_nothing():
     assert packages(loaded("import protofed")) == set()
 
 
+@pytest.mark.slow
 def test_the_first_name_that_is_used_imports_no_figures():
     found = loaded("import protofed; protofed.run")
     assert packages(found) <= CORE

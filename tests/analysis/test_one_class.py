@@ -143,6 +143,7 @@ def test_a_method_without_such_a_rule_says_so(hospitals, command):
     assert right(hospitals, "local.csv") == 0.5
 
 
+@pytest.mark.slow
 def test_a_comparison_says_it_once_with_the_figures_of_all_methods(hospitals, command):
     line = f"compare hospital-tables --methods beacon,local,fedproto {DATA} evaluation.on=union"
     out, _ = command(f"{line} --quiet --out compared")

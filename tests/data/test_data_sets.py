@@ -17,6 +17,7 @@ def options(source, **more):
     return DataOptions(source=source, **more)
 
 
+@pytest.mark.slow
 def test_importing_the_package_is_light():
     heavy = ("datasets", "flwr_datasets", "sklearn", "pyarrow", "PIL")
     code = f"import protofed.data, sys; print([m for m in {heavy} if m in sys.modules])"

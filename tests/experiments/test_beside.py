@@ -22,7 +22,7 @@ from protofed.methods.parts.prior import log_prior
 from protofed.rounds import Federation
 from protofed.samples import FederatedData
 from protofed.wire.validate import check_structure
-from support import command, ordinary
+from support import command, few, ordinary
 
 TREE = {
     "rounds": 2,
@@ -227,7 +227,7 @@ def test_mistakes_are_told_in_one_line(typed, told, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.filterwarnings("ignore:.*was trained on class")
-@pytest.mark.parametrize(
+@few(
     "typed",
     [
         (
@@ -239,6 +239,7 @@ def test_mistakes_are_told_in_one_line(typed, told, tmp_path, monkeypatch, capsy
         ),
         ('encoder.members=[{name="random", dim=20}, {name="identity"}]',),
     ],
+    1,
     ids=["beside", "dealt"],
 )
 def test_predictions_of_raw_samples_are_those_of_the_run(typed, tmp_path, monkeypatch, capsys):

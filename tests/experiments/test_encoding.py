@@ -133,6 +133,7 @@ def test_arms_with_and_without_an_encoder_share_samples_and_the_line_of_the_gain
     assert "local_lda and fedlda: identity with 650 parameters on fixed features (encoder.name=auto)." in told
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*was trained on class")
 def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, capsys):
     from protofed.experiments.metrics import data_of
@@ -227,6 +228,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch, c
     assert "features are not kept on disk" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [{"encoder__name": "random"}, {"encoder__name": "identity", "encoder__dim": 2}])
 def test_a_network_gives_the_numbers_of_one_machine(tmp_path, encoder):
     forget()

@@ -357,7 +357,7 @@ def test_workers_without_room(mounts, place):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("executor", few(["workers", "sequential"], 1))
+@few("executor", ["workers", "sequential"], 1)
 def test_sigterm_is_as_ctrl_c(tmp_path, undisturbed, executor):
     out, temporary = tmp_path / "run", tmp_path / "t"
     temporary.mkdir()

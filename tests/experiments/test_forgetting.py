@@ -91,7 +91,7 @@ def nothing_of_bob(folder: Path) -> None:
             assert b"bob" not in content, path
 
 
-@pytest.mark.parametrize("case", few(CASES, 4))
+@few("case", CASES, 4)
 def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
     run = locally(chosen(case, root), tmp_path / "run")
     expected = locally(chosen(case, without_bob(root)), tmp_path / "expected")
@@ -122,7 +122,7 @@ def locally_resumed(experiment, out):
     return run_experiment(experiment, out, resume=True)
 
 
-@pytest.mark.parametrize("case", few(CASES, 4))
+@few("case", CASES, 4)
 def test_the_same_over_a_network(case, root, tmp_path, caplog):
     nodes = nodes_of(root, tmp_path / "state")
     run = over(FakeGrid(nodes), chosen(case, root), tmp_path / "run")

@@ -152,6 +152,7 @@ def test_the_command_writes_and_shows_them(finished, tmp_path, monkeypatch, caps
         run.metrics("heat")
 
 
+@pytest.mark.slow
 def test_a_run_measures_itself_and_a_longer_one_anew(tmp_path):
     data = {"data.source": "path", "data.path": str(write_vectors(tmp_path / "data")), "data.samples": 0}
     run = run_of(tmp_path / "run", **{"evaluation.metrics": True, "rounds": 1, **data})

@@ -160,9 +160,7 @@ def test_other_folders_are_left_alone(tmp_path, monkeypatch, capsys):
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "name", few(["rounds.jsonl", "config.toml", "client-01/model.safetensors", "summary.json"], 2)
-)
+@few("name", ["rounds.jsonl", "config.toml", "client-01/model.safetensors", "summary.json"], 2)
 def test_a_killed_run_goes_on_without_its_recipe(name, run, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     killed(name, "run", "quickstart", *SMALL, "method.name=fedproto", "--out", out)
@@ -174,9 +172,10 @@ def test_a_killed_run_goes_on_without_its_recipe(name, run, tmp_path, monkeypatc
     assert results(out) == results(run)
 
 
-@pytest.mark.parametrize(
+@few(
     "name",
-    few(["local-seed0/summary.json", "comparison.json", "fedproto-seed0/config.toml", "X/report.html"], 1),
+    ["local-seed0/summary.json", "comparison.json", "fedproto-seed0/config.toml", "X/report.html"],
+    1,
 )
 def test_a_killed_comparison_goes_on_without_its_recipe(name, compared, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"

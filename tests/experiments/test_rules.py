@@ -79,7 +79,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("format", few(["onnx", "torch_export", "safetensors"], 1))
+@few("format", ["onnx", "torch_export", "safetensors"], 1)
 @pytest.mark.parametrize(("method", "rule"), CASES)
 def test_an_exported_file_is_the_rule_that_it_names(method, rule, format, runs, tmp_path, monkeypatch, capsys):
     if format == "onnx":

@@ -264,6 +264,7 @@ def test_a_recipe_file_of_ones_own(tmp_path):
     assert run.summary["method"] == "fedproto"
 
 
+@pytest.mark.slow
 def test_jobs_in_other_processes_give_the_same(tmp_path):
     overrides = {**SMALL, "rounds": 2, "execution.threads": 1}
     one, two = (

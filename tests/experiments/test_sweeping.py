@@ -225,6 +225,7 @@ def test_a_table_of_any_two_options(given, tmp_path):
         assert message in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_the_report_shows_accuracy_against_both_options(given, tmp_path):
     axes = ["method.gamma=1,3", "training.lr=0.1,0.01"]
@@ -234,6 +235,7 @@ def test_the_report_shows_accuracy_against_both_options(given, tmp_path):
     assert "<svg" in page
 
 
+@pytest.mark.slow
 def test_a_figure_of_two_options_has_the_number_of_every_combination(given, tmp_path):
     axes = ["method.gamma=1,3", "training.lr=0.1,0.01"]
     result = api.sweep("quickstart", axes, ["fedproto"], [0], given, out=tmp_path)

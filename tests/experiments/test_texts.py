@@ -16,7 +16,7 @@ from notes import write_notes
 from protofed.data import text
 from protofed.errors import ConfigError, DataError
 from protofed.experiments import load_run
-from support import command
+from support import command, few
 
 CLOSED = ("method.name=fedlda", "encoder.name=identity")
 
@@ -33,10 +33,10 @@ def typed(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize(
+@few(
     "options",
     [CLOSED, ("method.name=local_lda", "encoder.name=identity"), ("method.name=fed3r", "encoder.name=random"),
-     ("method.name=fedproto", "model.name=mlp", "rounds=8", "training.epochs=5", "training.lr=0.1")],
+     ("method.name=fedproto", "model.name=mlp", "rounds=8", "training.epochs=5", "training.lr=0.1")], 2,
 )  # fmt: skip
 def test_run_and_predict(options, typed, tmp_path, monkeypatch, capsys):
     status, _, errors = typed("run", *options)
@@ -54,6 +54,7 @@ def test_run_and_predict(options, typed, tmp_path, monkeypatch, capsys):
     assert run.predict("site0", frame, rule="head").classes == found
 
 
+@pytest.mark.slow
 def test_worth(typed, tmp_path):
     status, told, errors = typed("worth", "encoder.name=identity")
     assert status == 0, errors

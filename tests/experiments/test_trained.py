@@ -232,7 +232,7 @@ def test_embeddings_without_effect_are_refused(wards, tmp_path):
             protofed.run("hospital-tables", {**options, **changed}, out=tmp_path / "run")
 
 
-@pytest.mark.parametrize("format", ["onnx", "torch_export", "safetensors"])
+@few("format", ["onnx", "torch_export", "safetensors"], 1)
 def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
     """Raw columns, categories by number, NaN for missing: the probabilities of ``run.predict`` on this table."""
     import pandas as pd
@@ -492,7 +492,7 @@ def test_code_that_a_run_names_is_imported_only_on_request(tmp_path, monkeypatch
 # Exported models.
 
 
-@pytest.mark.parametrize("format", few(["onnx", "torch_export", "safetensors"], 1))
+@few("format", ["onnx", "torch_export", "safetensors"], 1)
 def test_exported_models_equal_the_original(format, run, data, tmp_path):
     """On 200 real samples, to 1e-5, for every architecture of the group; with preprocessing and class names."""
     if format == "onnx":
@@ -597,13 +597,14 @@ def test_public_names_are_listed_before_their_first_use():
 # Runs that go on.
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "options"),
     [
         ("fedproto", {}),
         ("fedtgp", {"evaluation.every": 2}),
         ("fedavg", {"model.name": "mlp", "training.momentum": 0.9, "training.keep_state": True}),
     ],
+    1,
 )
 def test_a_longer_run_is_bit_for_bit_as_if_planned_so(method, options, tmp_path):
     overrides = {**SMALL, "method.name": method, **options}

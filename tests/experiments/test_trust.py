@@ -65,6 +65,7 @@ def test_code_that_the_recipe_names_is_the_recipes(trap, tmp_path):
     assert trap.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_names_in_any_script_from_folder_to_checkpoint_and_report(tmp_path):
     names = ["Köln", "north clinic", "東京"]

@@ -60,6 +60,7 @@ def test_scores_are_the_best_validation_accuracy_and_nothing_of_the_test_data(gi
     assert tuned.best == max(tuned.trials, key=lambda trial: trial.score)
 
 
+@pytest.mark.slow
 def test_a_trial_below_the_median_is_given_up(given, tmp_path):
     """Once five trials have ended; here they are said to have been better than any can be."""
     chosen = ("quickstart", SPACE, "fedproto", [0], {**given, "rounds": 6})

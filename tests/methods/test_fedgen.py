@@ -298,6 +298,7 @@ def test_the_generator_learns_what_the_heads_know():
     assert record.diagnostics["generator_loss_last"] < 0.7 * record.diagnostics["generator_loss_first"]
 
 
+@pytest.mark.slow
 def test_the_push_has_a_limit():
     """A generator that is only pushed away would go on for ever."""
     free = {"method__alpha": 0.0, "method__eta": 0.0, "method__generator_weight_decay": 0.0, "rounds": 3}

@@ -32,6 +32,7 @@ def margins(cap: float, rounds: int = 16) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_margin_and_distances_drive_each_other_up_to_the_cap():
     """δ = min(max_c gap_c, τ) follows the uploads, the server separates by more than δ, and uploads follow it."""
     free, capped = margins(100.0), margins(1.3)

@@ -64,7 +64,7 @@ def outcome(variant, executor, data=None, **overrides):
     return federation, records, tensors
 
 
-@pytest.mark.parametrize("variant", few(VARIANTS, 6))
+@few("variant", VARIANTS, 6)
 def test_fused(variant):
     exact = {"execution__precision": "fp64", "wire__codec": "float64"}
     _, records, tensors = outcome(variant, "sequential", **exact)
@@ -98,7 +98,7 @@ def test_workers(variant):
         assert torch.equal(theirs[name], tensor), name
 
 
-@pytest.mark.parametrize("variant", few(VARIANTS, 6))
+@few("variant", VARIANTS, 6)
 def test_degenerate_clients(variant):
     """One class, one sample, no training data, no test data."""
     federation, records, tensors = outcome(

@@ -18,6 +18,7 @@ import protofed.models
 from protofed.errors import ConfigError, ModelError
 from protofed.models import architectures, assign, build, key_noise, parameter_count
 from protofed.models.core import make_map
+from support import few
 
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 64, 64)]
 OWN_MAP = {"mlp", "cnn2", "fedproto_cnn", "fedproto_femnist_cnn"}
@@ -56,7 +57,7 @@ def test_stem_takes_any_number_of_channels(name, channels):
     assert out.logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@few("name", NAMES, 6)
 def test_weights_depend_on_the_seed_alone(name):
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -88,7 +89,7 @@ def test_existing_names_and_seeds_keep_their_weights():
         torch.testing.assert_close(numbers, first)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@few("name", NAMES, 6)
 def test_names_are_stable_and_state_dicts_load(name):
     model, twin = one(name, seed=0).eval(), one(name, seed=1).eval()
     parts = {"head"} if name == "identity" else {"extractor", "head"}
@@ -105,7 +106,7 @@ def test_names_are_stable_and_state_dicts_load(name):
     assert torch.equal(pickle.loads(pickle.dumps(model))(x).logits, twin(x).logits)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@few("name", NAMES, 6)
 def test_functional_call_and_vmap_match_the_module(name):
     pair = [key_noise(one(name, seed=s, d=40)).eval() for s in (0, 1)]
     params, buffers = stack_module_state(pair)

@@ -67,7 +67,7 @@ def test_scattering_hardly_changes_when_an_image_is_moved():
     assert change < 0.5 * (moved - x).norm() / x.norm()
 
 
-@pytest.mark.parametrize("shape", few(IMAGES, 2))
+@few("shape", IMAGES, 2)
 @pytest.mark.parametrize("name", ["scattering", "random", "both", "identity", "auto"])
 def test_equal_samples_have_equal_features_whatever_is_beside_them(name, shape):
     encoder, x = made(name, shape), pictures(37, shape)

@@ -18,6 +18,7 @@ from protofed.prototypes.contrastive import (
     prototype_network,
     train_prototypes,
 )
+from support import few
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -208,7 +209,7 @@ def test_margins_are_larger_for_closer_pairs_and_scale_with_the_features():
     assert all((float(m[pair]) > distances[pair]) == (distances[pair] < average) for pair in pairs)
 
 
-@pytest.mark.parametrize("margin", [0.5, 1.0, 2.0])
+@few("margin", [0.5, 1.0, 2.0], 1)
 def test_hinge_minimum_beats_gradient_descent(margin):
     prototypes, labels = uploads(20, 4, 3, seed=6)
     found = hinge_prototypes(prototypes, labels, 4, margin=margin, iterations=3000, tolerance=0.0)

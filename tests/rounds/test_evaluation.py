@@ -273,6 +273,7 @@ def test_an_unknown_rule_is_named():
 # The main rule.
 
 
+@pytest.mark.slow
 def test_a_method_that_lacks_the_main_rule_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("protofed.experiments.assemble.load_data", lambda _: ordinary())
     runs = {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support import build
+from support import build, few
 
 METHODS = ["local", "fedproto", "fedper", "fedrep", "fedavg", "fednh", "fedfa", "beacon", "gfpl", "fedlda"]
 MODELS = ["identity", "support:Frozen", "support:AllFrozen"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@few("method", METHODS, 3)
 @pytest.mark.parametrize("executor", ["sequential", "fused"])
 @pytest.mark.parametrize("name", MODELS)
 def test_frozen_weights_stay_as_they_are(name, executor, method):
@@ -30,6 +30,7 @@ def test_frozen_weights_stay_as_they_are(name, executor, method):
     assert bool(before) == (name != "identity")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("name", MODELS)
 def test_frozen_weights_have_no_gradients_to_protect(name, optimizer):

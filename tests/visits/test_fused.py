@@ -19,7 +19,7 @@ from protofed.storage.snapshots import flatten
 from protofed.visits import Fused
 from protofed.visits.stacked import StackedSteps, bytes_per_client
 from protofed.visits.visit import LocalTrainer
-from support import K, client, degenerate, experiment, federated, ordinary
+from support import K, client, degenerate, experiment, federated, few, ordinary
 
 METHODS = sorted(methods())
 BATCH_NORM = {"model__name": "support:WithBatchNorm", "model__options": {}}
@@ -93,7 +93,7 @@ def test_prototypes_from_the_training_steps_and_validation():
     assert not assert_alike("fedproto", data, method__prototypes="during", training__epochs=2).refused
 
 
-@pytest.mark.parametrize("name", ["Adam", "RMSprop", "AdamW"])
+@few("name", ["Adam", "RMSprop", "AdamW"], 1)
 def test_other_optimisers(name):
     data = federated(client("ann", [0, 1, 2] * 3), client("bob", [1, 2, 3] * 3), client("cid", [0, 3, 2] * 4))
     options = {"training__optimizer": name, "training__lr": 0.01}

@@ -22,7 +22,7 @@ from protofed.samples import ClientData, FederatedData, Samples
 from protofed.storage.snapshots import flatten
 from protofed.visits import Files, Fused, LocalPlan, Schedule
 from protofed.visits.batches import epoch_rows, normalise
-from support import K, client, experiment, federated, ordinary, visited
+from support import K, client, experiment, federated, few, ordinary, visited
 
 EXACT = {"rounds": 3, "execution__precision": "fp64", "wire__codec": "float64"}
 IMAGES = {"model__name": "support:Images", "model__options": {}}
@@ -198,8 +198,10 @@ def test_normalisation_is_for_training_and_test_alike():
 # On every executor.
 
 
-@pytest.mark.parametrize(
-    ("method", "options"), [("probes:Probe", "adam"), ("probes:Probe", "sgd"), ("fml", "adam"), ("fedrep", "sgd")]
+@few(
+    ("method", "options"),
+    [("probes:Probe", "adam"), ("probes:Probe", "sgd"), ("fml", "adam"), ("fedrep", "sgd")],
+    2,
 )
 def test_executors_agree(method, options):
     chosen = IMAGES | TRANSFORMS | OPTIONS[options]

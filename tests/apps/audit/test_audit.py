@@ -27,6 +27,7 @@ from protofed.experiments import load_run
 from protofed.experiments.assemble import assemble
 from protofed.models import SplitModel
 from protofed.samples import Samples
+from support import few
 
 FOUR = {"method.name": "fedproto", "data.clients": 4, "model.d": 16, "robust.rule": "none"}
 scores = st.lists(st.integers(-5, 5), min_size=1, max_size=12).map(lambda n: torch.tensor(n, dtype=torch.float64))
@@ -132,6 +133,7 @@ def test_invents_no_leak(noise):
     assert noise["participation_member", MEMBER].value == pytest.approx(0.5, abs=0.15)
 
 
+@pytest.mark.slow
 def test_sums_hide_who_holds_what():
     plain, masked = findings_of("tinyproto"), findings_of("tinyproto", secure__aggregation=True)
     assert plain["classes", SERVER].value == 1
@@ -190,6 +192,7 @@ def test_a_shadow_federation_has_noise_of_its_own(secure):
     assert torch.equal(drawn[0], noise(federation, 0))
 
 
+@pytest.mark.slow
 def test_finds_what_weights_remember():
     """Labels without a rule can only be learned by heart."""
     random = torch.Generator().manual_seed(0)
@@ -210,7 +213,7 @@ def test_finds_what_weights_remember():
     assert not any(f.observer == INFORMED for f in found)  # the upload is the model
 
 
-@pytest.mark.parametrize(("method", "error"), [("fedavg", 0.35), ("tinyproto", 0.5), ("fednh", 1e-9)])
+@few(("method", "error"), [("fedavg", 0.35), ("tinyproto", 0.5), ("fednh", 1e-9)], 1)
 def test_estimates_counts(method, error):
     """Of 60 and 90 samples: from a head's change, from products of n and a mean, and where they are sent."""
     found = findings_of(method)["counts", SERVER]

@@ -36,6 +36,7 @@ def membership_of(**options):
     return audited(experiment, data)
 
 
+@pytest.mark.slow
 def test_a_prototype_of_few_samples_is_nearly_a_sample():
     found = membership_of()
     few, many = found["membership_informed_1", INFORMED], found["membership_informed_31", INFORMED]

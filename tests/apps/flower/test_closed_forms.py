@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from support import few
+
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
 from network import FakeGrid, enrolled, forget, locally, nodes_of, numbers, over, wanted
@@ -51,9 +53,10 @@ def told(run, *without: str) -> list[dict]:
     return [{n: v for n, v in record.items() if n not in without} for record in numbers(run)]
 
 
-@pytest.mark.parametrize(
+@few(
     ("case", "place"),
     [(case, place) for case in CASES for place in ("nodes", "simulation") if (case, place) != (DEALER, "nodes")],
+    6,
 )
 def test_the_numbers_are_those_of_one_machine(case, place, root, tmp_path):
     """In a simulation each visit may be in another process, which encodes the samples again."""

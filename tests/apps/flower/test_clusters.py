@@ -54,7 +54,7 @@ def same_files(a: Path, b: Path) -> None:
     assert [file for file in files if (a / file).read_bytes() != (b / file).read_bytes()] == []
 
 
-@pytest.mark.parametrize("method", few(["fedavg", "gfpl", "fedproto", "protonorm", "fedtgp", "fedkd"], 2))
+@few("method", ["fedavg", "gfpl", "fedproto", "protonorm", "fedtgp", "fedkd"], 2)
 def test_clients_that_travel_give_the_numbers_of_the_local_engine(method, root, tmp_path):
     chosen = wanted(method, root)
     locally(chosen, tmp_path / "local")
@@ -62,7 +62,7 @@ def test_clients_that_travel_give_the_numbers_of_the_local_engine(method, root, 
     same_files(tmp_path / "local", tmp_path / "remote")
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedavg", "local"])
+@few("method", ["fedproto", "fedavg", "local"], 1)
 def test_a_simulation_of_nodes_is_measured_as_the_local_engine(method, root, tmp_path, monkeypatch, capsys):
     """Files of metrics are the same, and hold what the last round scored; the command computes them, too."""
     pytest.importorskip("sklearn")

@@ -272,6 +272,7 @@ def test_a_node_tells_of_itself_only(finished):
     assert "cid" not in text
 
 
+@pytest.mark.slow
 def test_a_simulation_leaves_its_models_at_the_server(root, tmp_path, monkeypatch, capsys):
     grid = FakeGrid({101: {"partition-id": 0, "num-partitions": 1}})
     over(grid, wanted("protonorm", root, rounds=2), tmp_path / "run", simulated=True)

@@ -21,7 +21,7 @@ from protofed.apps.flower.summary import client_summaries
 from protofed.config.architectures import FederationSummary
 from protofed.errors import ConfigError, FederationError
 from protofed.wire import get_codec
-from support import ordinary
+from support import few, ordinary
 
 SAMPLE = {"privacy": "sample", "epsilon": 8, "delta": 1e-5}
 
@@ -71,9 +71,10 @@ def test_a_node_that_requires_more_tells_nothing_and_the_others_go_on(settings, 
     assert not (tmp_path / "state" / "ann").exists()
 
 
-@pytest.mark.parametrize(
+@few(
     "weaker",
     [{"privacy__epsilon": 9.0}, {"privacy__epsilon": None, "privacy__noise": 0.0}, {"privacy__delta": 1e-3}],
+    1,
 )
 def test_a_node_computes_epsilon_itself_before_it_trains(weaker, root, tmp_path):
     options = {n: v for n, v in private(**weaker).items() if v is not None}

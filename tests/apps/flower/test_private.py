@@ -26,7 +26,7 @@ def numbers(run) -> list[dict]:
     return [{n: r.get(n) for n in ("round", "accuracy", "losses", "bytes", "privacy")} for r in run.rounds]
 
 
-@pytest.mark.parametrize("method", few(["fedproto", "beacon"], 1))
+@few("method", ["fedproto", "beacon"], 1)
 def test_noise_of_clients_is_added_once_and_is_secret(method, root, tmp_path, monkeypatch):
     chosen = wanted(method, root, rounds=2, privacy__mode="client", privacy__noise=0.4)
     local = locally(chosen, tmp_path / "local")
@@ -44,6 +44,7 @@ def same(a, b) -> bool:
     return all(bool((found[0][n] == found[1][n]).all()) for n in found[0])
 
 
+@pytest.mark.slow
 def test_dp_sgd_at_nodes_is_that_of_the_local_run_but_for_what_is_drawn(root, tmp_path):
     """Without noise and with batches of all samples there is nothing to draw."""
     more = {"privacy__clip": 0.5, "privacy__features": 0.5, "training__batch_size": 64}
@@ -56,7 +57,7 @@ def test_dp_sgd_at_nodes_is_that_of_the_local_run_but_for_what_is_drawn(root, tm
     assert not same(*runs)
 
 
-@pytest.mark.parametrize("method", few(["fedproto", "beacon", "fedavg"], 1))
+@few("method", ["fedproto", "beacon", "fedavg"], 1)
 def test_nodes_clip_and_add_noise_exactly_once(method, root, tmp_path, monkeypatch):
     """With the noise of a simulation in place of their own, the numbers are those of a simulation."""
     chosen = wanted(method, root, rounds=2, privacy__mode="sample", privacy__noise=0.7, privacy__clip=0.5)
@@ -81,7 +82,7 @@ PROTECTIONS = [
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
-@pytest.mark.parametrize("method", few(["fedproto", "fedavg"], 1))
+@few("method", ["fedproto", "fedavg"], 1)
 def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection, root, tmp_path):
     """Clients travel there, and each visit may be in another process."""
     chosen = wanted(method, root, rounds=2, **protection)

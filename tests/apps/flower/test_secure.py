@@ -22,6 +22,7 @@ from protofed.stages.secure.peers import TRUSTING, Peers
 from protofed.stages.secure.protocol import STAGES, SecureClient, SecureServer, conduct
 from protofed.stages.secure.stage import Offer
 from protofed.storage.files import read_tensors
+from support import few
 
 SECURE = {"secure__aggregation": True, "rounds": 2}
 OFFER = Offer(np.zeros(2, dtype=np.uint64), NO_NOISE).to_bytes()
@@ -56,6 +57,7 @@ def test_nodes_give_the_numbers_of_a_simulation(method, root, tmp_path):
             assert here["bytes"][way] == pytest.approx(there["bytes"][way], rel=0.3)
 
 
+@pytest.mark.slow
 def test_clients_clip_themselves_and_their_noise_is_secret(root, tmp_path):
     """Without noise, the numbers of a simulation; with noise, its cost, and other numbers each time."""
     found = {}
@@ -97,7 +99,7 @@ def test_no_reply_holds_an_upload(root, tmp_path):
             assert number.tobytes() not in sent
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@few("stage", STAGES, 2)
 def test_a_node_that_falls_silent_in_a_stage(stage, tmp_path):
     """Four are left of five: the round goes on without it, or with its vector if that had arrived."""
     import support

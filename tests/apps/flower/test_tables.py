@@ -321,6 +321,7 @@ def test_one_hostile_site_leaves_out_nobody_but_itself():
     assert admission.left_out["x"].isprintable()
 
 
+@pytest.mark.slow
 def test_every_node_embeds_its_own_texts(tmp_path):
     pytest.importorskip("tokenizers", reason="wordllama is not installed: pip install 'protofed[text]'")
     sites = write_notes(tmp_path / "data", n=14)

@@ -18,6 +18,7 @@ from protofed.apps.reproduction.layout import Scope, Sheet, committed_scopes
 from protofed.apps.reproduction.results import FOLDER, Result, committed, read_results, write_results
 from protofed.apps.reproduction.running import Library, Request, parts_of, reproduce
 from protofed.errors import CheckpointError, ConfigError, DataError
+from support import few
 
 SMOKE = Scope("smoke", (7,))
 PAPERS = papers()
@@ -60,7 +61,7 @@ def test_without_running_only_what_is_there_is_shown(tmp_path):
     assert found.sheets[0].filled(row, found.sheets[0].layout.columns[0]).verdict == "not run"
 
 
-@pytest.mark.parametrize("target", ["fedproto/table2", "protonorm/figure1a"])
+@few("target", ["fedproto/table2", "protonorm/figure1a"], 1)
 def test_a_folder_in_which_results_were_shown_can_be_run_in(tmp_path, target):
     only = {"dataset": ("mnist",), "method": ("local",)} if "table" in target else {}
     for run in (False, True):
@@ -336,7 +337,7 @@ def test_a_claim_can_compare_two_tables():
     assert own.comparisons[0].what == "protonorm against fedproto, gamma=1.0"
 
 
-@pytest.mark.parametrize(("name", "number"), [("protonorm", 1), ("gfpl", 1), ("tinyproto", 4), ("fedproto", 10)])
+@few(("name", "number"), [("protonorm", 1), ("gfpl", 1), ("tinyproto", 4), ("fedproto", 10)], 2)
 def test_a_claim_of_superiority_follows_the_numbers(name, number):
     paper = PAPERS[name]
     claim = paper.claim(number)

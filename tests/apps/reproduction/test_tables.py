@@ -27,6 +27,7 @@ from protofed.apps.reproduction.output import (
 )
 from protofed.apps.reproduction.papers import ACCURACY
 from protofed.apps.reproduction.results import Result
+from support import few
 
 PAPERS = all_papers()
 TABLES = [(paper, table) for paper in PAPERS.values() for table in paper.tables]
@@ -169,7 +170,7 @@ def test_a_table_that_was_not_run_says_so_in_80_columns(paper, table):
         assert not printed.value or printed.value in text
 
 
-@pytest.mark.parametrize(("paper", "table"), RUNS, ids=NAMES)
+@few(("paper", "table"), RUNS, 6, ids=NAMES)
 @pytest.mark.parametrize("values", [(), (0.8, 0.81)])
 def test_latex_is_complete(paper, table, values):
     """Braces and environments are balanced, every row has as many cells, and nothing special is left unescaped."""

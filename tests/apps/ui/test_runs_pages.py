@@ -239,6 +239,7 @@ def test_a_diverged_run_says_so_and_breaks_nothing(look, folder):
         shutil.rmtree(place)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_comparison_has_its_report(look, shown):
     page = look("/run/methods/fedproto-seed0")
     page.get_by_role("link", name="Report").click()
@@ -485,6 +486,7 @@ def test_other_hosts_names_are_refused(shown):
     assert ask(shown, "/", headers={"Host": "evil.example"})[0] == 403
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_running(visit, serve, tmp_path):
     make_run(tmp_path / "runs" / "run", rounds=2)
     served = serve("ui", str(tmp_path / "runs"))

@@ -208,7 +208,7 @@ def audit(step: Step, root: Path, chosen: dict[str, Any]) -> float:
     return lower_bound(scores, present, DELTA, len(present))
 
 
-@pytest.mark.parametrize("name", few(STEPS, 2))
+@few("name", STEPS, 2)
 def test_a_canary_is_found_where_a_step_is_not_covered_and_not_where_it_is(name, tmp_path):
     step = STEPS[name]
     assert audit(step, tmp_path / "covered", step.covered) < EPSILON

@@ -20,7 +20,7 @@ from protofed.stages.privacy.accounting import Release, epsilon
 from protofed.stages.secure.stage import SecureSum
 from protofed.visits.private import Noise, Private, private_statistics
 from stages.privacy.auditing import lower_bound
-from support import build, stage, uploads
+from support import build, few, stage, uploads
 
 K, D = 4, 6
 NAMES = ("ann", "bob", "cid", "dan")
@@ -81,7 +81,7 @@ def test_one_sample_changes_an_upload_by_the_norm_of_the_factors(method, secret,
     assert max(changes) <= FACTORS[method] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@few("secure", [False, True], 2)
 @pytest.mark.parametrize("method", FACTORS)
 def test_the_noise_is_that_multiple_in_every_number_that_is_sent(method, secure):
     """Of one upload, or of the sum of all: 3 of 4 vectors suffice to read it, of which one might have no noise."""
@@ -255,6 +255,7 @@ def audit(length: float, clipped: bool, monkeypatch: pytest.MonkeyPatch) -> floa
 _clamp = torch.Tensor.clamp
 
 
+@pytest.mark.slow
 def test_a_canary_is_not_found_and_would_be_without_clipping(monkeypatch):
     assert audit(1.0, True, monkeypatch) < 1
     assert audit(1e6, True, monkeypatch) < 1

@@ -382,6 +382,7 @@ def test_canaries_find_no_more_than_epsilon():
     assert without > 2, "canaries do tell where there is hardly any noise"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "size", "epochs", "rounds"), [(1.0, 40, 3, 1), (1.0, 40, 3, 3), (2.0, 20, 2, 4)])
 def test_canaries_find_no_more_than_epsilon_in_many_steps_of_samples_drawn_by_coins(noise, size, epochs, rounds):
     chosen = {"rounds": rounds, "training__batch_size": size, "training__epochs": epochs}
@@ -392,6 +393,7 @@ def test_canaries_find_no_more_than_epsilon_in_many_steps_of_samples_drawn_by_co
     assert canaries(1e-3, **chosen)[0] > 2
 
 
+@pytest.mark.slow
 def test_canaries_find_more_than_a_single_step_would_cost():
     """So this audit would notice if steps were not added up."""
     found, spent = canaries(3.0, rounds=1, training__batch_size=100, training__epochs=100)

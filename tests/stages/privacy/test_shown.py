@@ -64,6 +64,7 @@ def test_without_noise_nothing_claims_protection(mode, without, tmp_path):
     assert "ε = ∞" in guarantee(audit)
 
 
+@pytest.mark.slow
 def test_an_audit_attacks_what_a_codec_lets_through(tmp_path):
     """Rounding hides nothing, and the page says that messages are rounded."""
     found = {}

@@ -45,9 +45,7 @@ KINDS = [kind for kind in get_args(Kind) if kind != "none"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "method", few(["fedproto", "fedavg", "gfpl", "tinyproto", "protonorm", "fednh", "fedpa", "fedtgp"], 3)
-)
+@few("method", ["fedproto", "fedavg", "gfpl", "tinyproto", "protonorm", "fednh", "fedpa", "fedtgp"], 3)
 def test_no_attack_ends_a_run(kind, method):
     options: dict[str, Any] = {"method__start": 2, "method__interval": 1, "model__d": 8} if method == "gfpl" else {}
     if kind == "counts":
