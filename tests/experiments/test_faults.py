@@ -68,7 +68,7 @@ class At(protofed.Progress):
         self.at, self.act = round, act
 
     def round(self, label, record) -> None:
-        if record["round"] == self.at:
+        if record.round == self.at:
             self.act()
 
 
@@ -245,7 +245,7 @@ def test_a_clock_that_jumps(tmp_path, monkeypatch, undisturbed):
     run = protofed.run("quickstart", SMALL, out=tmp_path / "run")
     assert tensors(tmp_path / "run") == undisturbed
     for record in run.rounds:
-        assert all(0 <= seconds < 600 for seconds in record["seconds"].values())
+        assert all(0 <= seconds < 600 for seconds in record.seconds.values())
 
 
 def test_half_written_files_of_a_killed_run_go(tmp_path):

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protofed.runs import RunData
+from protofed.runs import Run
 
 Axes = Mapping[str, Sequence[str]]
 SERIOUS = 3.0
@@ -61,7 +61,7 @@ class Row:
     cells: dict[str, Figures]
 
 
-def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
+def rows_of(runs: Sequence[Run], axes: Axes) -> list[Row]:
     """Return the rows of a comparison along axes, in the order in which methods and values are named.
 
     Args:
@@ -95,13 +95,13 @@ def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
     return sorted(rows.values(), key=place)
 
 
-def _attackers(run: RunData) -> set[str]:
+def _attackers(run: Run) -> set[str]:
     """Return the hostile clients at the last evaluation."""
     attack = next(record.attack for record in run.rounds if record.round == run.last_evaluation)
     return set(attack.clients) if attack else set()
 
 
-def _accuracy(run: RunData, rule: str, without: set[str]) -> float:
+def _accuracy(run: Run, rule: str, without: set[str]) -> float:
     """Return the final accuracy over the test samples of all clients but those in ``without``."""
     scored = zip(run.clients, run.client_accuracies(rule), strict=True)
     kept = [(a, sum(c.test)) for c, a in scored if a is not None and c.name not in without]

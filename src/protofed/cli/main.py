@@ -469,7 +469,7 @@ def _show(result: Any, *, table: bool = True) -> None:
     if table:
         _print(result)
     runs = [run for group in result.runs.values() for run in group] if isinstance(result, Comparison) else [result]
-    ruined = {str(run.directory): found for run in runs if (found := ruin(run.data.rounds))}
+    ruined = {str(run.directory): found for run in runs if (found := ruin(run.rounds))}
     for directory, found in ruined.items():
         text = f"{directory}: {found}" if len(runs) > 1 else found
         errors.print(f"[bold white on red]FAILED[/] [bold red]{escape(text)}[/]", highlight=False, soft_wrap=True)
@@ -485,8 +485,8 @@ def _print(result: Any) -> None:
     from protofed.experiments import Comparison
     from protofed.runs import load_runs
 
-    runs = result.runs if isinstance(result, Comparison) else {result.summary["method"]: [result]}
-    compared = load_runs([result.directory]) if isinstance(result, Comparison) else []
+    runs = result.runs if isinstance(result, Comparison) else {result.method: [result]}
+    compared = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
     if isinstance(result, Comparison) and result.axes:
         console.print(grid_table(rows_of(compared, result.axes), result.axes))
     else:
@@ -494,16 +494,16 @@ def _print(result: Any) -> None:
         console.print(results_table(groups))
         console.print()
         console.print(traffic_table(groups))
-    measured = [run for run in compared or [result.data] if run.metrics]
+    measured = [run for run in compared if run.measured]
     if measured:
         console.print()
         console.print(metrics_table(measured))
-    for line in remarks(compared):
+    for line in remarks(compared if isinstance(result, Comparison) else []):
         console.print(line, markup=False, highlight=False)
-    refused = sum(run.summary["refused"] for group in runs.values() for run in group)
+    refused = sum(run.outcome.refused for group in runs.values() for run in group)
     if refused:
         console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")
-    for text, ruined in warnings(compared or [result.data]):
+    for text, ruined in warnings(compared):
         if not ruined:
             console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {result.report}", soft_wrap=True)

@@ -49,8 +49,8 @@ def metrics(
         from protofed.analysis.report import write_report
         from protofed.analysis.tables import metrics_table
         from protofed.errors import CheckpointError
-        from protofed.experiments.metrics import store
         from protofed.runs import load_runs
+        from protofed.trained.metrics import store
 
     for run in load_runs(directories):
         if not run.finished:
@@ -79,9 +79,9 @@ def predict(
 ) -> None:
     """Classify images or tables with a trained client, as CSV: the class, and the probability of every class."""
     with uncollected():
-        from protofed.experiments import load_run
-        from protofed.experiments.inputs import from_files
+        from protofed.api import load_run
         from protofed.storage.files import write_text
+        from protofed.trained.inputs import from_files
 
     trained = load_run(directory, trust_code).client(client)
     chosen = trained.rule(rule)
@@ -124,11 +124,12 @@ def export(
 ) -> None:
     """Write a client's model with its preprocessing, a rule and class names, and check it against predict."""
     with uncollected():
-        from protofed.experiments import exporting, load_run
+        from protofed.api import load_run
+        from protofed.trained import exporting
 
     suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
-    written = exporting.export(run.data, run.client(client), path, format, rule, samples or (), trust_code)
+    written = exporting.export(run, run.client(client), path, format, rule, samples or (), trust_code)
     typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}")
 
 
@@ -142,8 +143,8 @@ def forget(
     with uncollected():
         from protofed.analysis.report import write_report
         from protofed.analysis.report.facts import again
-        from protofed.experiments import forgetting
         from protofed.runs import load_run
+        from protofed.trained import forgetting
 
     run = forgetting.forget(directory, client, trust_code, report=write_report)
     if run is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ import protofed
 from protofed.config.schema import Experiment, Tree, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.executors import PRELOAD
-from protofed.experiments.running import Progress, Run, run_experiment
+from protofed.experiments.running import Measure, Progress, run_experiment
+from protofed.runs import RoundRecord, Run
 from protofed.storage.files import check_format, occupied, read_json, write_json
 from protofed.untrusted import claims
 from protofed.visits.workers import end, process_context, stay_with_parent
@@ -99,12 +100,14 @@ class Task:
         directory: Its run directory.
         label: What progress reports call it.
         resume: Whether the directory may contain a part of it.
+        measure: Stores its metrics, if ``evaluation.metrics`` asks for them; a function of a module.
     """
 
     tree: Tree
     directory: Path
     label: str
     resume: bool
+    measure: Measure | None = None
 
     @property
     def finished(self) -> bool:
@@ -122,7 +125,12 @@ class Task:
         watched = _Watch(progress or Progress(), deadline)
         try:
             return run_experiment(
-                resolve(self.tree), self.directory, resume=self.resume, progress=watched, label=self.label
+                resolve(self.tree),
+                self.directory,
+                resume=self.resume,
+                progress=watched,
+                label=self.label,
+                measure=self.measure,
             )
         except BudgetSpentError:
             return None
@@ -139,10 +147,10 @@ class _Watch(Progress):
         self.rounds = rounds
         self.to.started(label, rounds, done, directory)
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Pass the report on; after the last round a run ends of its own accord."""
         self.to.round(label, record)
-        if self.deadline is not None and time.monotonic() >= self.deadline and record["round"] < self.rounds:
+        if self.deadline is not None and time.monotonic() >= self.deadline and record.round < self.rounds:
             raise BudgetSpentError
 
     def finished(self, label: str, run: Run) -> None:

@@ -14,9 +14,9 @@ from protofed.config.schema import Experiment, Tree, apply_overrides, comparison
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.batch import Task, claim, folder, run_tasks
 from protofed.experiments.loading import load_data
-from protofed.experiments.running import Progress, Run
+from protofed.experiments.running import Measure, Progress
 from protofed.experiments.sweeping import grid
-from protofed.runs import main_rule
+from protofed.runs import RoundRecord, Run, main_rule
 from protofed.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class _Validation(Progress):
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         self.to.started(label, rounds, done, directory)
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         self.to.round(label, record)
         self._take(record)
         if self.trial.should_prune():
@@ -214,14 +214,14 @@ class _Validation(Progress):
         for record in run.rounds:
             self._take(record)
         self.best.append(self.now)
-        self.done, self.now = self.done + run.summary["rounds"], 0.0
+        self.done, self.now = self.done + run.last_round, 0.0
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        scores = record.get("validation")
-        if not scores:
+    def _take(self, record: RoundRecord) -> None:
+        if not record.validation:
             return
-        self.now = max(self.now, scores[main_rule(scores, self.rule)]["weighted"])
-        step = self.done + record["round"]
+        scores = record.validation.weighted
+        self.now = max(self.now, scores[main_rule(scores, self.rule)])
+        step = self.done + record.round
         if step not in self.steps:
             self.steps[step] = statistics.fmean([*self.best, self.now])
             self.trial.report(self.steps[step], step)
@@ -238,6 +238,7 @@ def tune(
     jobs: int = 1,
     deadline: float | None = None,
     progress: Progress | None = None,
+    measure: Measure | None = None,
 ) -> Tuned:
     """Search a space by a tree of Parzen estimators, with trials below the median given up.
 
@@ -252,6 +253,7 @@ def tune(
         trials: Number of trials in all.
         jobs: Number of trials that run at a time.
         deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+        measure: As for :class:`~protofed.experiments.batch.Task`.
 
     Raises:
         ConfigError: If nothing varies, or there are no validation samples.
@@ -275,7 +277,7 @@ def tune(
                 f"trial {number}",
                 values,
                 tuple(
-                    Task(e.to_tree(), directory / folder(e), f"trial {number} seed {e.seed}", True)
+                    Task(e.to_tree(), directory / folder(e), f"trial {number} seed {e.seed}", True, measure)
                     for e in _experiments(tree, values, method, seeds)
                 ),
                 space,

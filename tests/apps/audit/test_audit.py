@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import protofed
 import support
 from apps.audit.attacking import audited
+from protofed import load_run
 from protofed.apps.audit import Finding, audit_run, measures, pictures
 from protofed.apps.audit.attacks import INFORMED, MEMBER, OUTSIDER, SERVER
 from protofed.apps.audit.auditing import attack, protections
@@ -23,7 +24,6 @@ from protofed.apps.audit.seen import observe, reopened, shadow, told
 from protofed.cli import main as cli
 from protofed.config.schema import apply_overrides, every_method, load_recipe, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.experiments import load_run
 from protofed.experiments.assemble import assemble
 from protofed.models import SplitModel
 from protofed.samples import Samples
@@ -270,7 +270,7 @@ def run(tmp_path_factory):
 
 def test_attacks_the_upload_of_one_more_round(run, tmp_path):
     """The recomputed upload is the one that the run sends when it goes on, bit for bit."""
-    _, federation, data = reopened(load_run(run.directory).data)
+    _, federation, data = reopened(load_run(run.directory))
     seen = observe(federation, data)
     assert seen.round == 3
     longer = support.SMALL_RUN | FOUR | {"rounds": 3}
@@ -314,7 +314,7 @@ def test_says_at_what_epsilon(tmp_path):
     private = protofed.run("quickstart", {**support.SMALL_RUN, **FOUR, **chosen}, out=tmp_path / "run")
     audit = audit_run(private.directory)
     tree = audit.to_dict()
-    assert tree["privacy"] == private.summary["privacy"]
+    assert tree["privacy"] == private.summary.privacy
     assert (tree["privacy"]["mode"], tree["privacy"]["delta"], tree["privacy"]["releases"]) == ("client", 1e-5, 2)
     words = f"ε = {tree['privacy']['epsilon']:.3g} at δ = 1e-05 after the rounds of the run (privacy.mode=client)"
     assert words in guarantee(audit)

@@ -10,13 +10,13 @@ from protofed.analysis.exchange import by_exchange
 from protofed.analysis.report.facts import architectures, bytes_per_round, parameters
 from protofed.analysis.report.tables import CONVERGED, Cell, Column, Table, groups_of, outcome_columns
 from protofed.analysis.style import method_styles, rule_title
-from protofed.runs import RULE_ORDER, RunData, by_label, rule_of, settled
+from protofed.runs import RULE_ORDER, Run, by_label, rule_of, settled
 from protofed.text import duration, size
 
 __all__ = ["methods", "remarks", "rules"]
 
 
-def methods(runs: Sequence[RunData]) -> Table:
+def methods(runs: Sequence[Run]) -> Table:
     """Return one row per method by its main rule: accuracy, traffic, time; mean ± std over seeds.
 
     Methods stand together by what they exchange.
@@ -48,21 +48,21 @@ def methods(runs: Sequence[RunData]) -> Table:
     return table
 
 
-def rules(runs: Sequence[RunData]) -> Table:
+def rules(runs: Sequence[Run]) -> Table:
     """Return one row per method: final and best accuracy by every rule, mean ± std over seeds."""
     final = Column("", "Final", "final", "client_std", "client_mean")
     best = Column("", "Best", "best", "best_client_std", "best_client_mean")
     return _by_rule(runs, [final, best])
 
 
-def beyond(runs: Sequence[RunData]) -> Table | None:
+def beyond(runs: Sequence[Run]) -> Table | None:
     """Return one row per method: final accuracy on everyone's samples by every rule; None if there is none."""
     scored = any(outcome.union for run in runs for outcome in run.outcome.accuracy.values())
     columns = [Column("", "All classes", "union"), Column("", "Unseen classes", "unseen")]
     return _by_rule(runs, columns) if scored else None
 
 
-def _by_rule(runs: Sequence[RunData], columns: Sequence[Column]) -> Table:
+def _by_rule(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
     """Return one row per method with the same columns for every rule."""
     scored = {rule for run in runs for rule in run.rules}
     names = [r for r in RULE_ORDER if r in scored] + sorted(scored - set(RULE_ORDER))
@@ -76,7 +76,7 @@ def _by_rule(runs: Sequence[RunData], columns: Sequence[Column]) -> Table:
     return table
 
 
-def _sections(table: Table, runs: Sequence[RunData]) -> Iterator[tuple[str, list[RunData]]]:
+def _sections(table: Table, runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     """Yield labels and their runs by what their methods exchange; head each such section of the table."""
     groups = by_exchange(runs)
     for what, members in groups.items():

@@ -13,7 +13,7 @@ from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
 from protofed.analysis.style import LineStyle, rule_title
-from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, RunData, rule_of, settled
+from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, Run, rule_of, settled
 from protofed.text import duration, mean_std, number, percent, size
 
 
@@ -66,7 +66,7 @@ class Column(NamedTuple):
     spread: str = ""
     mean: str = ""
 
-    def cell(self, runs: Sequence[RunData], rule: str) -> Cell:
+    def cell(self, runs: Sequence[Run], rule: str) -> Cell:
         """Return the mean over runs, with the standard deviation over several.
 
         Args:
@@ -89,7 +89,7 @@ WITH_ROUND = ("best", "best_validated")
 """Attributes of accuracies beside which there is that of their round."""
 
 
-def outcome_columns(runs: Sequence[RunData]) -> list[Column]:
+def outcome_columns(runs: Sequence[Run]) -> list[Column]:
     """Return the columns on accuracy that some of the runs can fill."""
     outcomes = [outcome for run in runs for outcome in run.outcome.accuracy.values()]
     other = facts.everybody(runs).capitalize()
@@ -113,7 +113,7 @@ def groups_of(columns: Sequence[Column]) -> list[tuple[str, int]]:
     return [(name, len(list(own))) for name, own in itertools.groupby(column.group for column in columns)]
 
 
-def rules(runs: Sequence[RunData]) -> Table:
+def rules(runs: Sequence[Run]) -> Table:
     """Return one row per inference rule of one method."""
     chosen = settled(runs)
     columns = outcome_columns(chosen)
@@ -126,16 +126,16 @@ def rules(runs: Sequence[RunData]) -> Table:
     return table
 
 
-def clients(run: RunData) -> Table:
+def clients(run: Run) -> Table:
     """Return one row per client: model, data, and final accuracy by every rule."""
     table = Table(["Client", "Architecture", "Parameters", "d", "Training", "Test", "Classes"], text_columns=2)
     table.groups = [("", 2), ("Model", 2), ("Samples", 2), ("", 1)]
     if run.rules:
         table.head += [rule_title(rule) for rule in run.rules]
         table.groups.append(("Final accuracy", len(run.rules)))
-    if run.metrics:
+    if run.measured:
         table.head += HEADLINES.values()
-        table.groups.append((f"Metrics by {rule_title(run.metrics.rule).lower()}", len(HEADLINES)))
+        table.groups.append((f"Metrics by {rule_title(run.measured.rule).lower()}", len(HEADLINES)))
     added = any(client.extras for client in run.clients)
     if added:
         table.head.insert(3, "Added by the method")
@@ -158,11 +158,11 @@ def clients(run: RunData) -> Table:
     return table
 
 
-def _client_metrics(run: RunData, client: str) -> list[Cell]:
+def _client_metrics(run: Run, client: str) -> list[Cell]:
     """Return the metrics of a client, and why one is not defined."""
-    if run.metrics is None:
+    if run.measured is None:
         return []
-    own = run.metrics.clients[client]
+    own = run.measured.clients[client]
     return [Cell(writer(name)(getattr(own, name)), (own.undefined or {}).get(name, "")) for name in HEADLINES]
 
 
@@ -177,7 +177,7 @@ def _extras(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number(size)}" for name, size in sizes.items()) or "–"
 
 
-def communication(runs: Sequence[RunData]) -> Table:
+def communication(runs: Sequence[Run]) -> Table:
     """Return what is sent up, down and in both directions: parameters as papers count them, and real bytes."""
     chosen = settled(runs)
     table = Table(
@@ -192,7 +192,7 @@ def communication(runs: Sequence[RunData]) -> Table:
     )
     rows = {"Up, clients to server": ("up",), "Down, server to clients": ("down",), "Both": ("up", "down")}
 
-    def mean(ways: tuple[str, ...], of: Callable[[RunData, str], float]) -> float:
+    def mean(ways: tuple[str, ...], of: Callable[[Run, str], float]) -> float:
         return statistics.fmean(sum(of(run, way) for way in ways) for run in chosen)
 
     for name, ways in rows.items():
@@ -207,7 +207,7 @@ def communication(runs: Sequence[RunData]) -> Table:
     return table
 
 
-def geometry(run: RunData) -> Table | None:
+def geometry(run: Run) -> Table | None:
     """Return distances, angles and lengths of the global prototypes; None if there are none."""
     from protofed.analysis.figures.geometry import global_prototypes
     from protofed.prototypes.geometry import summary
@@ -229,17 +229,17 @@ def geometry(run: RunData) -> Table | None:
     return table
 
 
-def refused(runs: Sequence[RunData]) -> Table | None:
+def refused(runs: Sequence[Run]) -> Table | None:
     """Return the uploads that broke their schema; None if there were none."""
     return _incidents(runs, "refused", ("client", "field", "reason"))
 
 
-def missing(runs: Sequence[RunData]) -> Table | None:
+def missing(runs: Sequence[Run]) -> Table | None:
     """Return the clients of a network that gave no result, and why; None if there were none."""
     return _incidents(runs, "missing", ("client", "phase", "reason"))
 
 
-def left_out(runs: Sequence[RunData]) -> Table | None:
+def left_out(runs: Sequence[Run]) -> Table | None:
     """Return the clients of a network that did not fit the others, and why; None if all did."""
     rows = dict.fromkeys((*entry, str(run.seed)) for run in runs for entry in run.federation.left_out.items())
     if not rows:
@@ -250,7 +250,7 @@ def left_out(runs: Sequence[RunData]) -> Table | None:
     return table
 
 
-def without_effect(runs: Sequence[RunData]) -> Table | None:
+def without_effect(runs: Sequence[Run]) -> Table | None:
     """Return the rounds after which the server kept its state, and why; None if there were none."""
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
@@ -264,7 +264,7 @@ STEPS = 20
 """Rounds, besides the first and the last, that the table of the cost of privacy has at most."""
 
 
-def privacy(run: RunData) -> Table | None:
+def privacy(run: Run) -> Table | None:
     """Return what differential privacy had cost after each round, of many rounds after some; None without noise."""
     spent = [(record.round, record.privacy) for record in run.rounds if record.privacy and record.privacy.noise]
     if not spent:
@@ -278,7 +278,7 @@ def privacy(run: RunData) -> Table | None:
     return table
 
 
-def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> Table | None:
+def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> Table | None:
     """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
@@ -303,7 +303,7 @@ NAMED = 20
 """Clients to which the same was done in the same rounds and that have rows of their own; more share one."""
 
 
-def robust(runs: Sequence[RunData]) -> Table | None:
+def robust(runs: Sequence[Run]) -> Table | None:
     """Return what the robust rule did to which client's uploads; None if it did nothing.
 
     Classes that one client alone reported stand in a row of their own: nothing protects them.
@@ -368,7 +368,7 @@ def _difference(points: float) -> str:
     return "0.0" if float(text) == 0 else text.replace("-", "−")
 
 
-def environment(runs: Sequence[RunData]) -> Table | None:
+def environment(runs: Sequence[Run]) -> Table | None:
     """Return where the first finished run was computed; None if none has finished."""
     run = next((run for run in runs if run.summary), None)
     if run is None or run.summary is None:
@@ -385,7 +385,7 @@ def environment(runs: Sequence[RunData]) -> Table | None:
     return table
 
 
-def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
+def accuracies(runs: Sequence[Run], rule: str, name: str) -> list[Any]:
     """Return one attribute of :class:`~protofed.runs.RuleOutcome` for every run that has it.
 
     Args:
@@ -397,14 +397,14 @@ def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
     return [value.final if isinstance(value, Beyond) else value for value in values]
 
 
-def _over_all_rounds(run: RunData, way: str) -> float:
+def _over_all_rounds(run: Run, way: str) -> float:
     """Return the mean number of parameters over all rounds."""
     overall = run.outcome.communication.parameters_over_all_rounds
     assert overall is not None  # an outcome that was computed from rounds has it
     return overall[way]
 
 
-def _bytes_per_client(run: RunData, way: str) -> float:
+def _bytes_per_client(run: Run, way: str) -> float:
     """Return the mean bytes of a client in a round that sent any; all participants count."""
     sent = [r.bytes[way] / len(r.participants) for r in run.rounds if r.bytes[way] and r.participants]
     return statistics.fmean(sent) if sent else 0.0

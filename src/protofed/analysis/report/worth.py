@@ -10,14 +10,14 @@ from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.report.page import Plot, environment
 from protofed.analysis.report.tables import Cell, Table
 from protofed.analysis.style import BLUE, GREY, theme
-from protofed.experiments.curves import SHARES
 from protofed.storage.files import write_text
 from protofed.text import number, percent, size
+from protofed.trained.curves import SHARES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from protofed.experiments.worth import Worth
+    from protofed.trained.worth import Worth
 
 PANELS = 24
 """Most sites whose curves are drawn."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -31,10 +30,12 @@ from protofed.experiments.executors import bfloat16_kinds, resting_place
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory, directory_for
-from protofed.experiments.running import Progress, Run, run_federation
+from protofed.experiments.running import Progress, run_federation
 from protofed.rounds import Federation, ServerState
+from protofed.runs import RoundRecord, Run
 from protofed.samples import FederatedData
 from protofed.storage.files import write_json
+from protofed.trained.metrics import measure
 from protofed.untrusted import claims, limits
 from protofed.visits import Memory
 
@@ -83,7 +84,14 @@ def serve(
     claim = nullcontext() if done else files.claimed(experiment, resume=resume)
     with claim:
         return run_federation(
-            _as_server(experiment), files, begin, resume=True, progress=progress, label=label, report=writer
+            _as_server(experiment),
+            files,
+            begin,
+            resume=True,
+            progress=progress,
+            label=label,
+            report=writer,
+            measure=measure,
         )
 
 
@@ -236,13 +244,15 @@ class Log(Progress):
         """Log the run directory."""
         log.info("%s: rounds %d to %d, run directory %s", label, done + 1, rounds, directory)
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Log accuracy, traffic and missing clients."""
-        accuracy = {rule: round(100 * a["weighted"], 1) for rule, a in record.get("accuracy", {}).items()}
-        missing = [f"{m['client']} ({m['reason']})" for m in record["missing"]]
-        missing += [f"{r['client']} (refused: {r['field']} {r['reason']})" for r in record["refused"]]
-        traffic = f"{record['bytes']['up']} B up, {record['bytes']['down']} B down"
-        log.info("%s round %d: %s, %s%s", label, record["round"], accuracy, traffic, _listed(missing))
+        accuracy = {
+            rule: round(100 * own, 1) for rule, own in (record.accuracy.weighted if record.accuracy else {}).items()
+        }
+        missing = [f"{m.client} ({m.reason})" for m in record.missing]
+        missing += [f"{r.client} (refused: {r.field} {r.reason})" for r in record.refused]
+        traffic = f"{record.bytes['up']} B up, {record.bytes['down']} B down"
+        log.info("%s round %d: %s, %s%s", label, record.round, accuracy, traffic, _listed(missing))
 
     def finished(self, label: str, run: Run) -> None:
         """Log the path of the report."""

@@ -22,6 +22,7 @@ from protofed.experiments.batch import Task, claim, folder, run_tasks
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress
 from protofed.runs import load_run, load_runs
+from protofed.trained.metrics import measure
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def _run(
                 probed[source], found.missing[source] = False, str(error)
         if probed[source]:
             label = f"{experiment.recipe} {want.method} seed {experiment.seed}"
-            tasks[directory] = (Task(tree, directory, label, True), want)
+            tasks[directory] = (Task(tree, directory, label, True, measure), want)
     progress.planned(len(tasks))
     deadline = None if request.budget is None else time.monotonic() + request.budget
     jobs = [task for task, _ in tasks.values()]

@@ -11,7 +11,7 @@ from protofed.apps.ui.runs import lines, rows
 from protofed.apps.ui.runs.following import Seen, State
 from protofed.apps.ui.runs.library import Library
 from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, Records, accuracy_plots, check
-from protofed.runs import RULE_ORDER, RunData
+from protofed.runs import RULE_ORDER, Run
 
 MAIN_RULE = {"": "each method's main rule"}
 
@@ -92,7 +92,7 @@ def told(seen: dict[str, Seen]) -> str:
     return f"{len(seen)} run{'s' * (len(seen) > 1)} ({', '.join(words)})" if seen else "no runs"
 
 
-def all_rules(runs: list[RunData]) -> list[str]:
+def all_rules(runs: list[Run]) -> list[str]:
     """Return the inference rules of some runs in their usual order."""
     rules = dict.fromkeys(rule for run in runs for rule in run.rules)
     return [r for r in RULE_ORDER if r in rules] + [r for r in rules if r not in RULE_ORDER]

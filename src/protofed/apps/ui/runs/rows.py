@@ -12,7 +12,7 @@ from protofed.analysis.report.metrics import BY_CLASS
 from protofed.analysis.style import rule_title
 from protofed.apps.ui.runs.following import Seen, State
 from protofed.apps.ui.runs.lines import Look, looks
-from protofed.runs import HEADLINES, RuleOutcome, RunData
+from protofed.runs import HEADLINES, RuleOutcome, Run
 from protofed.text import duration, number, percent, size
 
 Row = dict[str, Any]
@@ -110,7 +110,7 @@ def comparing(keys: Sequence[str]) -> str:
     return "/compare?" + urlencode([("run", key) for key in keys])
 
 
-def part_done(run: RunData) -> float:
+def part_done(run: Run) -> float:
     """Return which part of the planned rounds is over."""
     return min(1.0, run.last_round / run.planned_rounds) if run.planned_rounds > 0 else 0.0
 
@@ -196,7 +196,7 @@ def _accuracies(outcome: RuleOutcome | None) -> dict[str, list[Any]]:
     }
 
 
-def client_columns(run: RunData) -> list[dict[str, str]]:
+def client_columns(run: Run) -> list[dict[str, str]]:
     """Return the columns of :func:`clients`."""
     numbers = {
         "parameters": "Parameters",
@@ -214,8 +214,8 @@ def client_columns(run: RunData) -> list[dict[str, str]]:
     ]
 
 
-def _metric_titles(run: RunData) -> dict[str, str]:
-    return HEADLINES if run.metrics is not None else {}
+def _metric_titles(run: Run) -> dict[str, str]:
+    return HEADLINES if run.measured is not None else {}
 
 
 CLASS_COLUMNS = [
@@ -225,10 +225,10 @@ CLASS_COLUMNS = [
 ]
 
 
-def classes(run: RunData) -> list[Row]:
+def classes(run: Run) -> list[Row]:
     """Return a row per class of the test samples, with its metrics; none if the run has no metrics."""
     rows: list[Row] = []
-    for each in run.metrics.overall.classes if run.metrics else ():
+    for each in run.measured.overall.classes if run.measured else ():
         name = run.class_names[each.label]
         cells = {"class": [name, name], "samples": [each.samples, number(each.samples)], **_metrics(each, BY_CLASS)}
         rows.append({"id": str(each.label), "title": name, "cells": cells})
@@ -240,7 +240,7 @@ def _metrics(metrics: object, names: Iterable[str]) -> dict[str, list[Any]]:
     return {name: [value, writer(name)(value)] for name, value in values.items()}
 
 
-def clients(run: RunData) -> list[Row]:
+def clients(run: Run) -> list[Row]:
     """Return a row per client: its model, its data, and its last accuracy by every rule."""
     scores = {rule: run.client_accuracies(rule) for rule in run.rules}
     rows: list[Row] = []
@@ -258,7 +258,7 @@ def clients(run: RunData) -> list[Row]:
             "architecture": [client.architecture, client.architecture],
             **{column: [value, number(value)] for column, value in counts.items()},
             **{f"rule {rule}": _percent(values[i]) for rule, values in scores.items()},
-            **(_metrics(run.metrics.clients[name], HEADLINES) if run.metrics else {}),
+            **(_metrics(run.measured.clients[name], HEADLINES) if run.measured else {}),
         }
         rows.append({"id": name, "title": name, "cells": cells})
     return rows

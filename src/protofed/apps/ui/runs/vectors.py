@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.errors import CheckpointError
-from protofed.runs import Border, RunData, Signature
+from protofed.runs import Border, Run, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class Source:
     signature: Signature
 
 
-def source(run: RunData, border: Border, client: str = "") -> Source | None:
+def source(run: Run, border: Border, client: str = "") -> Source | None:
     """Return where to find the prototypes of the server, or of one client; None if there are none yet.
 
     Args:

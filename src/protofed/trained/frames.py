@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from protofed.runs import HEADLINES, RunData
+from protofed.runs import HEADLINES, Run
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def rounds_frame(run: RunData) -> DataFrame:
+def rounds_frame(run: Run) -> DataFrame:
     """Return one row per round, by number; accuracies in fractions, missing where a round was not evaluated.
 
     Columns: the accuracy by each rule over all test samples (``RULE``), its mean over clients
@@ -40,7 +40,7 @@ def rounds_frame(run: RunData) -> DataFrame:
     return pd.DataFrame(rows, columns=None if rows else ["round"]).set_index("round")
 
 
-def clients_frame(run: RunData) -> DataFrame:
+def clients_frame(run: Run) -> DataFrame:
     """Return one row per client, by name: its model, its samples, and its last accuracy by each rule.
 
     Columns: ``architecture``, ``parameters``, ``d``, ``train``, ``test``, ``classes`` (with training samples) and
@@ -62,9 +62,9 @@ def clients_frame(run: RunData) -> DataFrame:
     )
     for rule in run.rules:
         table[rule] = _numbers(run.client_accuracies(rule))
-    if run.metrics is not None:
+    if run.measured is not None:
         for name in HEADLINES:
-            table[name] = _numbers([getattr(run.metrics.clients[c.name], name) for c in run.clients])
+            table[name] = _numbers([getattr(run.measured.clients[c.name], name) for c in run.clients])
     return table
 
 
