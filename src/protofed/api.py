@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
-ENGINES = ("local", "flower")
 Shown = Run | Comparison[TrainedRun] | str | Path
 
 
@@ -62,8 +62,9 @@ def run(
     Raises:
         ProtofedError: If anything is wrong with the recipe, the data or the directory.
     """
-    if engine not in ENGINES:
-        raise ConfigError(unknown_name("engine", engine, ENGINES))
+    engines = entry_points(group="protofed.engines")
+    if engine not in ("local", *engines.names):
+        raise ConfigError(unknown_name("engine", engine, ["local", *sorted(engines.names)]))
     progress = _receivers(progress, track)
     tree = apply_overrides(_recipe(recipe, out, resume, DEFAULT_RECIPE), overrides or {})
     if not names_method(tree) and comparison(tree).methods:
@@ -72,11 +73,11 @@ def run(
         return _compare(tree, out, resume, progress)
     experiment = resolve(tree)
     directory = directory_for(out, experiment, resume=resume)
-    if engine == "flower":
+    if engine != "local":
         try:
-            from protofed.apps.flower.simulation import simulate
+            simulate = engines[engine].load()
         except ImportError as error:
-            raise ConfigError(f"--engine flower needs {error.name}: pip install 'protofed[flower]'") from None
+            raise ConfigError(f"--engine {engine} needs {error.name}: pip install 'protofed[{engine}]'") from None
         return TrainedRun.of(simulate(experiment, directory, resume=resume, progress=progress))
     return TrainedRun.of(
         run_experiment(

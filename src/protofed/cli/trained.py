@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli.common import Directory, TrustCode, console
 from protofed.compute.imports import uncollected
 
-Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
 Rule = Annotated[
     str,
@@ -22,9 +21,6 @@ Rule = Annotated[
         help="Inference rule, e.g. head, global, prototypes (default: the run's main rule; for a client with "
         "samples of one class, the method's rule on all classes)."
     ),
-]
-TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
 ]
 
 
@@ -44,8 +40,6 @@ def metrics(
     They are written to metrics.json of each run, whose data must be at hand, and shown in its report.
     """
     with uncollected():
-        from rich.console import Console
-
         from protofed.analysis.report import write_report
         from protofed.analysis.tables import metrics_table
         from protofed.errors import CheckpointError
@@ -56,7 +50,6 @@ def metrics(
         if not run.finished:
             raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
         store(run, rule, trust_code)
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
     console.print(metrics_table(load_runs(directories)))
     for directory in directories:
         console.print(f"Report: {write_report([directory], directory / 'report.html')}", soft_wrap=True)
@@ -154,24 +147,3 @@ def forget(
         return
     typer.echo(f"Forgotten: {client}. The others learn of it when the server runs the rounds again:")
     typer.echo(again(load_run(directory), resume=True))
-
-
-@app.command()
-def audit(
-    directory: Directory,
-    out: Annotated[Path | None, typer.Option(help="The page (default: audit.html in RUN).")] = None,
-    trust_code: TrustCode = False,
-) -> None:
-    """Attack a finished run with what its server saw; write what was learned as a page, with audit.json beside it.
-
-    The run goes on for one round, without being changed, and a federation on other draws of the same data is
-    trained for as many rounds as the run, to fit the attacks on.
-    """
-    with uncollected():
-        from protofed.apps.audit import audit_run
-        from protofed.apps.audit.report import summary, write_audit
-
-    found = audit_run(directory, trust_code)
-    for sentence in summary(found):
-        typer.echo(sentence)
-    typer.echo(f"Report: {write_audit(found, out or directory / 'audit.html')}")

@@ -16,9 +16,10 @@ import protofed
 import support
 from apps.audit.attacking import audited
 from protofed import load_run
-from protofed.apps.audit import Finding, audit_run, measures, pictures
+from protofed.apps.audit import measures, pictures
 from protofed.apps.audit.attacks import INFORMED, MEMBER, OUTSIDER, SERVER
-from protofed.apps.audit.auditing import attack, protections
+from protofed.apps.audit.auditing import attack, audit_run, protections
+from protofed.apps.audit.findings import Finding
 from protofed.apps.audit.report import guarantee, summary, write_audit
 from protofed.apps.audit.seen import observe, reopened, shadow, told
 from protofed.cli import main as cli

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from protofed.apps.reproduction import cli, judging, papers, running
+from protofed.apps.reproduction import judging, running, showing
+from protofed.apps.reproduction.papers import papers
 from protofed.apps.reproduction.cells import figure_cells
 from protofed.apps.reproduction.judging import judged
 from protofed.apps.reproduction.layout import Scope, Sheet, committed_scopes
@@ -42,7 +43,7 @@ def test_a_table_is_made_and_nothing_is_run_twice(made, tmp_path):
     found = reproduce(Request("protonorm/table5", SMOKE, out))
     assert {p: p.stat().st_mtime_ns for p in out.glob("runs/*/summary.json")} == before
     printed: list[str] = []
-    cli.show(found, Request("protonorm/table5", SMOKE, out), "markdown", printed.append)
+    showing.show(found, Request("protonorm/table5", SMOKE, out), "markdown", printed.append)
     assert "| 82.90 / " in printed[0]
     assert "smoke" in printed[0]
     names = {path.name for path in (out / "tables").iterdir()}
@@ -66,12 +67,12 @@ def test_a_folder_in_which_results_were_shown_can_be_run_in(tmp_path, target):
     for run in (False, True):
         request = Request(target, SMOKE, tmp_path, only=only, run=run)
         found = reproduce(request)
-        cli.show(found, request, "text", lambda text: None)
+        showing.show(found, request, "text", lambda text: None)
     assert not found.failed
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):
-        cli.show(found, replace(request, out=tmp_path / "other", run=False), "text", lambda text: None)
+        showing.show(found, replace(request, out=tmp_path / "other", run=False), "text", lambda text: None)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
 
 
@@ -96,7 +97,7 @@ def test_only_the_cells_that_are_asked_for_are_run(tmp_path):
 def test_unknown_cells_are_refused_in_one_line(tmp_path, item, message):
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
-        reproduce(Request("protonorm/table5", SMOKE, out, only=cli.only([item])))
+        reproduce(Request("protonorm/table5", SMOKE, out, only=showing.only([item])))
     assert "\n" not in str(error.value)
     assert not out.exists()
 
@@ -121,13 +122,13 @@ def test_an_option_of_some_methods_of_a_table_is_theirs_alone(tmp_path):
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_that_no_run_can_have_is_refused_even_where_nothing_is_run(seed):
     with pytest.raises(ConfigError, match=rf"seed must be an integer of at least 0.*, not {seed}"):
-        cli.scope("full", (0, seed), {})
+        showing.scope("full", (0, seed), {})
 
 
 def test_an_unknown_rule_is_refused_in_one_line():
-    assert cli.scope("full", (0,), {}, "head").rule == "head"
+    assert showing.scope("full", (0,), {}, "head").rule == "head"
     with pytest.raises(ConfigError, match="--rule: unknown rule 'hed'"):
-        cli.scope("full", (0,), {}, "hed")
+        showing.scope("full", (0,), {}, "hed")
 
 
 def test_a_spent_budget_leaves_everything_for_later(tmp_path):
@@ -154,7 +155,7 @@ def test_a_data_set_that_is_not_at_hand_does_not_stop_the_rest(tmp_path, monkeyp
     assert len(ran) == 102
     assert not any("femnist" in task.label for task in ran)
     printed: list[str] = []
-    cli.show(found, Request("fedproto/table1", scope, tmp_path), "text", printed.append)
+    showing.show(found, Request("fedproto/table1", scope, tmp_path), "text", printed.append)
     assert printed[0].startswith("not at hand: femnist (missing columns: femnist")
     assert "no data" in printed[1]
 
@@ -388,7 +389,7 @@ def test_verdicts_on_committed_results_are_those_that_were_committed():
 
 
 def test_the_list_tells_the_state_of_every_part(made):
-    lines = cli.listing(SMOKE, made)
+    lines = showing.listing(SMOKE, made)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
     for paper in PAPERS.values():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import protofed
 from protofed.analysis import write_report
 from protofed.analysis.report import tables
-from protofed.apps.audit import audit_run
+from protofed.apps.audit.auditing import audit_run
 from protofed.apps.audit.report import guarantee
 from protofed.runs.spent import Spent
 from support import SMALL_RUN
