@@ -204,7 +204,7 @@ def over(
     """Run over a network."""
     gathering = Gathering(clients or len(grid.nodes), wait_s=0.0, **gather)
     files = RunDirectory(out)
-    return serve(grid, chosen, files, gathering, resume=resume, report=False, simulated=simulated)  # type: ignore[arg-type]
+    return serve(grid, chosen, files, gathering, resume=resume, simulated=simulated)  # type: ignore[arg-type]
 
 
 def numbers(run) -> list[dict]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from protofed.config.schema import Tree, apply_overrides, comparison, load_recip
 from protofed.errors import CheckpointError, ConfigError, unknown_name
 from protofed.experiments.comparing import Comparison, Plan, kept_recipe
 from protofed.experiments.rundir import directory_for, place_for
-from protofed.experiments.running import Progress, run_experiment
+from protofed.experiments.running import Progress, Several, run_experiment
 from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
 from protofed.experiments.tuning import Tuned, check_options, space_of
 from protofed.experiments.tuning import tune as search
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
+Engine = Callable[..., Run]
 Shown = Run | Comparison[TrainedRun] | str | Path
 
 
@@ -73,17 +74,14 @@ def run(
         return _compare(tree, out, resume, progress)
     experiment = resolve(tree)
     directory = directory_for(out, experiment, resume=resume)
+    carry_out: Engine = run_experiment
     if engine != "local":
         try:
-            simulate = engines[engine].load()
+            carry_out = engines[engine].load()
         except ImportError as error:
             raise ConfigError(f"--engine {engine} needs {error.name}: pip install 'protofed[{engine}]'") from None
-        return TrainedRun.of(simulate(experiment, directory, resume=resume, progress=progress))
-    return TrainedRun.of(
-        run_experiment(
-            experiment, directory, resume=resume, progress=progress, report=write_report, measure=_measure
-        )
-    )
+    how: dict[str, Any] = {"resume": resume, "progress": progress, "report": write_report, "measure": _measure}
+    return TrainedRun.of(carry_out(experiment, directory, **how))
 
 
 def load_run(directory: str | Path, trust_code: bool = False) -> TrainedRun:
@@ -329,7 +327,6 @@ def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:
         progress = in_notebook()
     if not track:
         return progress or Progress()
-    from protofed.experiments.progress import Several
     from protofed.experiments.tracking import trackers
 
     return Several([progress or Progress(), *trackers([track] if isinstance(track, str) else track)])

@@ -11,7 +11,8 @@ import pytest
 import protofed
 from protofed.cli import main as cli
 from protofed.errors import CheckpointError
-from protofed.experiments.progress import JsonProgress, LineProgress, Several
+from protofed.experiments.progress import JsonProgress, LineProgress
+from protofed.experiments.running import Several
 from protofed.runs import RoundRecord, load_run
 from protofed.runs.findings import Findings
 from protofed.runs.records import Absence, Attack, Refusal

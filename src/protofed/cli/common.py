@@ -16,7 +16,7 @@ from rich.markup import escape
 from protofed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from protofed.experiments.progress import Kept
+    from protofed.experiments import Progress
 
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 errors = Console(stderr=True)
@@ -93,17 +93,23 @@ def seeds_of(text: str) -> list[int]:
 
 
 @contextmanager
-def resumable(*, resume: bool = True) -> Iterator[Kept]:
+def reported(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
     """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue.
 
     Args:
+        quiet: As for :func:`~protofed.experiments.progress.progress_bar`, like ``log_format``.
         resume: Whether the command needs ``--resume`` to go on.
+
+    Raises:
+        KeyboardInterrupt: If a signal stopped the run.
     """
-    from protofed.experiments.progress import Kept
+    from protofed.experiments.progress import Kept, progress_bar
+    from protofed.experiments.running import Several
 
     kept = Kept()
     try:
-        yield kept
+        with progress_bar(console, quiet=quiet, log_format=log_format) as shown:
+            yield Several([kept, shown])
     except BaseException:
         # A signal inside a C library may surface as one of the library's own exceptions.
         if not signals:

@@ -33,7 +33,7 @@ from protofed.cli.common import (
     errors,
     names_of,
     overrides_of,
-    resumable,
+    reported,
     seeds_of,
     signals,
 )
@@ -85,19 +85,18 @@ def run(
     """Run a recipe: train, evaluate, and write a run directory with a report."""
     with uncollected():
         from protofed import api
-        from protofed.experiments.progress import Several, progress_bar
 
     recipe, items = _split_recipe(arguments or [])
     overrides = overrides_of(items, device, data_dir)
     if start is not None:
         overrides["model.start"] = str(start.resolve())
-    with resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
+    with reported(quiet=quiet, log_format=log_format) as progress:
         result = api.run(
             recipe,
             overrides,
             out=out,
             resume=resume,
-            progress=Several([kept, shown]),
+            progress=progress,
             engine=engine,
             track=names_of(track),
         )
@@ -128,10 +127,9 @@ def compare(
     """Run several methods on the same federation and compare them in one table and one report."""
     with uncollected():
         from protofed import api
-        from protofed.experiments.progress import Several, progress_bar
 
     recipe, items = _split_recipe(arguments or [])
-    with resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
+    with reported(quiet=quiet, log_format=log_format) as progress:
         result = api.compare(
             recipe,
             names_of(methods),
@@ -139,7 +137,7 @@ def compare(
             overrides_of(items, device, data_dir),
             out=out,
             resume=resume,
-            progress=Several([kept, shown]),
+            progress=progress,
             jobs=jobs,
             track=names_of(track),
         )
@@ -212,11 +210,10 @@ def sweep(
     with uncollected():
         from protofed import api
         from protofed.experiments.batch import seconds
-        from protofed.experiments.progress import Several, progress_bar
 
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
-    with resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
+    with reported(quiet=quiet, resume=False) as progress:
         result = api.sweep(
             recipe,
             items,
@@ -224,7 +221,7 @@ def sweep(
             seeds_of(seeds),
             overrides_of([], device, data_dir),
             out=out,
-            progress=Several([kept, shown]),
+            progress=progress,
             jobs=jobs,
             budget=limit,
             yes=yes,
@@ -260,10 +257,9 @@ def tune(
         from protofed import api
         from protofed.analysis.tables import trials_table
         from protofed.experiments.batch import seconds
-        from protofed.experiments.progress import Several, progress_bar
 
     limit = seconds(budget)
-    with resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
+    with reported(quiet=quiet, resume=False) as progress:
         result = api.tune(
             recipe,
             items,
@@ -271,7 +267,7 @@ def tune(
             seeds_of(seeds),
             overrides_of([], device, data_dir),
             out=out,
-            progress=Several([kept, shown]),
+            progress=progress,
             trials=trials,
             jobs=jobs,
             budget=limit,

@@ -18,7 +18,7 @@ import protofed
 from protofed.config.schema import Experiment, Tree, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.executors import PRELOAD
-from protofed.experiments.running import Measure, Progress, run_experiment
+from protofed.experiments.running import Measure, Progress, Several, run_experiment
 from protofed.runs import RoundRecord, Run
 from protofed.storage.files import check_format, occupied, read_json, write_json
 from protofed.untrusted import claims
@@ -136,26 +136,23 @@ class Task:
             return None
 
 
-class _Watch(Progress):
+class _Watch(Several):
     """Passes reports on, and ends a run after the round in which the time is up."""
 
     def __init__(self, to: Progress, deadline: float | None) -> None:
-        self.to, self.deadline, self.rounds = to, deadline, 0
+        super().__init__([to])
+        self.deadline, self.rounds = deadline, 0
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Pass the report on."""
         self.rounds = rounds
-        self.to.started(label, rounds, done, directory)
+        super().started(label, rounds, done, directory)
 
     def round(self, label: str, record: RoundRecord) -> None:
         """Pass the report on; after the last round a run ends of its own accord."""
-        self.to.round(label, record)
+        super().round(label, record)
         if self.deadline is not None and time.monotonic() >= self.deadline and record.round < self.rounds:
             raise BudgetSpentError
-
-    def finished(self, label: str, run: Run) -> None:
-        """Pass the report on."""
-        self.to.finished(label, run)
 
 
 class Job(Protocol):

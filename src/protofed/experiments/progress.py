@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
@@ -16,44 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments import Progress
+from protofed.experiments.running import Progress
 from protofed.runs import RoundRecord, Run, main_rule, read_config, wanted_rule
 from protofed.runs.trouble import trouble
 from protofed.text import duration, percent, size
 
 FORMATS = ("auto", "text", "json")
-
-
-class Several(Progress):
-    """Receiver that passes reports on to several others."""
-
-    def __init__(self, receivers: Sequence[Progress]) -> None:
-        self.receivers = receivers
-
-    def planned(self, runs: int) -> None:
-        """Pass the number of runs on."""
-        for receiver in self.receivers:
-            receiver.planned(runs)
-
-    def advanced(self) -> None:
-        """Pass on that a run needs nothing more."""
-        for receiver in self.receivers:
-            receiver.advanced()
-
-    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
-        """Pass the start of a run on."""
-        for receiver in self.receivers:
-            receiver.started(label, rounds, done, directory)
-
-    def round(self, label: str, record: RoundRecord) -> None:
-        """Pass the end of a round on."""
-        for receiver in self.receivers:
-            receiver.round(label, record)
-
-    def finished(self, label: str, run: Run) -> None:
-        """Pass the end of a run on."""
-        for receiver in self.receivers:
-            receiver.finished(label, run)
 
 
 class Shown(Progress):

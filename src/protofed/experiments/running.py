@@ -52,6 +52,38 @@ class Progress:
         """Report the end of a run."""
 
 
+class Several(Progress):
+    """Receiver that passes reports on to several others."""
+
+    def __init__(self, receivers: Sequence[Progress]) -> None:
+        self.receivers = receivers
+
+    def planned(self, runs: int) -> None:
+        """Pass the number of runs on."""
+        for receiver in self.receivers:
+            receiver.planned(runs)
+
+    def advanced(self) -> None:
+        """Pass on that a run needs nothing more."""
+        for receiver in self.receivers:
+            receiver.advanced()
+
+    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
+        """Pass the start of a run on."""
+        for receiver in self.receivers:
+            receiver.started(label, rounds, done, directory)
+
+    def round(self, label: str, record: RoundRecord) -> None:
+        """Pass the end of a round on."""
+        for receiver in self.receivers:
+            receiver.round(label, record)
+
+    def finished(self, label: str, run: Run) -> None:
+        """Pass the end of a run on."""
+        for receiver in self.receivers:
+            receiver.finished(label, run)
+
+
 def run_experiment(
     experiment: Experiment,
     directory: Path | RunDirectory,
@@ -107,10 +139,7 @@ def run_federation(
     Args:
         files: The run directory; a complete run in it is returned if ``resume`` is set.
         begin: Builds the federation for the hardware of this process; also returns the description of its clients.
-        resume: Whether ``files`` may contain a part of this run.
-        label: Name of the run for ``progress``; the method's name by default.
-        report: Writes the HTML report; None for no report.
-        measure: Stores the metrics, if ``evaluation.metrics`` asks for them.
+        resume: Like all that follows, as for :func:`run_experiment`.
 
     Returns:
         The finished run.

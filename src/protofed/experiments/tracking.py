@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from protofed.runs import RoundRecord, Run, flat, read_config
 from protofed.runs.records import SCORED
 
 
-class Tracker(Progress):
+class Tracker(Progress, ABC):
     """Base of the adapters: runs, the scalars of their rounds, and their ends.
 
     Class attributes:
@@ -34,40 +35,31 @@ class Tracker(Progress):
 
     # What an adapter does.
 
+    @abstractmethod
     def begin(self, label: str, directory: Path, config: dict[str, Any]) -> Any:
         """Begin a run, and return what the tracker needs to go on with it.
 
         Args:
             config: The resolved configuration by dotted names.
-
-        Raises:
-            NotImplementedError: If the adapter does not say how.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, run: Any, round: int, values: Mapping[str, float]) -> None:
         """Log the scalars of a round.
 
         Args:
             run: Result of :meth:`begin`.
             values: Scalars by name.
-
-        Raises:
-            NotImplementedError: If the adapter does not say how.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, run: Any, summary: Mapping[str, float]) -> None:
         """End a run.
 
         Args:
             run: Result of :meth:`begin`.
             summary: Final and best accuracy by rule.
-
-        Raises:
-            NotImplementedError: If the adapter does not say how.
         """
-        raise NotImplementedError
 
     # The reports.
 

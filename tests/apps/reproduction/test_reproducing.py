@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from protofed.apps.reproduction import judging, running, showing
-from protofed.apps.reproduction.papers import papers
 from protofed.apps.reproduction.cells import figure_cells
 from protofed.apps.reproduction.judging import judged
 from protofed.apps.reproduction.layout import Scope, Sheet, committed_scopes
+from protofed.apps.reproduction.papers import papers
 from protofed.apps.reproduction.results import FOLDER, Result, committed, read_results, write_results
 from protofed.apps.reproduction.running import Library, Request, parts_of, reproduce
 from protofed.errors import CheckpointError, ConfigError, DataError

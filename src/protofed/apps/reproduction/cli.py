@@ -16,7 +16,7 @@ from protofed.cli.common import (
     Seeds,
     console,
     overrides_of,
-    resumable,
+    reported,
     seeds_of,
 )
 from protofed.compute.imports import uncollected
@@ -59,7 +59,6 @@ def reproduce(
     with uncollected():
         from protofed.apps.reproduction import showing
         from protofed.experiments.batch import seconds
-        from protofed.experiments.progress import Several, progress_bar
 
     if "=" in target:
         raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
@@ -73,8 +72,8 @@ def reproduce(
     cells = showing.only(only or [])
     place = overrides_of([], device, data_dir)
     request = showing.Request(target, scope, out, jobs, seconds(budget), run, cells, place)
-    with resumable(resume=False) as kept, progress_bar(console, quiet=quiet or not run) as shown:
-        found = showing.reproduce(request, Several([kept, shown]))
+    with reported(quiet=quiet or not run, resume=False) as progress:
+        found = showing.reproduce(request, progress)
     showing.show(
         found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     )
