@@ -99,4 +99,4 @@ def without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     if request.node.get_closest_marker("pictures") is None:
         from protofed.analysis.report import page
 
-        monkeypatch.setattr(page.Plots, "draw", lambda *_, **__: page.Plot(None, "left out by this test"))
+        monkeypatch.setattr(page.Plots, "draw", lambda *_, **__: page.PageFigure(None, "left out by this test"))

@@ -210,3 +210,12 @@ def test_commands_and_engines_are_found_by_their_entry_points():
     found = {group: entry_points(group=f"protofed.{group}") for group in ("commands", "engines")}
     assert found["commands"].names >= {"audit", "demo", "deploy", "reproduce", "ui"}
     assert found["engines"].names >= {"flower"}
+
+
+def test_no_two_classes_have_one_name():
+    found: dict[str, list[str]] = {}
+    for path in files():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(path)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

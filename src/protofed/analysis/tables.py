@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from protofed.analysis.exchange import EXCHANGES
-from protofed.analysis.grid import SERIOUS, Axes, Row
+from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.pivot import METRICS, Pivot
 from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, Run, Summary, Traffic, by_label
@@ -142,7 +142,7 @@ def metrics_table(runs: Sequence[Run]) -> Table:
     return table
 
 
-def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
+def grid_table(rows: Sequence[GridRow], axes: Axes) -> Table:
     """Return a comparison along axes: one column per value of the first, losses of more than 3 points in red.
 
     Args:

@@ -103,10 +103,10 @@ def reported(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> I
     Raises:
         KeyboardInterrupt: If a signal stopped the run.
     """
-    from protofed.experiments.progress import Kept, progress_bar
+    from protofed.experiments.progress import KeptRuns, progress_bar
     from protofed.experiments.running import Several
 
-    kept = Kept()
+    kept = KeptRuns()
     try:
         with progress_bar(console, quiet=quiet, log_format=log_format) as shown:
             yield Several([kept, shown])

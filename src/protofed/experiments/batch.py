@@ -92,7 +92,7 @@ class BudgetSpentError(Exception):
 
 
 @dataclass(frozen=True)
-class Task:
+class RunTask:
     """One run, in plain values that can be sent to another process.
 
     Attributes:
@@ -155,8 +155,8 @@ class _Watch(Several):
             raise BudgetSpentError
 
 
-class Job(Protocol):
-    """Something to run: a :class:`Task`, or several that belong together."""
+class Runnable(Protocol):
+    """Something to run: a :class:`RunTask`, or several that belong together."""
 
     @property
     def label(self) -> str:
@@ -175,7 +175,7 @@ Outcome = Any
 
 
 def run_tasks(
-    tasks: Sequence[Job],
+    tasks: Sequence[Runnable],
     *,
     jobs: int = 1,
     progress: Progress | None = None,
@@ -208,7 +208,7 @@ def run_tasks(
 
 
 def _in_processes(
-    tasks: Sequence[Job], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
+    tasks: Sequence[Runnable], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
 ) -> Iterator[tuple[int, Outcome]]:
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ProcessPoolExecutor(jobs, process_context(PRELOAD), _begin, (threads,)) as pool:

@@ -24,7 +24,7 @@ from protofed.config.schema import (
 from protofed.errors import ConfigError
 from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
-from protofed.experiments.batch import MARK, Task, claim, folder, run_tasks
+from protofed.experiments.batch import MARK, RunTask, claim, folder, run_tasks
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Measure, Progress, Report
 from protofed.runs import ComparisonFile, ListedRun, Run, read_comparison
@@ -163,16 +163,16 @@ class Plan:
                 assemble(experiments[cell])[0].executor.close()
         return cls(options, experiments, keyed, tree)
 
-    def tasks(self, directory: Path, *, resume: bool, measure: Measure | None = None) -> dict[Cell, Task]:
+    def tasks(self, directory: Path, *, resume: bool, measure: Measure | None = None) -> dict[Cell, RunTask]:
         """Return the task of every cell.
 
         Args:
             resume: Whether it may contain a part of this comparison.
-            measure: As for :class:`Task`.
+            measure: As for :class:`RunTask`.
         """
         several = len({cell.seed for cell in self.experiments}) > 1
         return {
-            cell: Task(
+            cell: RunTask(
                 experiment.to_tree(),
                 directory / (folder(experiment) if self.keyed else cell.folder),
                 f"{cell.label} seed {cell.seed}" if several else cell.label,
@@ -200,7 +200,7 @@ class Plan:
             resume: Whether it may contain a part of this comparison.
             progress: Receives progress reports; with several jobs, only of finished runs.
             jobs: Number of parallel runs, each in a process of its own.
-            measure: As for :class:`Task`.
+            measure: As for :class:`RunTask`.
             budget: Seconds after which no further round begins; None for no limit.
 
         Raises:
@@ -236,7 +236,7 @@ class Plan:
             report([directory], result.report)
         return result
 
-    def _check(self, directory: Path, tasks: dict[Cell, Task], resume: bool) -> None:
+    def _check(self, directory: Path, tasks: dict[Cell, RunTask], resume: bool) -> None:
         """Refuse a directory that holds anything but a part of this comparison.
 
         Raises:
@@ -263,7 +263,7 @@ class Plan:
             if (task.directory / "config.toml").is_file():
                 RunDirectory(task.directory).changed(self.experiments[cell])
 
-    def _list(self, directory: Path, tasks: dict[Cell, Task]) -> None:
+    def _list(self, directory: Path, tasks: dict[Cell, RunTask]) -> None:
         """Write the recipe, and which folder holds which run."""
         # Its methods are those to compare.
         own = {name: value for name, value in self.tree.get("method", {}).items() if name != "name"}

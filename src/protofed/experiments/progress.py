@@ -263,7 +263,7 @@ class NotebookProgress(Shown):
             self._handle.update(shown)
 
 
-class Kept(Progress):
+class KeptRuns(Progress):
     """Receiver that remembers what is on disk, for whoever stops a run."""
 
     def __init__(self) -> None:

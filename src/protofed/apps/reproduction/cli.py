@@ -71,7 +71,7 @@ def reproduce(
     showing.check_kind(output)
     cells = showing.only(only or [])
     place = overrides_of([], device, data_dir)
-    request = showing.Request(target, scope, out, jobs, seconds(budget), run, cells, place)
+    request = showing.Reproduction(target, scope, out, jobs, seconds(budget), run, cells, place)
     with reported(quiet=quiet or not run, resume=False) as progress:
         found = showing.reproduce(request, progress)
     showing.show(

@@ -24,7 +24,7 @@ from protofed.apps.reproduction.output import (
 )
 from protofed.apps.reproduction.page import write_page
 from protofed.apps.reproduction.papers import papers
-from protofed.apps.reproduction.running import Library, Reproduced, Request, reproduce
+from protofed.apps.reproduction.running import Reproduced, Reproduction, ResultLibrary, reproduce
 from protofed.config.schema import check_number
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.batch import claim
@@ -39,7 +39,7 @@ def listing(scope: Scope, out: Path) -> list[str]:
     Raises:
         ProtofedError: If its results cannot be read.
     """
-    find = Library(out).find
+    find = ResultLibrary(out).find
     seeds = ", ".join(map(str, scope.seeds))
     lines = textwrap.wrap(f"Scale {scope.scale}, seeds {seeds}; results in {out} and in the library.", WIDTH)
     for paper in papers().values():
@@ -125,7 +125,7 @@ def check_kind(kind: str) -> None:
         raise ConfigError(unknown_name("format", kind, FORMATS))
 
 
-def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
+def show(found: Reproduced, request: Reproduction, kind: str, write: Write) -> None:
     """Write the files of what was reproduced and print it.
 
     Args:
@@ -171,4 +171,4 @@ def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
     write(f"Files: {folder}; report: {request.out / 'report.html'}")
 
 
-__all__ = ["Request", "check_kind", "listing", "only", "reproduce", "scope", "show"]
+__all__ = ["Reproduction", "check_kind", "listing", "only", "reproduce", "scope", "show"]

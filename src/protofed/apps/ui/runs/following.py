@@ -133,7 +133,7 @@ class RoundsFile:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenRun:
     """The state of a run at one moment.
 
     Attributes:
@@ -170,7 +170,7 @@ class Follower:
     FILES = ("config.toml", "federation.json", "summary.json", METRICS)
 
     def __init__(self, key: str, directory: Path, border: Border) -> None:
-        self.seen = Seen(key, directory, State.STARTING)
+        self.seen = SeenRun(key, directory, State.STARTING)
         self.border = border
         self.rounds = RoundsFile(directory / "rounds.jsonl", border)
         self._signatures: dict[str, Signature | None] = {}
@@ -216,7 +216,7 @@ class Follower:
             reason = ""
         if not changed and (state, reason) == (before.state, before.reason) and before.version:
             return False
-        self.seen = Seen(before.key, before.directory, state, run, reason, at, before.version + 1)
+        self.seen = SeenRun(before.key, before.directory, state, run, reason, at, before.version + 1)
         return True
 
     def _read(self) -> bool:

@@ -12,14 +12,14 @@ from protofed.analysis.figures.lines import scalars
 from protofed.analysis.report import facts, tables
 from protofed.analysis.style import RULE_COLOURS, rule_title
 from protofed.apps.ui.runs import differences, lines, rows, vectors
-from protofed.apps.ui.runs.following import Seen
+from protofed.apps.ui.runs.following import SeenRun
 from protofed.apps.ui.runs.library import Library
 from protofed.apps.ui.runs.parts import (
     NOTHING_YET,
     Cards,
     Choice,
     Plot,
-    Records,
+    RecordTable,
     Status,
     accuracy_plots,
     heading,
@@ -147,7 +147,7 @@ class OneRun:
                 legendFrom=2,
             )
         with ui.element("section").classes("card flush"):
-            self.clients = Records(rows.client_columns(run), label="Clients", filterable=M > 12)
+            self.clients = RecordTable(rows.client_columns(run), label="Clients", filterable=M > 12)
 
     def _build_metrics(self) -> None:
         self.metrics = ui.element("div").classes("stack").style("margin-top: 0")
@@ -167,7 +167,7 @@ class OneRun:
                     yName="Class",
                 )
                 with ui.element("section").classes("card flush"):
-                    self.classes = Records(rows.CLASS_COLUMNS, label="Metrics by class")
+                    self.classes = RecordTable(rows.CLASS_COLUMNS, label="Metrics by class")
         self.metrics.set_visibility(False)
 
     def _draw_metrics(self, run: Run) -> None:
@@ -244,10 +244,10 @@ class OneRun:
         with self.refused:
             heading("Uploads refused")
             columns = [{"name": n, "label": n.capitalize(), "kind": "text"} for n in REFUSAL]
-            self.refusals = Records(columns, label="Uploads refused")
+            self.refusals = RecordTable(columns, label="Uploads refused")
         self.refused.set_visibility(False)
 
-    def _draw(self, seen: Seen, run: Run) -> None:
+    def _draw(self, seen: SeenRun, run: Run) -> None:
         self.cards.show(facts.cards(run))
         self.over_rounds.draw(lines.by_rule(run))
         self.over_bytes.draw(lines.by_rule(run, "bytes"))
@@ -322,7 +322,7 @@ class OneRun:
         self._next_vectors = time.monotonic() + (5.0 if many else 1.5)
         self._show_vectors(run, source, content)
 
-    def _show_vectors(self, run: Run, source: vectors.Source | None, content: dict[str, Any] | None) -> None:
+    def _show_vectors(self, run: Run, source: vectors.PrototypeFile | None, content: dict[str, Any] | None) -> None:
         if content is None or "fault" in content:
             waiting = "They are there after the first checkpoint." if not run.finished else ""
             kept = (
@@ -360,7 +360,7 @@ class OneRun:
             ui.navigate.to(rows.comparing([self.key, key]))
 
 
-def _geometry(run: Run, source: vectors.Source | None) -> dict[str, Any] | None:
+def _geometry(run: Run, source: vectors.PrototypeFile | None) -> dict[str, Any] | None:
     if source is None:
         return None
     table = vectors.read(source, len(run.class_names))

@@ -8,9 +8,9 @@ from nicegui import ui
 
 from protofed.analysis.style import rule_title
 from protofed.apps.ui.runs import lines, rows
-from protofed.apps.ui.runs.following import Seen, State
+from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.library import Library
-from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, Records, accuracy_plots, check
+from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, RecordTable, accuracy_plots, check
 from protofed.runs import RULE_ORDER, Run
 
 MAIN_RULE = {"": "each method's main rule"}
@@ -34,7 +34,7 @@ class Overview:
                 self.rule = Choice("Accuracy by", MAIN_RULE, "", lambda _: self._draw())
                 check("A line for every seed", False, self._set_each)
             with ui.element("section").classes("card flush"):
-                self.table = Records(
+                self.table = RecordTable(
                     rows.run_columns([]), label="Runs", empty=NO_RUNS, on_pick=self._pick, filterable=True
                 )
                 with self.table:
@@ -80,7 +80,7 @@ class Overview:
         self._draw()
 
 
-def told(seen: dict[str, Seen]) -> str:
+def told(seen: dict[str, SeenRun]) -> str:
     """Return how many runs there are in each state.
 
     Example:

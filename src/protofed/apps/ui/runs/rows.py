@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from protofed.analysis.metrics import writer
 from protofed.analysis.report.metrics import BY_CLASS
 from protofed.analysis.style import rule_title
-from protofed.apps.ui.runs.following import Seen, State
+from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.lines import Look, looks
 from protofed.runs import HEADLINES, RuleOutcome, Run
 from protofed.text import duration, number, percent, size
@@ -95,7 +95,7 @@ def report_address(key: str) -> str:
     return "/report/" + quote(key)
 
 
-def named(seen: Mapping[str, Seen]) -> dict[str, str]:
+def named(seen: Mapping[str, SeenRun]) -> dict[str, str]:
     """Return what menus call the readable runs, by key: the folder first, as in the table."""
     return {key: f"{key} ({s.run.label})" for key, s in seen.items() if s.run is not None}
 
@@ -115,7 +115,7 @@ def part_done(run: Run) -> float:
     return min(1.0, run.last_round / run.planned_rounds) if run.planned_rounds > 0 else 0.0
 
 
-def state_text(seen: Seen) -> str:
+def state_text(seen: SeenRun) -> str:
     """Return how far a run has come, in words."""
     run = seen.run
     if run is None or seen.state is State.STARTING:
@@ -131,7 +131,7 @@ def state_text(seen: Seen) -> str:
     return text
 
 
-def runs(seen: Mapping[str, Seen], rule: str = "") -> list[Row]:
+def runs(seen: Mapping[str, SeenRun], rule: str = "") -> list[Row]:
     """Return a row per run.
 
     Args:
@@ -148,7 +148,7 @@ def run_columns(rows: Sequence[Row]) -> list[dict[str, str]]:
     return [column for column in RUN_COLUMNS if column["name"] in filled or column["name"] not in SELDOM]
 
 
-def _run(seen: Seen, rule: str, found: Mapping[Path, Look]) -> Row:
+def _run(seen: SeenRun, rule: str, found: Mapping[Path, Look]) -> Row:
     run = seen.run
     order = STATE_ORDER.index(seen.state)
     row: Row = {
