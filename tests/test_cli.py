@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from protofed import __version__ as protofed_version
 from protofed.cli import main as cli
 from protofed.cli.catalogue import KINDS
+from protofed.runs import load_run
 from support import write_vectors
 
 SMALL = [
@@ -208,7 +208,7 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
 
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
-    record = json.loads((directory / "rounds.jsonl").read_text().splitlines()[4])
+    record = load_run(directory).rounds[4]
 
     def run(*_, progress, **__):
         progress.started("fedproto", 30, 0, directory)
@@ -244,7 +244,7 @@ def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tm
 
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
-    record = json.loads((directory / "rounds.jsonl").read_text().splitlines()[4])
+    record = load_run(directory).rounds[4]
     at_work = iter([True, False])
 
     def run(*given, **named):
