@@ -251,9 +251,9 @@ def test_validation_gives_an_honest_figure(tmp_path):
     run = protofed.run("quickstart", overrides, out=tmp_path / "run")
     head = run.outcome.accuracy["head"]
     validated = [r.validation.weighted["head"] for r in run.rounds]
-    chosen = head["best_validated_round"]
+    chosen = head.best_validated_round
     assert chosen == 1 + validated.index(max(validated))
-    assert head["best_validated"] == run.rounds[chosen - 1].accuracy.weighted["head"]
+    assert head.best_validated == run.rounds[chosen - 1].accuracy.weighted["head"]
 
 
 def test_a_recipe_file_of_ones_own(tmp_path):

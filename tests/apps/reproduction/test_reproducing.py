@@ -396,7 +396,7 @@ def test_the_list_tells_the_state_of_every_part(made):
     assert max(map(len, lines)) <= 80
     for paper in PAPERS.values():
         for part in (*paper.tables, *paper.figures, *paper.claims):
-            kind = type(part).__name__.lower()
+            kind = type(part).__name__.lower().removeprefix("paper")
             assert f"{paper.name}/{kind}{part.number} " in text
     assert re.search(r"protonorm/table5 +24 of 24 runs", text)
     assert re.search(r"gfpl/table1 +not run", text)
