@@ -79,7 +79,7 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
 
 
 def test_reproduce_refuses_a_format_that_there_is_not_before_anything_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("protofed.apps.reproduction.showing.reproduce", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("protofed.apps.reproduction.running.reproduce", lambda *_: pytest.fail("it ran"))
     status, _, error = inside(monkeypatch, capsys, tmp_path, "reproduce", "fedproto/table2", "--format", "latx")
     assert status == 2
     assert error == "error: unknown format 'latx': did you mean 'latex'? Valid: csv, latex, markdown, text\n"
@@ -236,7 +236,7 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     [
         (("sweep", "quickstart", "method.lambda=1,2"), "protofed.api.sweep"),
         (("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune"),
-        (("reproduce", "fedproto/table1"), "protofed.apps.reproduction.showing.reproduce"),
+        (("reproduce", "fedproto/table1"), "protofed.apps.reproduction.running.reproduce"),
     ],
 )
 def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tmp_path, monkeypatch, capsys):

@@ -21,29 +21,15 @@ if TYPE_CHECKING:
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 errors = Console(stderr=True)
 
-Out = Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, one GPU such as cuda:1, or mps.")]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with local copies of data sets (default: PROTOFED_DATA).")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
-LogFormat = Annotated[
-    str, typer.Option(help="auto (bars in a terminal, else lines), text (lines) or json (one object per line).")
-]
-Track = Annotated[str, typer.Option(help="Trackers, separated by commas: tensorboard, wandb, mlflow, trackio.")]
-From = Annotated[
-    Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
-]
-Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")]
 Budget = Annotated[
     str, typer.Option(help="Time after which no further round begins, e.g. 2h or 90m; the same command goes on.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
 ]
 Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 TrustCode = Annotated[

@@ -19,16 +19,9 @@ from protofed.cli.common import (
     Budget,
     DataDir,
     Device,
-    From,
     Jobs,
-    LogFormat,
-    Methods,
-    Out,
-    Overrides,
     Quiet,
-    Resume,
     Seeds,
-    Track,
     console,
     errors,
     names_of,
@@ -45,6 +38,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Prototype-based federated learning: different models, different data, a few kilobytes per round.",
 )
+
+Out = Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
+LogFormat = Annotated[
+    str, typer.Option(help="auto (bars in a terminal, else lines), text (lines) or json (one object per line).")
+]
+Track = Annotated[str, typer.Option(help="Trackers, separated by commas: tensorboard, wandb, mlflow, trackio.")]
+From = Annotated[
+    Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
+]
+Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
+]
 
 
 def _version(wanted: bool) -> None:

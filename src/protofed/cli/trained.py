@@ -134,12 +134,11 @@ def forget(
 ) -> None:
     """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part."""
     with uncollected():
-        from protofed.analysis.report import write_report
+        from protofed import api
         from protofed.analysis.report.facts import again
         from protofed.runs import load_run
-        from protofed.trained import forgetting
 
-    run = forgetting.forget(directory, client, trust_code, report=write_report)
+    run = api.forget(directory, client, trust_code=trust_code)
     if run is not None:
         typer.echo(
             f"Forgotten: {client}. The classifier is that of the other {len(run.clients)}. Report: {run.report}"

@@ -27,13 +27,17 @@ FORMATS = ("auto", "text", "json")
 class Shown(Progress):
     """Base of displays, which knows the state of every run.
 
+    Args:
+        file: Where lines are written; standard output by default.
+
     Attributes:
         rounds: Planned rounds of each run.
         done: Completed rounds of each run.
         scores: Last accuracy of each run, and the rule it is by.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO | None = None) -> None:
+        self.file = file
         self.rounds: dict[str, int] = {}
         self.done: dict[str, int] = {}
         self.scores: dict[str, tuple[str, float]] = {}
@@ -125,15 +129,7 @@ class BarProgress(Shown):
 
 
 class LineProgress(Shown):
-    """Progress as one line per round, written at once, for files and pipes.
-
-    Args:
-        file: Where lines are written; standard output by default.
-    """
-
-    def __init__(self, file: TextIO | None = None) -> None:
-        super().__init__()
-        self.file = file
+    """Progress as one line per round, written at once, for files and pipes."""
 
     def write(self, line: str) -> None:
         """Write a line at once."""
@@ -163,15 +159,7 @@ class LineProgress(Shown):
 
 
 class JsonProgress(Shown):
-    """Progress as one JSON object per line, written at once.
-
-    Args:
-        file: Where lines are written; standard output by default.
-    """
-
-    def __init__(self, file: TextIO | None = None) -> None:
-        super().__init__()
-        self.file = file
+    """Progress as one JSON object per line, written at once."""
 
     def write(self, event: str, label: str, **values: Any) -> None:
         """Write an event.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.experiments import shown
-from protofed.runs import Metrics, Run, Summary
+from protofed.runs import HEADLINES, Metrics, Run, Summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -118,16 +118,59 @@ class TrainedRun(Run):
         return compute(self, rule, self.trusted)
 
     def to_frame(self) -> DataFrame:
-        """Return a pandas table with one row per round: accuracies by rule, losses, bytes, seconds, refusals."""
-        from protofed.trained.frames import rounds_frame
+        """Return one row per round, by number; accuracies in fractions, missing where a round was not evaluated.
 
-        return rounds_frame(self)
+        Columns: the accuracy by each rule over all test samples (``RULE``), its mean over clients
+        (``RULE_client_mean``) and on validation samples (``validation_RULE``), losses (``loss_TERM``),
+        ``bytes_up``, ``bytes_down``, ``seconds``, ``participants``, ``refused`` and ``missing``.
+        """
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for record in self.rounds:
+            row: dict[str, Any] = {"round": record.round}
+            if record.accuracy:
+                row |= record.accuracy.weighted
+                row |= {f"{rule}_client_mean": mean for rule, (mean, _) in record.accuracy.spreads.items()}
+            if record.validation:
+                row |= {f"validation_{rule}": value for rule, value in record.validation.weighted.items()}
+            row |= {f"loss_{term}": value for term, value in record.losses.items()}
+            row |= {f"bytes_{way}": sent for way, sent in record.bytes.items()}
+            row |= {
+                "seconds": record.seconds["total"],
+                "participants": len(record.participants),
+                "refused": len(record.refused),
+                "missing": len(record.missing),
+            }
+            rows.append(row)
+        return pd.DataFrame(rows, columns=None if rows else ["round"]).set_index("round")
 
     def clients_frame(self) -> DataFrame:
-        """Return a pandas table with one row per client: its model, its samples, its last accuracy by each rule."""
-        from protofed.trained.frames import clients_frame
+        """Return one row per client, by name: its model, its samples, and its last accuracy by each rule.
 
-        return clients_frame(self)
+        Columns: ``architecture``, ``parameters``, ``d``, ``train``, ``test``, ``classes`` (with training samples)
+        and the accuracy by each rule (``RULE``), missing without test samples. Where there are metrics, by their
+        rule also ``balanced_accuracy``, ``macro_f1`` and ``auroc``, missing where they are not defined.
+        """
+        import pandas as pd
+
+        table = pd.DataFrame(
+            {
+                "architecture": [c.architecture for c in self.clients],
+                "parameters": [c.parameters for c in self.clients],
+                "d": [c.d for c in self.clients],
+                "train": [sum(c.train) for c in self.clients],
+                "test": [sum(c.test) for c in self.clients],
+                "classes": [sum(1 for n in c.train if n) for c in self.clients],
+            },
+            index=pd.Index(self.names, name="client"),
+        )
+        for rule in self.rules:
+            table[rule] = _numbers(self.client_accuracies(rule))
+        if self.measured is not None:
+            for name in HEADLINES:
+                table[name] = _numbers([getattr(self.measured.clients[c.name], name) for c in self.clients])
+        return table
 
     def __repr__(self) -> str:
         """Return the run in one line."""
@@ -136,3 +179,7 @@ class TrainedRun(Run):
     def _repr_html_(self) -> str:
         """Return a table and a small plot, for notebooks."""
         return shown.run_html(self)
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]

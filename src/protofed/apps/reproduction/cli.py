@@ -20,7 +20,7 @@ from protofed.cli.common import (
     seeds_of,
 )
 from protofed.compute.imports import uncollected
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, unknown_name
 
 
 def reproduce(
@@ -57,7 +57,8 @@ def reproduce(
 ) -> None:
     """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
     with uncollected():
-        from protofed.apps.reproduction import showing
+        from protofed.apps.reproduction import running, showing
+        from protofed.apps.reproduction.output import FORMATS
         from protofed.experiments.batch import seconds
 
     if "=" in target:
@@ -68,12 +69,13 @@ def reproduce(
         for line in showing.listing(scope, out):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
-    showing.check_kind(output)
+    if output not in FORMATS:
+        raise ConfigError(unknown_name("format", output, FORMATS))
     cells = showing.only(only or [])
     place = overrides_of([], device, data_dir)
-    request = showing.Reproduction(target, scope, out, jobs, seconds(budget), run, cells, place)
+    request = running.Reproduction(target, scope, out, jobs, seconds(budget), run, cells, place)
     with reported(quiet=quiet or not run, resume=False) as progress:
-        found = showing.reproduce(request, progress)
+        found = running.reproduce(request, progress)
     showing.show(
         found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     )

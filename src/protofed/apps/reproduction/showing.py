@@ -24,7 +24,7 @@ from protofed.apps.reproduction.output import (
 )
 from protofed.apps.reproduction.page import write_page
 from protofed.apps.reproduction.papers import papers
-from protofed.apps.reproduction.running import Reproduced, Reproduction, ResultLibrary, reproduce
+from protofed.apps.reproduction.running import Reproduced, Reproduction, ResultLibrary
 from protofed.config.schema import check_number
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.batch import claim
@@ -112,19 +112,6 @@ def only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def check_kind(kind: str) -> None:
-    """Refuse a format that there is not, before hours of runs rather than after them.
-
-    Args:
-        kind: Format to print tables in.
-
-    Raises:
-        ConfigError: If it is no key of :data:`~protofed.apps.reproduction.output.FORMATS`.
-    """
-    if kind not in FORMATS:
-        raise ConfigError(unknown_name("format", kind, FORMATS))
-
-
 def show(found: Reproduced, request: Reproduction, kind: str, write: Write) -> None:
     """Write the files of what was reproduced and print it.
 
@@ -133,11 +120,10 @@ def show(found: Reproduced, request: Reproduction, kind: str, write: Write) -> N
         kind: Format to print tables in, a key of :data:`~protofed.apps.reproduction.output.FORMATS`.
 
     Raises:
-        ConfigError: If there is no such format, or the folder holds something else.
+        ConfigError: If the folder holds something else.
         CheckpointError: If another version of the library wrote the folder.
         OutputError: If a file cannot be written.
     """
-    check_kind(kind)
     claim(request.out)
     for name, why in found.missing.items():
         columns = sorted({" ".join(c) for s in found.sheets for c in s.columns_of(name)})
@@ -169,6 +155,3 @@ def show(found: Reproduced, request: Reproduction, kind: str, write: Write) -> N
     if found.waiting:
         write(f"Time is up: {found.waiting} runs are not finished; repeat the command to go on.")
     write(f"Files: {folder}; report: {request.out / 'report.html'}")
-
-
-__all__ = ["Reproduction", "check_kind", "listing", "only", "reproduce", "scope", "show"]
