@@ -315,7 +315,7 @@ def test_says_at_what_epsilon(tmp_path):
     private = protofed.run("quickstart", {**support.SMALL_RUN, **FOUR, **chosen}, out=tmp_path / "run")
     audit = audit_run(private.directory)
     tree = audit.to_dict()
-    assert tree["privacy"] == private.summary.privacy
+    assert tree["privacy"] == private.summary.privacy.to_dict()
     assert (tree["privacy"]["mode"], tree["privacy"]["delta"], tree["privacy"]["releases"]) == ("client", 1e-5, 2)
     words = f"ε = {tree['privacy']['epsilon']:.3g} at δ = 1e-05 after the rounds of the run (privacy.mode=client)"
     assert words in guarantee(audit)

@@ -28,7 +28,7 @@ def test_the_report_has_epsilon_after_every_round(mode, tmp_path):
     assert table.head[1] == "ε"
     shown = [[cell.text for cell in row] for row in table.rows]
     costs = [record.privacy for record in run.rounds]
-    assert [row[:2] for row in shown] == [[str(n), f"{c['epsilon']:.3g}"] for n, c in enumerate(costs, start=1)]
+    assert [row[:2] for row in shown] == [[str(n), f"{c.epsilon:.3g}"] for n, c in enumerate(costs, start=1)]
     assert shown[0][1] != shown[1][1]
     page = write_report([run.directory], tmp_path / "page.html").read_text()
     assert page.count("Cost of privacy") == 1
