@@ -76,7 +76,7 @@ def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, 
     assert not any("table" in c for c in there["clients"]), "what a site keeps to itself is not told"
     assert any("data.standardise=" in note for note in there["notes"])
     rows = {"age": [30.0, 60.0], "sex": ["f", "m"], "pulse": [60, None]}
-    for name in local.clients:
+    for name in local.names:
         mine = load_run(own_run(tmp_path / "state", name))
         assert mine.metrics().clients[name] == local.metrics().clients[name]
         found, known = (run.predict(name, pd.DataFrame(rows)).probabilities for run in (mine, local))
