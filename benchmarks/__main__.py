@@ -12,7 +12,8 @@ from benchmarks.report import Report
 from benchmarks.request import Request
 from benchmarks.running import ALL, measure
 from protofed.analysis.figures import save_figure
-from protofed.cli.main import console, main
+from protofed.cli.common import console
+from protofed.cli.main import main
 from protofed.config.schema import parse_overrides
 from protofed.errors import ConfigError
 

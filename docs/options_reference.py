@@ -15,15 +15,17 @@ from protofed.options import option_rows
 Rows = Iterable[tuple[str, Any, str]]
 COMPONENTS = {"methods": "method", "partitions": "partition", "datasets": "data.options", "models": "model.options"}
 """Lists of ``protofed list`` whose entries have options, and the prefix with which a recipe sets them."""
-PACKAGES = ("analysis", "audit", "data", "experiments", "federation", "flower", "methods", "models", "privacy")
-ALSO = ("prototypes", "robust", "reproduction", "runs", "training", "wire")
+PACKAGES = (
+    *("analysis", "apps.audit", "apps.flower", "apps.reproduction", "config", "data", "experiments", "methods"),
+    *("models", "prototypes", "rounds", "runs", "stages", "trained", "visits", "wire"),
+)
 
 
 def write(folder: Path) -> None:
     """Write all pages into ``folder``; those that are as they were are left alone."""
     folder.mkdir(exist_ok=True)
     pages = {"options.md": options_page()}
-    for package in sorted((*PACKAGES, *ALSO)):
+    for package in PACKAGES:
         pages[f"{package}.md"] = api_page(package)
     pages["protofed.md"] = "# protofed\n\n" + _module("protofed.api") + _module("protofed.errors")
     for name, text in pages.items():
@@ -67,7 +69,7 @@ def _escaped(text: str) -> str:
 
 def api_page(package: str) -> str:
     """Return the page of a package: its modules in alphabetical order, from their docstrings."""
-    root = Path(protofed.__file__).parent / package
+    root = Path(protofed.__file__).parent / package.replace(".", "/")
     names = sorted(m.name for m in pkgutil.walk_packages([str(root)], f"protofed.{package}."))
     public = [n for n in names if not any(part.startswith("_") for part in n.split("."))]
     # A package shows what its modules define, so everything has one place.

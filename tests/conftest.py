@@ -128,7 +128,7 @@ def without_pictures() -> Iterator[Callable[..., Any]]:
 
     draw = page.Plots.draw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page.Plots, "draw", lambda *_, **__: page.Plot(None, "left out by this test"))
+        patch.setattr(page.Plots, "draw", lambda *_, **__: page.PageFigure(None, "left out by this test"))
         yield draw
 
 

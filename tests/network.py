@@ -23,7 +23,8 @@ from protofed.apps.flower.nodes import RECORD
 from protofed.apps.flower.server_app import Gathering, serve
 from protofed.experiments import Experiment
 from protofed.experiments.rundir import RunDirectory
-from protofed.experiments.running import Run, run_experiment
+from protofed.experiments.running import run_experiment
+from protofed.runs import Run
 from protofed.samples import FederatedData
 from support import K, experiment
 
@@ -203,13 +204,13 @@ def over(
     """Run over a network."""
     gathering = Gathering(clients or len(grid.nodes), wait_s=0.0, **gather)
     files = RunDirectory(out)
-    return serve(grid, chosen, files, gathering, resume=resume, report=False, simulated=simulated)  # type: ignore[arg-type]
+    return serve(grid, chosen, files, gathering, resume=resume, simulated=simulated)  # type: ignore[arg-type]
 
 
 def numbers(run) -> list[dict]:
     """Return what of the rounds must not depend on the engine."""
     names = ("round", "participants", "accuracy", "losses", "bytes", "parameters", "diagnostics", "refused")
-    return [{n: r.get(n) for n in names} for r in run.rounds]
+    return [{n: getattr(r, n) for n in names} for r in run.rounds]
 
 
 def same_prototypes(a: Path, b: Path) -> None:

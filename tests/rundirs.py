@@ -92,8 +92,8 @@ def make_run(
 
 def _measure(directory, test, rule, rounds):
     """Write metrics of answers of which one in seven is wrong."""
-    from protofed.experiments.metrics import of_samples
     from protofed.runs import Metrics
+    from protofed.trained.metrics import of_samples
 
     y = {name: np.repeat(np.arange(len(held)), held) for name, held in test.items()}
     y["all"] = np.concatenate(list(y.values()))

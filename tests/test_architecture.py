@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Set
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,18 @@ def test_data_come_without_executors():
     code = "import sys, protofed.data; print([n for n in sys.modules if n.startswith('protofed.visits')])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_commands_and_engines_are_found_by_their_entry_points():
+    found = {group: entry_points(group=f"protofed.{group}") for group in ("commands", "engines")}
+    assert found["commands"].names >= {"audit", "demo", "deploy", "reproduce", "ui"}
+    assert found["engines"].names >= {"flower"}
+
+
+def test_no_two_classes_have_one_name():
+    found: dict[str, list[str]] = {}
+    for path in files():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(path)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

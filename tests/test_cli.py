@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import signal
@@ -13,11 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file
 
 from protofed import __version__ as protofed_version
 from protofed.cli import main as cli
 from protofed.cli.catalogue import KINDS
+from protofed.runs import load_run
 from support import write_vectors
 
 SMALL = [
@@ -78,7 +79,7 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
 
 
 def test_reproduce_refuses_a_format_that_there_is_not_before_anything_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("protofed.apps.reproduction.cli.reproduce", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("protofed.apps.reproduction.running.reproduce", lambda *_: pytest.fail("it ran"))
     status, _, error = inside(monkeypatch, capsys, tmp_path, "reproduce", "fedproto/table2", "--format", "latx")
     assert status == 2
     assert error == "error: unknown format 'latx': did you mean 'latex'? Valid: csv, latex, markdown, text\n"
@@ -92,7 +93,7 @@ def test_sweep_prints_a_table_of_two_options_within_80_columns(tmp_path, monkeyp
     assert re.search(r"tinyproto +4 +[\d.]+ +[\d.]+", output)
     assert "Report: runs/quickstart-sweep/report.html" in output
     (tmp_path / "narrow").mkdir()
-    monkeypatch.setattr(cli, "console", cli.Console(width=80))
+    monkeypatch.setattr(cli, "console", Console(width=80))
     named = ["--rows", "method.scaling", "--columns", "method.s", "--seeds", "0,1", "--metric", "best"]
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "sweep", "quickstart", *chosen, *named)
     assert status == 0
@@ -207,7 +208,7 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
 
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
-    record = json.loads((directory / "rounds.jsonl").read_text().splitlines()[4])
+    record = load_run(directory).rounds[4]
 
     def run(*_, progress, **__):
         progress.started("fedproto", 30, 0, directory)
@@ -235,7 +236,7 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     [
         (("sweep", "quickstart", "method.lambda=1,2"), "protofed.api.sweep"),
         (("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune"),
-        (("reproduce", "fedproto/table1"), "protofed.apps.reproduction.cli.reproduce"),
+        (("reproduce", "fedproto/table1"), "protofed.apps.reproduction.running.reproduce"),
     ],
 )
 def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tmp_path, monkeypatch, capsys):
@@ -243,7 +244,7 @@ def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tm
 
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
-    record = json.loads((directory / "rounds.jsonl").read_text().splitlines()[4])
+    record = load_run(directory).rounds[4]
     at_work = iter([True, False])
 
     def run(*given, **named):

@@ -124,7 +124,7 @@ def test_the_nearest_own_prototype_is_the_rule_of_fedproto(tmp_path):
     small = {"rounds": 2, "data.samples": 300, "data.clients": 4, "partition.alpha": 0.5, "model.d": 16}
     accuracy = script(REPOSITORY / "tools/nearest_mean.py").accuracy
     run = protofed.run("quickstart", {**small, "method.name": "fedproto"}, out=tmp_path / "fedproto")
-    assert accuracy(run.directory) == pytest.approx(run.summary["accuracy"]["local"]["final"])
+    assert accuracy(run.directory) == pytest.approx(run.outcome.accuracy["local"].final)
     control = protofed.run("quickstart", {**small, "method.name": "local"}, out=tmp_path / "control")
     assert 0.3 < accuracy(control.directory) <= 1
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from rich.progress import Progress as Bars
 
 from protofed.experiments.progress import BarProgress, NotebookProgress, in_notebook
+from protofed.runs import load_run
 from rundirs import make_run
 
 
@@ -19,11 +20,11 @@ from rundirs import make_run
 )
 def test_a_bar_shows_the_main_rule(tmp_path, method, rule, shown):
     run = make_run(tmp_path / "run", method, rule=rule)
-    record = json.loads((run / "rounds.jsonl").read_text().splitlines()[-1])
+    record = load_run(run).rounds[-1]
     progress = BarProgress(Bars(disable=True))
     progress.started("label", 8, 0, run)
     progress.round("label", record)
-    assert progress.notes["label"] == f"{shown} {100 * record['accuracy'][shown]['weighted']:.1f}%"
+    assert progress.notes["label"] == f"{shown} {100 * record.accuracy.weighted[shown]:.1f}%"
 
 
 class Shell:
@@ -43,7 +44,7 @@ class Shell:
 
 def test_a_bar_in_a_notebook(tmp_path):
     run = make_run(tmp_path / "run")
-    record = json.loads((run / "rounds.jsonl").read_text().splitlines()[-1])
+    record = load_run(run).rounds[-1]
     shell = Shell()
     progress = NotebookProgress(shell.display, str)
     progress.started("<label>", 8, 0, run)
@@ -51,7 +52,7 @@ def test_a_bar_in_a_notebook(tmp_path):
     assert [state.count("<progress") for state in shell.states] == [1, 1]
     assert '<progress value="8" max="8"></progress> 8/8 global ' in shell.states[1]
     assert "&lt;label&gt;" in shell.states[1]
-    progress.round("<label>", {**record, "losses": {"total": None}})
+    progress.round("<label>", replace(record, losses={"total": None}))
     assert "losses are not finite" in shell.states[2]
 
 

@@ -109,7 +109,7 @@ import sys, protofed
 if __name__ == "__main__":
     class Tell(protofed.Progress):
         def round(self, label, record):
-            print("round", record["round"], flush=True)
+            print("round", record.round, flush=True)
     chosen = {"execution.executor": "workers", "execution.workers": 2, "method.name": "fedproto"}
     chosen |= {"data.source": "path", "data.path": sys.argv[2], "model.name": "mlp", "rounds": 100_000}
     protofed.run("quickstart", chosen, out=sys.argv[1], progress=Tell())

@@ -12,6 +12,7 @@ import pytest
 import protofed
 from protofed.errors import ConfigError
 from protofed.experiments.tracking import TRACKERS, Tracker, scalars, trackers
+from protofed.runs import RoundRecord
 from support import SMALL_RUN
 
 SMALL = {**SMALL_RUN, "method.name": "fedproto"}
@@ -26,8 +27,8 @@ def test_tensorboard_writes_event_files(tmp_path):
     events.Reload()
     for rule in ("head", "global"):
         found = {event.step: event.value for event in events.Scalars(f"accuracy/{rule}")}
-        assert found == {r["round"]: pytest.approx(r["accuracy"][rule]["weighted"], abs=1e-6) for r in run.rounds}
-    assert [event.value for event in events.Scalars("bytes/up")] == [r["bytes"]["up"] for r in run.rounds]
+        assert found == {r.round: pytest.approx(r.accuracy.weighted[rule], abs=1e-6) for r in run.rounds}
+    assert [event.value for event in events.Scalars("bytes/up")] == [r.bytes["up"] for r in run.rounds]
 
 
 class Recorded(Tracker):
@@ -60,21 +61,21 @@ def test_a_tracker_is_told_of_every_round_once(tmp_path, monkeypatch):
     assert [told[0] for told in tracker.told] == ["begin", "log", "log", "end"]
     assert [told[2] for told in tracker.told[1:3]] == [1, 2]
     assert tracker.told[1][3] == scalars(run.rounds[0])
-    assert tracker.told[3][2]["final/global"] == run.summary["accuracy"]["global"]["final"]
+    assert tracker.told[3][2]["final/global"] == run.outcome.accuracy["global"].final
     late = Recorded()
     late.finished("fedproto", run)  # as of a run in another process
     assert late.told == tracker.told
 
 
 def test_numbers_that_are_not_finite_are_left_out():
-    record = {
-        "round": 1,
-        "losses": {"total": None},
-        "bytes": {"up": 1, "down": 2},
-        "seconds": {"total": 0.5},
-        "refused": [],
-        "diagnostics": {"margin": 2.0, "text": "a", "none": None},
-    }
+    record = RoundRecord(
+        1,
+        [],
+        losses={"total": None},
+        bytes={"up": 1, "down": 2},
+        seconds={"total": 0.5},
+        diagnostics={"margin": 2.0, "text": "a", "none": None, "flag": True, "infinite": float("inf")},
+    )
     assert scalars(record) == {
         "bytes/up": 1,
         "bytes/down": 2,
@@ -150,7 +151,7 @@ def test_the_calls_to_mlflow_and_wandb(tmp_path, monkeypatch):
     assert Client.calls[-1] == ("end", "protofed/fedproto")
     TRACKERS["wandb"]().finished("fedproto", run)
     assert logged == [1, 2, "end"]
-    assert handle.summary["final/head"] == run.summary["accuracy"]["head"]["final"]
+    assert handle.summary["final/head"] == run.outcome.accuracy["head"].final
 
 
 class TrackioRun:
@@ -185,5 +186,5 @@ def test_the_calls_to_trackio(tmp_path, monkeypatch):
     first, *steps, summary, last = begun[0].logged
     assert (first, last) == (("protofed", "fedproto"), "end")
     assert [step for step, _ in steps] == [1, 2]
-    assert steps[1][1]["accuracy/head"] == run.rounds[-1]["accuracy"]["head"]["weighted"]
-    assert summary[1]["final/head"] == run.summary["accuracy"]["head"]["final"]
+    assert steps[1][1]["accuracy/head"] == run.rounds[-1].accuracy.weighted["head"]
+    assert summary[1]["final/head"] == run.outcome.accuracy["head"].final

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import protofed
-from protofed.apps.audit import audit_run
+from protofed.apps.audit.auditing import audit_run
 from protofed.apps.audit.report import write_audit
 from protofed.config.schema import every_method, parse_overrides
 

@@ -80,10 +80,9 @@ def clients(experiment: Experiment, number: int, samples: int) -> None:
         with measured(f"run of {number} clients"):
             result = run_federation(experiment, files, begin)
         print(size(sum(file.stat().st_size for file in files.path.rglob("*") if file.is_file())), "on disk")
-        print({name: round(value, 1) for name, value in result.rounds[-1]["seconds"].items()})
-        print(
-            {rule: f"{score:.1%}" for rule, score in result.rounds[-1]["accuracy"].items() if type(score) is float}
-        )
+        last = result.rounds[-1]
+        print({name: round(value, 1) for name, value in last.seconds.items()})
+        print({rule: f"{score:.1%}" for rule, score in last.accuracy.weighted.items()})
         with measured("report"):
             write_report([files.path], files.path / "report.html")
 

@@ -24,7 +24,7 @@ def modules(name: str) -> Iterator[Any]:
     root = importlib.import_module(name)
     yield root
     for info in pkgutil.walk_packages(getattr(root, "__path__", []), f"{name}."):
-        if not info.name.endswith(("__main__", "_main", ".cli", ".commands")):
+        if not info.name.endswith(("__main__", "_main", ".cli", ".cli.main", ".cli.trained")):
             yield importlib.import_module(info.name)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from protofed.analysis.paired import difference, relation
 from protofed.config.schema import load_recipe
-from protofed.runs import RuleOutcome, RunData, load_runs
+from protofed.runs import RuleOutcome, Run, load_runs
 
 DOCS = Path(__file__).parent.parent / "docs"
 STUDY = DOCS / "study"
@@ -77,7 +77,7 @@ class Measured:
     seconds: float
 
     @classmethod
-    def of(cls, run: RunData) -> Measured:
+    def of(cls, run: Run) -> Measured:
         """Return what the tables say of a finished run."""
         return cls(
             {rule: Scores.of(run.outcome.accuracy[rule]) for rule in run.rules},

@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from protofed.runs import Outcome, RunData, load_runs
+from protofed.runs import Outcome, Run, load_runs
 from protofed.text import mean_std, size
 
 RULES = ("head", "global_model", "local", "global", "global_own", "etf")
 
 
-def row(runs: Sequence[RunData]) -> list[str]:
+def row(runs: Sequence[Run]) -> list[str]:
     outcomes = [run.outcome for run in runs]
     rounds = outcomes[0].rounds
 

@@ -52,8 +52,8 @@ def measured(chosen: dict[str, Any], secure: bool, client: type[secure_protocol.
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(secure_protocol, "SecureClient", client):
         run = protofed.run("quickstart", overrides, out=Path(folder) / "run")
         rounds = run.rounds[1:]  # the first sends nothing down, and loads the library
-    sent = [statistics.fmean(r["bytes"][way] for r in rounds) for way in ("up", "down")]
-    return [*sent, statistics.median(r["seconds"]["aggregation"] for r in rounds)]
+    sent = [statistics.fmean(r.bytes[way] for r in rounds) for way in ("up", "down")]
+    return [*sent, statistics.median(r.seconds["aggregation"] for r in rounds)]
 
 
 def main() -> None:

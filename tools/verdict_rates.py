@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from protofed.analysis.paired import interval
-from protofed.apps.reproduction.verdicts import Comparison, judge, number_verdict
+from protofed.apps.reproduction.verdicts import Contrast, judge, number_verdict
 
 PAGE = Path(__file__).parent.parent / "docs" / "reproduction" / "README.md"
 FIRST, LAST = "<!-- rates: made by tools/verdict_rates.py -->", "<!-- end of rates -->"
@@ -47,8 +47,8 @@ def claims(seeds: int, leads: Sequence[float], draws: int = DRAWS, spread: float
     ]
 
 
-def _comparison(differences: np.ndarray) -> Comparison:
-    return Comparison("", [dict(enumerate(cell)) for cell in differences.T.tolist()])
+def _comparison(differences: np.ndarray) -> Contrast:
+    return Contrast("", [dict(enumerate(cell)) for cell in differences.T.tolist()])
 
 
 def numbers(seeds: int, off: float, draws: int = DRAWS, spread: float = SPREAD) -> list[str]:

@@ -2,7 +2,7 @@
 
 import protofed
 result = protofed.run("mnist-dirichlet", {"method.name": "fedproto"})
-result.summary
+result.outcome
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _EXPORTS = {
     "figure": "protofed.api",
     "sweep": "protofed.api",
     "tune": "protofed.api",
-    "load_run": "protofed.experiments",
-    "Run": "protofed.experiments",
+    "load_run": "protofed.api",
+    "TrainedRun": "protofed.trained.run",
     "Comparison": "protofed.experiments",
     "Progress": "protofed.experiments",
     "ProtofedError": "protofed.errors",
@@ -32,7 +32,7 @@ __all__ = [
     "Comparison",
     "Progress",
     "ProtofedError",
-    "Run",
+    "TrainedRun",
     "__version__",
     "compare",
     "figure",
@@ -43,9 +43,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from protofed.api import compare, figure, run, sweep, tune
+    from protofed.api import compare, figure, load_run, run, sweep, tune
     from protofed.errors import ProtofedError
-    from protofed.experiments import Comparison, Progress, Run, load_run
+    from protofed.experiments import Comparison, Progress
+    from protofed.trained.run import TrainedRun
 
 
 def __getattr__(name: str) -> Any:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.report import write_report
 from protofed.config.schema import Tree, apply_overrides, comparison, load_recipe, names_method, resolve
-from protofed.errors import ConfigError, unknown_name
+from protofed.errors import CheckpointError, ConfigError, unknown_name
 from protofed.experiments.comparing import Comparison, Plan, kept_recipe
 from protofed.experiments.rundir import directory_for, place_for
-from protofed.experiments.running import Progress, Run, run_experiment
+from protofed.experiments.running import Progress, Several, run_experiment
 from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
 from protofed.experiments.tuning import Tuned, check_options, space_of
 from protofed.experiments.tuning import tune as search
-from protofed.runs import load_runs
+from protofed.runs import Metrics, Run, load_runs, read_comparison
+from protofed.runs import load_run as read_run
 from protofed.text import number
+from protofed.trained.run import TrainedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from protofed.experiments.worth import Worth
+    from protofed.trained.worth import Worth
 
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
-ENGINES = ("local", "flower")
+Engine = Callable[..., Run]
+Shown = Run | Comparison[TrainedRun] | str | Path
 
 
 def run(
@@ -39,7 +43,7 @@ def run(
     progress: Progress | None = None,
     engine: str = "local",
     track: Sequence[str] = (),
-) -> Run | Comparison:
+) -> TrainedRun | Comparison[TrainedRun]:
     """Run a recipe.
 
     Args:
@@ -54,13 +58,14 @@ def run(
 
     Returns:
         A :class:`Comparison` if the recipe lists methods to compare and neither it nor ``overrides`` names one
-        method, otherwise a :class:`Run`.
+        method, otherwise a :class:`~protofed.trained.run.TrainedRun`.
 
     Raises:
         ProtofedError: If anything is wrong with the recipe, the data or the directory.
     """
-    if engine not in ENGINES:
-        raise ConfigError(unknown_name("engine", engine, ENGINES))
+    engines = entry_points(group="protofed.engines")
+    if engine not in ("local", *engines.names):
+        raise ConfigError(unknown_name("engine", engine, ["local", *sorted(engines.names)]))
     progress = _receivers(progress, track)
     tree = apply_overrides(_recipe(recipe, out, resume, DEFAULT_RECIPE), overrides or {})
     if not names_method(tree) and comparison(tree).methods:
@@ -69,13 +74,34 @@ def run(
         return _compare(tree, out, resume, progress)
     experiment = resolve(tree)
     directory = directory_for(out, experiment, resume=resume)
-    if engine == "flower":
+    carry_out: Engine = run_experiment
+    if engine != "local":
         try:
-            from protofed.apps.flower.simulation import simulate
+            carry_out = engines[engine].load()
         except ImportError as error:
-            raise ConfigError(f"--engine flower needs {error.name}: pip install 'protofed[flower]'") from None
-        return simulate(experiment, directory, resume=resume, progress=progress)
-    return run_experiment(experiment, directory, resume=resume, progress=progress, report=write_report)
+            raise ConfigError(f"--engine {engine} needs {error.name}: pip install 'protofed[{engine}]'") from None
+    how: dict[str, Any] = {"resume": resume, "progress": progress, "report": write_report, "measure": _measure}
+    return TrainedRun.of(carry_out(experiment, directory, **how))
+
+
+def load_run(directory: str | Path, trust_code: bool = False) -> TrainedRun:
+    """Return a finished run from its directory.
+
+    Args:
+        trust_code: Whether code that the run's configuration names may be imported for its models.
+
+    Raises:
+        CheckpointError: If there is no finished run, or one of its files is damaged.
+    """
+    path = Path(directory)
+    if (path / "comparison.json").is_file():
+        first = next(iter(read_comparison(path / "comparison.json").runs), None)
+        example = f", such as {path / first.directory}" if first else ""
+        raise CheckpointError(f"{path}: holds a comparison: load one of its runs{example}")
+    run = read_run(path)
+    if not run.finished:
+        raise CheckpointError(f"{path}: the run has not finished: continue it with --resume")
+    return TrainedRun.of(run, trust_code)
 
 
 def compare(
@@ -89,7 +115,7 @@ def compare(
     progress: Progress | None = None,
     jobs: int = 1,
     track: Sequence[str] = (),
-) -> Comparison:
+) -> Comparison[TrainedRun]:
     """Run several methods on the same federation, with the same seeds.
 
     Args:
@@ -128,7 +154,7 @@ def sweep(
     jobs: int = 1,
     budget: float | None = None,
     yes: bool = False,
-) -> Comparison:
+) -> Comparison[TrainedRun]:
     """Run every combination of some values of options; what is finished is never run again.
 
     Runs are found by their configuration: where it has changed, that run alone is repeated.
@@ -162,9 +188,7 @@ def sweep(
     if waiting > MANY and not yes:
         expected = estimate(plan, directory, jobs)
         raise ConfigError(f"more than {number(MANY)} runs: {expected}: add --yes to start, perhaps with --budget")
-    return plan.run(
-        directory, resume=True, progress=progress or Progress(), jobs=jobs, report=write_report, budget=budget
-    )
+    return _carry_out(plan, directory, progress or Progress(), jobs, budget=budget)
 
 
 def tune(
@@ -213,6 +237,7 @@ def tune(
         jobs=jobs,
         deadline=None if budget is None else time.monotonic() + budget,
         progress=progress,
+        measure=_measure,
     )
 
 
@@ -222,10 +247,10 @@ def forget(
     *,
     trust_code: bool = False,
     progress: Progress | None = None,
-) -> Run | None:
+) -> TrainedRun | None:
     """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part.
 
-    See :func:`protofed.experiments.forgetting.forget`.
+    See :func:`protofed.trained.forgetting.forget`.
 
     Args:
         run: The run, or its directory.
@@ -237,10 +262,11 @@ def forget(
     Raises:
         ProtofedError: If nothing can be taken out; the run is then as before.
     """
-    from protofed.experiments.forgetting import forget as take_out
+    from protofed.trained.forgetting import forget as take_out
 
     directory = Path(run.directory if isinstance(run, Run) else run)
-    return take_out(directory, client, trust_code, progress=_receivers(progress, ()), report=write_report)
+    rest = take_out(directory, client, trust_code, progress=_receivers(progress, ()), report=write_report)
+    return None if rest is None else TrainedRun.of(rest, trust_code)
 
 
 def worth(
@@ -266,7 +292,7 @@ def worth(
         ProtofedError: As :func:`compare`.
     """
     from protofed.analysis.report.worth import write_worth
-    from protofed.experiments.worth import ALONE, TOGETHER, measure, overrides_of, recipe_of
+    from protofed.trained.worth import ALONE, TOGETHER, measure, overrides_of, recipe_of
 
     tree = recipe_of(str(source))
     chosen = _chosen(tree, (TOGETHER, ALONE), seeds, overrides_of(tree, overrides or {}))
@@ -301,15 +327,12 @@ def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:
         progress = in_notebook()
     if not track:
         return progress or Progress()
-    from protofed.experiments.progress import Several
     from protofed.experiments.tracking import trackers
 
     return Several([progress or Progress(), *trackers([track] if isinstance(track, str) else track)])
 
 
-def figure(
-    name: str, runs: Run | Comparison | str | Path | Sequence[Run | Comparison | str | Path], **options: Any
-) -> Figure:
+def figure(name: str, runs: Shown | Sequence[Shown], **options: Any) -> Figure:
     """Draw a figure.
 
     Args:
@@ -330,8 +353,30 @@ def figure(
 
 
 def _compare(
-    tree: Tree, out: str | Path | None, resume: bool, progress: Progress | None, jobs: int = 1
-) -> Comparison:
+    tree: Tree, out: str | Path | None, resume: bool, progress: Progress, jobs: int = 1
+) -> Comparison[TrainedRun]:
     plan = Plan.of(tree)
-    directory = place_for(out, plan.recipe, resume=resume)
-    return plan.run(directory, resume=resume, progress=progress or Progress(), jobs=jobs, report=write_report)
+    return _carry_out(plan, place_for(out, plan.recipe, resume=resume), progress, jobs, resume)
+
+
+def _carry_out(
+    plan: Plan, directory: Path, progress: Progress, jobs: int, resume: bool = True, budget: float | None = None
+) -> Comparison[TrainedRun]:
+    found = plan.run(
+        directory,
+        resume=resume,
+        progress=progress,
+        jobs=jobs,
+        report=write_report,
+        measure=_measure,
+        budget=budget,
+    )
+    runs = {label: [TrainedRun.of(run) for run in group] for label, group in found.runs.items()}
+    return Comparison(found.directory, runs, found.axes, found.waiting, found.failed)
+
+
+def _measure(run: Run) -> Metrics:
+    """Compute and store the metrics of a run; only then, scikit-learn is imported."""
+    from protofed.trained.metrics import measure
+
+    return measure(run)

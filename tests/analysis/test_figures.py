@@ -50,7 +50,7 @@ def test_of_one_run(run_at, name):
 
 def test_confusion_matrices_are_of_all_clients_or_of_one(run_at):
     run = load_run(run_at(metrics=True))
-    matrix = run.metrics.overall.matrix(3)
+    matrix = run.measured.overall.matrix(3)
     texts = drawn(figures.get("confusion")([run]))
     assert [t for t in texts if t.isdigit()] == [str(n) for n in matrix.flatten() if n]
     assert "client_01" in drawn(figures.get("confusion")([run], client="client_01"))

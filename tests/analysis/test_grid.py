@@ -24,7 +24,7 @@ from protofed.runs import (
     ClientDescription,
     FederationDescription,
     RoundRecord,
-    RunData,
+    Run,
     axes_of,
     load_runs,
 )
@@ -32,15 +32,13 @@ from protofed.runs import (
 AXES = {"attack": ["none", "one"], "rule": ["mean", "median"]}
 
 
-def run(
-    values: tuple[str, ...], accuracies: list[float], *, seed: int = 0, attackers: tuple[str, ...] = ()
-) -> RunData:
+def run(values: tuple[str, ...], accuracies: list[float], *, seed: int = 0, attackers: tuple[str, ...] = ()) -> Run:
     clients = [ClientDescription(f"c{i}", "", 0, 0, [0], [10 * (i + 1)]) for i in range(len(accuracies))]
     rules = ("head", "global")
     scored = Accuracy(dict.fromkeys(rules, 0.0), dict.fromkeys(rules, accuracies), dict.fromkeys(rules, (0.0, 0.0)))
     record = RoundRecord(1, [c.name for c in clients], scored, attack=Attack(list(attackers)))
     config = {"method": {"name": "fedproto"}, "seed": seed}
-    return RunData(Path("x"), config, FederationDescription(["0"], clients), [record], None, "fedproto", values)
+    return Run(Path("x"), config, FederationDescription(["0"], clients), [record], None, "fedproto", values)
 
 
 def test_only_honest_clients_count_on_both_sides_of_a_loss():

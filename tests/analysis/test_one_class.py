@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
+from protofed import load_run
 from protofed.cli import main as cli
-from protofed.experiments import load_run
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
 from protofed.runs import load_runs
@@ -83,7 +83,7 @@ def right(hospitals, table: str) -> float:
 def test_a_run_says_what_the_accuracy_of_such_a_site_is_worth(hospitals, command):
     out, _ = command(f"run hospital-tables method.name=beacon {DATA} --quiet --out beacon")
     (told,) = [line for line in out.splitlines() if line.startswith("Trained on one class alone: ")]
-    run = load_run("beacon").data
+    run = load_run("beacon")
     assert told.startswith(NORTH)
     assert told.endswith("Predictions for it are by all_classes.")
     scores = run.client_accuracies("head")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from protofed.analysis.tables import results_table, summaries_of, traffic_table
-from protofed.experiments import Run
-from protofed.runs import load_run
+from protofed.runs import Summary, load_run
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def printed(run_at):
         for method in methods:
             for seed in seeds:
                 path = run_at(f"{method}{seed}", method, seed=seed, **options)
-                summary = change(json.loads((path / "summary.json").read_text()))
-                summary["main_rule"] = load_run(path).main_rule
-                runs.setdefault(method, []).append(Run(path, summary, []))
+                run, tree = load_run(path), change(json.loads((path / "summary.json").read_text()))
+                summary = Summary.from_dict({**tree, "main_rule": run.main_rule}, "summary.json")
+                runs.setdefault(method, []).append(replace(run, summary=summary))
         groups = summaries_of(runs)
         console = Console(file=io.StringIO(), width=width)
         console.print(results_table(groups))
@@ -42,17 +42,17 @@ def line(lines, *start: str) -> list[str]:
 
 def test_every_rule_with_both_means(printed):
     runs, lines, text = printed("fedproto", validation=True, on="union", rule="local")
-    outcomes = runs["fedproto"][0].summary["accuracy"]
+    outcomes = runs["fedproto"][0].outcome.accuracy
     head = outcomes["head"]
     titles = [words[0] for words in lines if len(words) == 5]
     assert titles == ["final", "clients", "best_validated", "best", "clients", "converged", "union", "unseen"][1:]
-    assert line(lines, "fedproto", "final")[0] == f"{100 * head['final']:.1f}"
-    assert line(lines, "clients")[0] == f"{100 * head['client_mean']:.1f}±{100 * head['client_std']:.1f}"
+    assert line(lines, "fedproto", "final")[0] == f"{100 * head.final:.1f}"
+    assert line(lines, "clients")[0] == f"{100 * head.client_mean:.1f}±{100 * head.client_std:.1f}"
     best = lines.index(next(words for words in lines if words[:1] == ["best"]))
-    assert lines[best][1] == f"{100 * head['best']:.1f}"
-    assert lines[best + 1][1] == f"{100 * head['best_client_mean']:.1f}±{100 * head['best_client_std']:.1f}"
-    assert line(lines, "unseen") == [f"{100 * o['unseen']['final']:.1f}" for o in outcomes.values()]
-    assert line(lines, "converged")[0] == str(head["rounds_to_convergence"])
+    assert lines[best][1] == f"{100 * head.best:.1f}"
+    assert lines[best + 1][1] == f"{100 * head.best_client_mean:.1f}±{100 * head.best_client_std:.1f}"
+    assert line(lines, "unseen") == [f"{100 * o.unseen.final:.1f}" for o in outcomes.values()]
+    assert line(lines, "converged")[0] == str(head.rounds_to_convergence)
     assert "Main rule: local." in text
     assert "best_validated: on test data, in the round that is best on validation data" in text
 
@@ -92,9 +92,9 @@ def test_parameters_of_sending_and_of_all_rounds(printed):
 
 def test_seeds_are_averaged(printed):
     runs, lines, _ = printed("local", seeds=(0, 1))
-    finals = [run.summary["accuracy"]["head"] for run in runs["local"]]
-    mean = sum(100 * f["client_mean"] for f in finals) / 2
-    spread = sum(100 * f["client_std"] for f in finals) / 2
+    finals = [run.outcome.accuracy["head"] for run in runs["local"]]
+    mean = sum(100 * f.client_mean for f in finals) / 2
+    spread = sum(100 * f.client_std for f in finals) / 2
     assert line(lines, "clients") == [f"{mean:.1f}±{spread:.1f}"]
     assert "±" in line(lines, "local", "final")[0]
 

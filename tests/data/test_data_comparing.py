@@ -9,7 +9,7 @@ import pytest
 
 from protofed.cli import main as cli
 from protofed.data import DataOptions, load
-from protofed.data.comparing import Finding, Site, compare
+from protofed.data.comparing import Mismatch, Site, compare
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError
 from protofed.options import build_options
@@ -258,7 +258,7 @@ def test_a_finding_names_site_column_and_values():
         DataOptions(),
     )  # fmt: skip
     problem = "column 'sex' has 'Male' beside 'm'"
-    assert found == Finding("b", "sex", ("Male",), problem, renames={"Male": "m"})
+    assert found == Mismatch("b", "sex", ("Male",), problem, renames={"Male": "m"})
 
 
 def test_text_of_sites_is_shown_in_one_short_line(tmp_path):

@@ -243,9 +243,9 @@ def test_mistakes_are_told_in_one_line(typed, told, tmp_path, monkeypatch, capsy
     ids=["beside", "dealt"],
 )
 def test_predictions_of_raw_samples_are_those_of_the_run(typed, tmp_path, monkeypatch, capsys):
-    from protofed.experiments.metrics import data_of
-    from protofed.experiments.trained import open_client
     from protofed.runs import load_run
+    from protofed.trained.metrics import data_of
+    from protofed.trained.opening import open_client
 
     out = tmp_path / "out"
     status, _, errors = command(

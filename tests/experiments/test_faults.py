@@ -26,7 +26,7 @@ from protofed.experiments.assemble import assemble
 from protofed.rounds import Saving, checkpoint, load_checkpoint, save_checkpoint
 from protofed.storage import snapshots
 from protofed.storage.files import remove_partial, write_bytes
-from protofed.visits.roster import Frozen
+from protofed.visits.roster import StoreSnapshot
 from support import experiment, few, ordinary, write_vectors
 
 SMALL = {
@@ -68,7 +68,7 @@ class At(protofed.Progress):
         self.at, self.act = round, act
 
     def round(self, label, record) -> None:
-        if record["round"] == self.at:
+        if record.round == self.at:
             self.act()
 
 
@@ -160,13 +160,13 @@ def beside(monkeypatch) -> None:
 
 @pytest.mark.parametrize("clients_in", ["memory", "disk"])
 def test_a_checkpoint_beside_the_training_is_that_of_its_round(tmp_path, monkeypatch, beside, clients_in):
-    write, held = Frozen.write, threading.Event()
+    write, held = StoreSnapshot.write, threading.Event()
 
-    def late(self: Frozen, file: BinaryIO) -> Any:
+    def late(self: StoreSnapshot, file: BinaryIO) -> Any:
         held.wait(60)
         return write(self, file)
 
-    monkeypatch.setattr(Frozen, "write", late)
+    monkeypatch.setattr(StoreSnapshot, "write", late)
     settings = {**SMALL, "execution.clients_in": clients_in}
     federation, _ = assemble(resolve(apply_overrides(load_recipe("quickstart"), settings)))
     saving, run = Saving(tmp_path / "checkpoint"), federation.run()
@@ -245,7 +245,7 @@ def test_a_clock_that_jumps(tmp_path, monkeypatch, undisturbed):
     run = protofed.run("quickstart", SMALL, out=tmp_path / "run")
     assert tensors(tmp_path / "run") == undisturbed
     for record in run.rounds:
-        assert all(0 <= seconds < 600 for seconds in record["seconds"].values())
+        assert all(0 <= seconds < 600 for seconds in record.seconds.values())
 
 
 def test_half_written_files_of_a_killed_run_go(tmp_path):

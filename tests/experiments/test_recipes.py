@@ -136,8 +136,8 @@ def test_a_round_of_a_recipe(name, folder, tmp_path):
     small = {"partition.k": 4} if "k" in load_recipe(name)["partition"] else {"data.samples": 600}
     overrides = {"method.name": name.partition("-")[0], "rounds": 1, "data.data_dir": str(real_data(folder).parent)}
     done = run(name, {**overrides, **small}, out=tmp_path)
-    assert done.summary["rounds"] == 1
-    assert 0 <= done.summary["accuracy"][next(iter(done.summary["accuracy"]))]["best"] <= 1
+    assert done.outcome.rounds == 1
+    assert all(0 <= outcome.best <= 1 for outcome in done.outcome.accuracy.values())
 
 
 SETTINGS = ("scarce", "cifar10-scarce", "many-clients", "unseen", "newcomer", "shift", "many-classes")
@@ -175,7 +175,7 @@ def test_two_rounds_of_a_setting(arm, tmp_path):
         "method.name": arm,
     }
     done = run("scarce", {**small, "data.data_dir": str(real_data("mnist").parent)}, out=tmp_path)
-    rule = next(iter(done.summary["accuracy"].values()))
-    assert {"union", "newcomers"} <= rule.keys()
+    rule = next(iter(done.outcome.accuracy.values()))
+    assert None not in (rule.union, rule.newcomers)
     assert "Newcomers" in done.report.read_text(encoding="utf-8")
-    assert done.summary["method"] == resolve(load_recipe("scarce"), method=arm).method
+    assert done.summary.method == resolve(load_recipe("scarce"), method=arm).method

@@ -74,7 +74,7 @@ def test_a_finished_run_stays_what_it_is(run, monkeypatch, capsys):
     assert "fedproto" in out
     assert {name for name in after if after[name] != before.get(name)} <= {"report.html"}
     assert before.keys() == after.keys()
-    assert protofed.load_run(run).summary["method"] == "fedproto"
+    assert protofed.load_run(run).summary.method == "fedproto"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import torch
 from safetensors import safe_open
 
 import protofed
+from protofed import load_run
 from protofed.config.schema import every_method
 from protofed.errors import ConfigError, ModelError
-from protofed.experiments import load_run, resolve
+from protofed.experiments import resolve
 from protofed.experiments.loading import load_data
 from support import SMALL_RUN, command, few, write_vectors
 
@@ -39,19 +40,19 @@ def runs(tmp_path_factory):
 
 
 def held_by(run, client):
-    return {c.name: c.test for c in load_data(resolve(run.data.config)).clients}[client].x
+    return {c.name: c.test for c in load_data(resolve(run.config)).clients}[client].x
 
 
 @pytest.mark.parametrize("method", every_method())
 def test_a_module_is_the_rule_that_predict_names(method, runs):
     """Softmax of its scores are the probabilities, the largest is the label; without a rule, the main rule."""
     run = runs(method)
-    for client in run.clients:
+    for client in run.names:
         x = held_by(run, client)
         for rule in ("", *run.client(client).rules):
             found, model = run.predict(client, x, rule), run.model(client, rule)
             scores = model(x)
-            assert model.rule == found.rule == (rule or run.data.main_rule)
+            assert model.rule == found.rule == (rule or run.main_rule)
             assert scores.double().softmax(-1).numpy() == pytest.approx(found.probabilities, abs=1e-6), rule
             assert scores.argmax(-1).tolist() == found.labels.tolist(), rule
             assert (model.class_names, model.input_shape) == (tuple(run.class_names), (1, 8, 8))

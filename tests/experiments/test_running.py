@@ -34,7 +34,7 @@ class StopAfter(Progress):
         self.rounds = rounds
 
     def round(self, label, record):
-        if record["round"] == self.rounds:
+        if record.round == self.rounds:
             raise KeyboardInterrupt
 
 
@@ -54,7 +54,7 @@ def test_networks_that_a_method_adds_are_reported_with_their_size(method, added,
     assert client["extras"] == added
     assert ("Added by the method" in (tmp_path / "run" / "report.html").read_text()) is bool(added)
     if method == "fml":
-        assert run.summary["communication"]["parameters_down_per_round"] == 4 * SHARED
+        assert run.outcome.communication.parameters_per_round["down"] == 4 * SHARED
 
 
 def test_a_run_directory_can_be_read_without_this_package(tmp_path):
@@ -73,7 +73,7 @@ def test_a_run_directory_can_be_read_without_this_package(tmp_path):
         *(f"clients/{name}/{part}.safetensors" for name in clients for part in ("model", "state")),
     }
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary == result.summary
+    assert summary == result.summary.to_dict()
     assert (summary["method"], summary["seed"], summary["rounds"]) == ("fedproto", 0, 3)
     for rule in ("head", "local", "global", "global_own"):
         assert set(summary["accuracy"][rule]) - {"rounds_to_convergence"} == {
@@ -91,7 +91,7 @@ def test_a_run_directory_can_be_read_without_this_package(tmp_path):
     assert set(summary["seconds"]) == {"total", "training", "evaluation", "aggregation"}
     assert summary["peak_memory_bytes"] > 1e7
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
-    assert rounds == result.rounds
+    assert rounds == [record.to_dict() for record in result.rounds]
     assert [r["round"] for r in rounds] == [1, 2, 3]
     assert summary["communication"]["bytes_up_total"] == sum(r["bytes"]["up"] for r in rounds)
     prototypes = load_file(tmp_path / "run" / "prototypes.safetensors")
@@ -109,7 +109,7 @@ def test_a_run_directory_can_be_read_without_this_package(tmp_path):
 def test_config_toml_repeats_the_run(tmp_path):
     first = protofed.run("quickstart", {**SMALL, "method.name": "fedproto"}, out=tmp_path / "a")
     second = protofed.run(tmp_path / "a" / "config.toml", out=tmp_path / "b")
-    assert first.summary["accuracy"] == second.summary["accuracy"]
+    assert first.outcome.accuracy == second.outcome.accuracy
 
 
 def test_resume_after_an_interrupt_equals_an_uninterrupted_run(tmp_path):
@@ -121,7 +121,7 @@ def test_resume_after_an_interrupt_equals_an_uninterrupted_run(tmp_path):
     with pytest.raises(ConfigError, match=r"holds an unfinished run .* pass --resume"):
         protofed.run("quickstart", overrides, out=tmp_path / "cut")
     resumed = protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
-    assert resumed.summary["accuracy"] == whole.summary["accuracy"]
+    assert resumed.outcome.accuracy == whole.outcome.accuracy
     for path in (tmp_path / "whole").rglob("*.safetensors"):
         assert path.read_bytes() == (tmp_path / "cut" / path.relative_to(tmp_path / "whole")).read_bytes()
     again = protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
@@ -171,7 +171,7 @@ def test_two_processes_do_not_run_in_one_directory(tmp_path):
 
     run = protofed.run("quickstart", overrides, out=out, progress=Disturbed())
     alone = protofed.run("quickstart", overrides, out=tmp_path / "alone")
-    assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in alone.rounds]
+    assert [record.accuracy for record in run.rounds] == [record.accuracy for record in alone.rounds]
     assert protofed.run("quickstart", overrides, out=out, resume=True).summary == run.summary
 
 
@@ -213,7 +213,7 @@ def test_compare_runs_every_method_and_seed_on_the_same_split(tmp_path):
     assert {name: len(runs) for name, runs in result.runs.items()} == {"local": 2, "fedproto": 2}
     assert result.report.is_file()
     summary = result.summary
-    finals = [run.summary["accuracy"]["head"]["final"] for run in result.runs["local"]]
+    finals = [run.outcome.accuracy["head"].final for run in result.runs["local"]]
     assert summary["local"]["head"]["final_mean"] == pytest.approx(sum(finals) / 2)
     splits = [
         json.loads((run.directory / "federation.json").read_text())["clients"]
@@ -249,19 +249,19 @@ def test_what_is_wrong_with_the_last_method_is_told_before_the_first_runs(tmp_pa
 def test_validation_gives_an_honest_figure(tmp_path):
     overrides = {**SMALL, "method.name": "local", "data.validation_fraction": 0.2}
     run = protofed.run("quickstart", overrides, out=tmp_path / "run")
-    head = run.summary["accuracy"]["head"]
-    validated = [r["validation"]["head"]["weighted"] for r in run.rounds]
-    chosen = head["best_validated_round"]
+    head = run.outcome.accuracy["head"]
+    validated = [r.validation.weighted["head"] for r in run.rounds]
+    chosen = head.best_validated_round
     assert chosen == 1 + validated.index(max(validated))
-    assert head["best_validated"] == run.rounds[chosen - 1]["accuracy"]["head"]["weighted"]
+    assert head.best_validated == run.rounds[chosen - 1].accuracy.weighted["head"]
 
 
 def test_a_recipe_file_of_ones_own(tmp_path):
     recipe = {"rounds": 1, "data": {"source": "digits", "samples": 200, "clients": 2}, "model": {"name": "mlp"}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(recipe))
     run = protofed.run(tmp_path / "mine.toml", out=tmp_path / "run")
-    assert run.summary["recipe"] == "mine"
-    assert run.summary["method"] == "fedproto"
+    assert run.summary.recipe == "mine"
+    assert run.summary.method == "fedproto"
 
 
 @pytest.mark.slow

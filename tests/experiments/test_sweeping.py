@@ -119,8 +119,8 @@ def test_a_sweep_that_was_stopped_equals_one_that_was_not(given, tmp_path, monke
     whole = api.sweep(*chosen, out=tmp_path / "b")
     assert not resumed.waiting
     for ours, theirs in zip(resumed.runs.values(), whole.runs.values(), strict=True):
-        assert [r["accuracy"] for r in ours[0].rounds] == [r["accuracy"] for r in theirs[0].rounds]
-        assert [r["losses"] for r in ours[0].rounds] == [r["losses"] for r in theirs[0].rounds]
+        assert [r.accuracy for r in ours[0].rounds] == [r.accuracy for r in theirs[0].rounds]
+        assert [r.losses for r in ours[0].rounds] == [r.losses for r in theirs[0].rounds]
 
 
 def test_a_budget_that_is_spent_begins_nothing(given, tmp_path):
@@ -208,7 +208,7 @@ def test_a_table_of_any_two_options(given, tmp_path):
     assert turned.names == ["training.lr", "method", "method.gamma"]
     cell = pivot(runs, result.axes, columns="method.gamma").cells[("fedproto", "0.01"), "3"]
     assert table.cells[("fedproto", "3"), "0.01"] == cell
-    values = [run.summary["accuracy"]["global"]["final"] for run in result.runs["fedproto, 3, 0.01"]]
+    values = [run.outcome.accuracy["global"].final for run in result.runs["fedproto, 3, 0.01"]]
     assert cell.mean == pytest.approx(50 * sum(values))
     assert pivot_table(table).row_count == 2
     assert "not run" not in table.as_csv()
@@ -241,7 +241,7 @@ def test_a_figure_of_two_options_has_the_number_of_every_combination(given, tmp_
     result = api.sweep("quickstart", axes, ["fedproto"], [0], given, out=tmp_path)
     fig = figures.get("surface")(load_runs([tmp_path]), x="training.lr", y="method.gamma")
     texts = [text.get_text() for text in fig.axes[0].texts]
-    finals = [runs[0].summary["accuracy"]["global"]["final"] for runs in result.runs.values()]
+    finals = [runs[0].outcome.accuracy["global"].final for runs in result.runs.values()]
     assert sorted(texts) == sorted(f"{100 * value:.1f}" for value in finals)
     assert fig.axes[0].get_xlabel() == "training.lr"
     with pytest.raises(DataError, match=r"unknown option of these runs 'training\.lrr'"):

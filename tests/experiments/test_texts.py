@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("tokenizers", reason="wordllama is not installed: pip install 'protofed[text]'")
 
 from notes import write_notes
+from protofed import load_run
 from protofed.data import text
 from protofed.errors import ConfigError, DataError
-from protofed.experiments import load_run
 from support import command, few
 
 CLOSED = ("method.name=fedlda", "encoder.name=identity")
@@ -42,7 +42,7 @@ def test_run_and_predict(options, typed, tmp_path, monkeypatch, capsys):
     status, _, errors = typed("run", *options)
     assert status == 0, errors
     run = load_run(tmp_path / "out")
-    assert np.mean(run.rounds[-1]["accuracy"]["head"]["clients"]) > 0.8
+    assert np.mean(run.rounds[-1].accuracy.clients["head"]) > 0.8
     file = tmp_path / "data" / "clients" / "site0" / "test.csv"
     status, told, errors = command(
         monkeypatch, capsys, "predict", tmp_path / "out", "site0", file, "--rule", "head"
@@ -50,7 +50,7 @@ def test_run_and_predict(options, typed, tmp_path, monkeypatch, capsys):
     assert status == 0, errors
     frame = pd.read_csv(file)
     found = [row["class"] for row in csv.DictReader(io.StringIO(told))]
-    assert np.mean(frame["label"] == found) == pytest.approx(run.rounds[-1]["accuracy"]["head"]["clients"][0])
+    assert np.mean(frame["label"] == found) == pytest.approx(run.rounds[-1].accuracy.clients["head"][0])
     assert run.predict("site0", frame, rule="head").classes == found
 
 

@@ -79,7 +79,7 @@ def test_names_in_any_script_from_folder_to_checkpoint_and_report(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_experiment(chosen, tmp_path / "run", progress=AfterOne())
     run = run_experiment(chosen, tmp_path / "run", resume=True, report=write_report)
-    assert [r["participants"] for r in run.rounds] == [sorted(names)] * 2
+    assert [r.participants for r in run.rounds] == [sorted(names)] * 2
     assert sorted(p.name for p in (tmp_path / "run" / "clients").iterdir()) == sorted(names)
     report = run.report.read_text(encoding="utf-8")
     assert all(name in report for name in names)

@@ -9,7 +9,7 @@ import pytest
 
 from protofed import api
 from protofed.errors import CheckpointError, ConfigError
-from protofed.experiments.tuning import Range, Trial, space_of
+from protofed.experiments.tuning import SearchRange, Trial, space_of
 from protofed.runs import read_rounds
 from support import write_vectors
 
@@ -33,8 +33,8 @@ def given(tmp_path_factory) -> dict[str, object]:
 
 def test_a_space_has_ranges_choices_and_what_is_fixed():
     space, plain = space_of([*SPACE, "method.s=2..9", "method.base=fedproto,fedtgp", "rounds=4"])
-    assert space["method.lambda"] == Range(0.01, 100, log=True)
-    assert space["method.s"] == Range(2, 9)
+    assert space["method.lambda"] == SearchRange(0.01, 100, log=True)
+    assert space["method.s"] == SearchRange(2, 9)
     assert space["method.base"] == ("fedproto", "fedtgp")
     assert plain == {"rounds": 4}
 

@@ -263,7 +263,7 @@ def tensors(rng: random.Random, folder: Path) -> None:
 
     path = folder / "file.safetensors"
     path.write_bytes(mutated([run_files(folder)["prototypes.safetensors"]], rng))
-    found = vectors.Source(path, "", "global.prototypes", "global.present", 1, (0, 0, 0))
+    found = vectors.PrototypeFile(path, "", "global.prototypes", "global.present", 1, (0, 0, 0))
     content = vectors.read(found, 3)
     if content is not None:
         vectors.geometry(*content, ["a", "b", "c"])

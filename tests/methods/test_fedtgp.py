@@ -51,5 +51,5 @@ def test_recipes_keep_the_pull_of_fedtgp_where_steps_are_stable(recipe):
 @pytest.mark.slow
 def test_fedtgp_stays_sound_on_quickstart(tmp_path):
     run = protofed.run("quickstart", {"method.name": "fedtgp", "rounds": 100}, out=tmp_path / "run")
-    assert all(record["losses"]["total"] is not None and not record["refused"] for record in run.rounds)
-    assert run.summary["accuracy"]["global"]["final"] > 0.95
+    assert all(record.losses["total"] is not None and not record.refused for record in run.rounds)
+    assert run.outcome.accuracy["global"].final > 0.95

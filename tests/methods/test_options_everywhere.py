@@ -130,7 +130,9 @@ def test_nodes(variant, tmp_path: Path):
     finally:
         torch.set_num_threads(threads)
     told = ("accuracy", "losses", "bytes", "participants")
-    assert [{k: r[k] for k in told} for r in remote.rounds] == [{k: r[k] for k in told} for r in local.rounds]
+    assert [[getattr(r, k) for k in told] for r in remote.rounds] == [
+        [getattr(r, k) for k in told] for r in local.rounds
+    ]
     states = [tmp_path / side / "server.safetensors" for side in ("local", "remote")]
-    assert [path.exists() for path in states] == [bool(local.rounds[0]["bytes"]["up"])] * 2
+    assert [path.exists() for path in states] == [bool(local.rounds[0].bytes["up"])] * 2
     assert len({path.read_bytes() for path in states if path.exists()}) <= 1

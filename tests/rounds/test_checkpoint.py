@@ -12,7 +12,7 @@ from protofed.rounds import RoundRecord, ServerState, load_checkpoint, save_chec
 from protofed.runs import Findings
 from protofed.storage.files import read_json, write_bytes
 from protofed.visits import Roster
-from protofed.visits.roster import Frozen
+from protofed.visits.roster import StoreSnapshot
 from support import experiment, ordinary
 
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_nothing_e
 ):
     save(federation, tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Frozen, "write", lambda frozen, file: file.prototypes)
+        patch.setattr(StoreSnapshot, "write", lambda frozen, file: file.prototypes)
         with pytest.raises(AttributeError):
             save(federation, tmp_path, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["round-000001"]

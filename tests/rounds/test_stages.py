@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from protofed import load_run
 from protofed.errors import ConfigError
-from protofed.experiments.running import load_run, run_experiment
+from protofed.experiments.running import run_experiment
 from protofed.rounds import Stage
 from support import build, experiment, ordinary, uploads
 
@@ -76,8 +77,8 @@ def test_a_run_says_which_stages_it_had(tmp_path):
         "fedproto", stages=[f"{HERE}:Halves"], data__samples=200, data__clients=3, partition__alpha=0.5
     )
     run = run_experiment(chosen, tmp_path / "run")
-    assert "Prototypes are halved." in run.data.federation.notes
-    assert load_run(tmp_path / "run").data.config["stages"] == [f"{HERE}:Halves"]
+    assert "Prototypes are halved." in run.federation.notes
+    assert load_run(tmp_path / "run").config["stages"] == [f"{HERE}:Halves"]
     assert chosen.key != experiment("fedproto", data__samples=200, data__clients=3, partition__alpha=0.5).key
 
 

@@ -11,7 +11,8 @@ import pytest
 import protofed
 from protofed.cli import main as cli
 from protofed.errors import CheckpointError
-from protofed.experiments.progress import JsonProgress, LineProgress, Several
+from protofed.experiments.progress import JsonProgress, LineProgress
+from protofed.experiments.running import Several
 from protofed.runs import RoundRecord, load_run
 from protofed.runs.findings import Findings
 from protofed.runs.records import Absence, Attack, Refusal
@@ -29,15 +30,13 @@ def record(number, refused=(), asked=("ann", "bob"), **values):
 
 
 def test_a_sound_round_says_nothing():
-    assert trouble(record(1).to_dict()) == ""
+    assert trouble(record(1)) == ""
     assert first_trouble([record(1)]) == ruin([record(1)]) == ""
 
 
 def test_the_first_round_that_is_not_finite_is_named():
-    rounds = [record(1), record(2, loss=float("nan")), record(3, ["bob"], loss=float("inf"))]
-    assert (
-        trouble(rounds[2].to_dict()) == f"losses are not finite and uploads of bob were refused as diverged: {HELP}"
-    )
+    rounds = [record(1), record(2, loss=None), record(3, ["bob"], loss=None)]
+    assert trouble(rounds[2]) == f"losses are not finite and uploads of bob were refused as diverged: {HELP}"
     assert first_trouble(rounds) == (
         f"Round 2: losses are not finite: {HELP}. "
         "At the end, bob had diverged (answers that are not finite count as wrong)."
@@ -52,11 +51,8 @@ def test_clients_and_terms_that_are_not_finite_are_named():
     first, second = record(1, ["ann"]), record(2, ["bob"])
     for each in (first, second):
         each.set_losses(trained)
-    assert (
-        trouble(first.to_dict())
-        == f"loss mine is not finite at ann and their uploads were refused as diverged: {HELP}"
-    )
-    assert trouble(second.to_dict()) == (
+    assert trouble(first) == f"loss mine is not finite at ann and their uploads were refused as diverged: {HELP}"
+    assert trouble(second) == (
         f"loss mine is not finite at ann and uploads of bob were refused as diverged: {HELP}"
     )
     assert RoundRecord.from_dict(first.to_dict(), "line 1").not_finite == {"ann": ["mine"]}
@@ -70,7 +66,7 @@ def test_clients_and_terms_that_are_not_finite_are_named():
 def test_a_round_that_was_lost_says_why():
     lost = record(2, robust=Findings(kept="secure aggregation: 2 of the 3 clients needed sent keys"))
     why = "the server kept its previous state: secure aggregation: 2 of the 3 clients needed sent keys"
-    assert trouble(lost.to_dict()) == why
+    assert trouble(lost) == why
     assert first_trouble([record(1), lost]) == f"Round 2: {why}."
     assert ruin([record(1), lost]) == ""
 
@@ -308,5 +304,5 @@ def test_lines_and_json_for_files(tmp_path):
         assert part in rounds[1]
     events = [json.loads(line) for line in objects.getvalue().splitlines()]
     assert [event["event"] for event in events] == ["started", "round", "round", "finished"]
-    assert events[2]["accuracy"] == run.rounds[1]["accuracy"]["global"]["weighted"]
-    assert events[3]["accuracy"]["head"] == run.summary["accuracy"]["head"]["final"]
+    assert events[2]["accuracy"] == run.rounds[1].accuracy.weighted["global"]
+    assert events[3]["accuracy"]["head"] == run.outcome.accuracy["head"].final

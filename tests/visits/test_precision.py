@@ -82,4 +82,4 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path, monkeypatch):
         protofed.run("quickstart", overrides, out=tmp_path / "cut", progress=StopAfterOne())
     monkeypatch.setattr(executors, "faster_in_bfloat16", lambda roster: list(roster.models))
     again = protofed.run("quickstart", overrides, out=tmp_path / "cut", resume=True)
-    assert [r["losses"] for r in again.rounds] == [r["losses"] for r in whole.rounds]
+    assert [r.losses for r in again.rounds] == [r.losses for r in whole.rounds]

@@ -278,7 +278,9 @@ def test_nodes_agree(simulated, tmp_path: Path):
     finally:
         torch.set_num_threads(threads)
     told = ("accuracy", "losses", "bytes")
-    assert [{k: r[k] for k in told} for r in remote.rounds] == [{k: r[k] for k in told} for r in local.rounds]
+    assert [[getattr(r, k) for k in told] for r in remote.rounds] == [
+        [getattr(r, k) for k in told] for r in local.rounds
+    ]
     for path in (tmp_path / "local").glob("server*.safetensors"):
         assert (tmp_path / "remote" / path.name).read_bytes() == path.read_bytes()
 

@@ -2,6 +2,6 @@
 
 from protofed.analysis.report import write_report
 from protofed.analysis.restore import prototypes
-from protofed.runs import RunData, load_run, load_runs, main_rule
+from protofed.runs import Run, load_run, load_runs, main_rule
 
-__all__ = ["RunData", "load_run", "load_runs", "main_rule", "prototypes", "write_report"]
+__all__ = ["Run", "load_run", "load_runs", "main_rule", "prototypes", "write_report"]

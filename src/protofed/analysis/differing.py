@@ -10,7 +10,7 @@ from functools import partial
 
 from protofed.analysis.gain import gain, own_classes
 from protofed.options import option_fields
-from protofed.runs import NOT_THE_METHODS, RunData, flat
+from protofed.runs import NOT_THE_METHODS, Run, flat
 from protofed.text import number
 
 NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}
@@ -21,7 +21,7 @@ LONGEST = 60
 """Most characters of a value that a line shows."""
 
 
-def remarks(runs: Sequence[RunData]) -> list[str]:
+def remarks(runs: Sequence[Run]) -> list[str]:
     """Return lines on the gain from exchanging, and on hyperparameters and models if methods differ in them.
 
     Runs are compared with those of the same values along the axes of their comparison.
@@ -29,7 +29,7 @@ def remarks(runs: Sequence[RunData]) -> list[str]:
     return [line for line in (gain(runs), own_classes(runs), hyperparameters(runs), models(runs)) if line]
 
 
-def hyperparameters(runs: Sequence[RunData]) -> str:
+def hyperparameters(runs: Sequence[Run]) -> str:
     """Return in one line in which hyperparameters methods differ; "" if in none."""
     found = {name: _groups(runs, partial(_value, name)) for name in _names(runs)}
     parts = [
@@ -40,14 +40,14 @@ def hyperparameters(runs: Sequence[RunData]) -> str:
     return f"Methods differ in {_listed(parts)}." if parts else ""
 
 
-def models(runs: Sequence[RunData]) -> str:
+def models(runs: Sequence[Run]) -> str:
     """Return in one line which models each method trains; "" if all train the same."""
     groups = _groups(runs, model_names)
     parts = [f"{_listed(names)}: {value}" for value, names in groups.items()]
     return f"Models differ: {'; '.join(parts)}." if len(parts) > 1 else ""
 
 
-def model_names(run: RunData) -> str:
+def model_names(run: Run) -> str:
     """Return the architectures of a run's clients, each with its number of parameters, and their fixed features."""
     kinds = dict.fromkeys((c.architecture, c.parameters) for c in run.clients)
     encoder = run.config.get("encoder", {}).get("name")
@@ -55,7 +55,7 @@ def model_names(run: RunData) -> str:
     return _listed([f"{name} with {number(size)} parameters" for name, size in kinds]) + features
 
 
-def _names(runs: Sequence[RunData]) -> list[str]:
+def _names(runs: Sequence[Run]) -> list[str]:
     """Return the dotted names of the hyperparameters to compare."""
     models = ("model.name", "model.shared", "model.members", "model.options.")
     options = (flat(run.config, (*NOT_THE_METHODS, "recipe", "method")) for run in runs)
@@ -63,7 +63,7 @@ def _names(runs: Sequence[RunData]) -> list[str]:
     return list(dict.fromkeys([*NAMES, *shared]))
 
 
-def _groups(runs: Sequence[RunData], of: Callable[[RunData], str]) -> dict[str, list[str]]:
+def _groups(runs: Sequence[Run], of: Callable[[Run], str]) -> dict[str, list[str]]:
     """Return value → methods that have it, where most methods differ in it; methods of the value "" are left out.
 
     Args:
@@ -78,7 +78,7 @@ def _groups(runs: Sequence[RunData], of: Callable[[RunData], str]) -> dict[str, 
     return max((group for group in groups if len({*map(tuple, group.values())}) > 1), key=len, default={})
 
 
-def _value(name: str, run: RunData) -> str:
+def _value(name: str, run: Run) -> str:
     """Return the value of an option, or that of the method on which the run's is based; "" if neither has it."""
     from protofed.methods import methods
 

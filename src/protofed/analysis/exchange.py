@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protofed.runs import RunData
+from protofed.runs import Run
 
 EXCHANGES = ("nothing", "prototypes", "logits", "part of the weights", "all weights")
 """Kinds of content that may cross the network, the least first."""
 
 
-def exchanges(run: RunData) -> str:
+def exchanges(run: Run) -> str:
     """Return what a run's method lets cross the network, one of :data:`EXCHANGES`; ``""`` if that is not known."""
     from protofed.methods import methods
 
@@ -19,7 +19,7 @@ def exchanges(run: RunData) -> str:
     return methods().get(run.method).exchanges
 
 
-def by_exchange(runs: Iterable[RunData]) -> dict[str, list[RunData]]:
+def by_exchange(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Return what crosses the network → the runs of such methods, the least first."""
     runs = list(runs)
     kinds = dict.fromkeys([*EXCHANGES, *map(exchanges, runs)])

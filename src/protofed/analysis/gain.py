@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from protofed.analysis.exchange import EXCHANGES, exchanges
 from protofed.analysis.paired import difference
-from protofed.runs import RunData, by_label, rule_of, settled
+from protofed.runs import Run, by_label, rule_of, settled
 from protofed.text import size
 
 
-def gain(runs: Sequence[RunData]) -> str:
+def gain(runs: Sequence[Run]) -> str:
     """Return in one line whether the best method that exchanges is ahead of the best that sends nothing.
 
     Each is taken by its main rule, over all clients' test samples after the last round, and both are compared on
@@ -23,7 +23,7 @@ def gain(runs: Sequence[RunData]) -> str:
     """
     if any(run.values for run in runs):
         return ""
-    sides: dict[bool, dict[str, list[RunData]]] = {True: {}, False: {}}
+    sides: dict[bool, dict[str, list[Run]]] = {True: {}, False: {}}
     for label, group in by_label(runs).items():
         if exchanges(group[0]) in EXCHANGES and any(run.evaluations for run in group):
             sides[exchanges(group[0]) != EXCHANGES[0]][label] = settled(group)
@@ -43,7 +43,7 @@ def gain(runs: Sequence[RunData]) -> str:
     )
 
 
-def own_classes(runs: Sequence[RunData]) -> str:
+def own_classes(runs: Sequence[Run]) -> str:
     """Return why training alone can be ahead, and where to look then; "" if no method sends nothing."""
     if all(run.outcome.communication.sent for run in runs if run.rounds) or len(by_label(runs)) < 2:
         return ""
@@ -60,19 +60,19 @@ def own_classes(runs: Sequence[RunData]) -> str:
     )
 
 
-def _finals(group: Sequence[RunData]) -> dict[int, float]:
+def _finals(group: Sequence[Run]) -> dict[int, float]:
     """Return seed → final accuracy in percent by the main rule."""
     rule = rule_of(group)
     return {run.seed: 100 * run.accuracy(rule)[run.last_evaluation] for run in group if run.accuracy(rule)}
 
 
-def _sent(group: Sequence[RunData]) -> str:
+def _sent(group: Sequence[Run]) -> str:
     """Return the bytes that all clients and the server sent, mean over seeds, and in how many rounds."""
     rounds = max(run.last_round for run in group)
     sent = statistics.fmean(run.outcome.communication.sent for run in group)
     return f"{size(round(sent))} in {rounds} round{'s' * (rounds > 1)}"
 
 
-def _mean(group: Sequence[RunData]) -> float:
+def _mean(group: Sequence[Run]) -> float:
     """Return the mean of the final accuracies; -inf without one."""
     return statistics.fmean(_finals(group).values() or [float("-inf")])

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protofed.runs import RunData
+from protofed.runs import Run
 
 Axes = Mapping[str, Sequence[str]]
 SERIOUS = 3.0
@@ -47,7 +47,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Row:
+class GridRow:
     """One method with one value of every axis but the first.
 
     Attributes:
@@ -61,7 +61,7 @@ class Row:
     cells: dict[str, Figures]
 
 
-def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
+def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
     """Return the rows of a comparison along axes, in the order in which methods and values are named.
 
     Args:
@@ -70,9 +70,9 @@ def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
     """
     first = {axis: values[0] for axis, values in axes.items()}
     by_place = {(run.arm, run.values, run.seed): run for run in runs if run.evaluations}
-    rows: dict[tuple[str, tuple[str, ...]], Row] = {}
+    rows: dict[tuple[str, tuple[str, ...]], GridRow] = {}
     for (method, values, seed), run in by_place.items():
-        row = rows.setdefault((method, values[1:]), Row(method, values[1:], {}))
+        row = rows.setdefault((method, values[1:]), GridRow(method, values[1:], {}))
         figures = row.cells.setdefault(values[0], Figures())
         reference = by_place.get((method, tuple(first.values()), seed))
         attacking = _attackers(run)
@@ -89,19 +89,19 @@ def rows_of(runs: Sequence[RunData], axes: Axes) -> list[Row]:
     order = [list(values) for values in list(axes.values())[1:]]
     methods = list(dict.fromkeys(row.method for row in rows.values()))
 
-    def place(row: Row) -> list[int]:
+    def place(row: GridRow) -> list[int]:
         return [methods.index(row.method), *(names.index(v) for names, v in zip(order, row.values, strict=True))]
 
     return sorted(rows.values(), key=place)
 
 
-def _attackers(run: RunData) -> set[str]:
+def _attackers(run: Run) -> set[str]:
     """Return the hostile clients at the last evaluation."""
     attack = next(record.attack for record in run.rounds if record.round == run.last_evaluation)
     return set(attack.clients) if attack else set()
 
 
-def _accuracy(run: RunData, rule: str, without: set[str]) -> float:
+def _accuracy(run: Run, rule: str, without: set[str]) -> float:
     """Return the final accuracy over the test samples of all clients but those in ``without``."""
     scored = zip(run.clients, run.client_accuracies(rule), strict=True)
     kept = [(a, sum(c.test)) for c, a in scored if a is not None and c.name not in without]
@@ -109,7 +109,7 @@ def _accuracy(run: RunData, rule: str, without: set[str]) -> float:
     return sum(accuracy * size for accuracy, size in kept) / total if total else 0.0
 
 
-def as_csv(rows: Sequence[Row], axes: Axes) -> str:
+def as_csv(rows: Sequence[GridRow], axes: Axes) -> str:
     """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds.
 
     Args:

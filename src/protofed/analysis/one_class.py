@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from protofed.runs import RunData, by_label
+from protofed.runs import Run, by_label
 from protofed.text import mean_std, percent
 
 NAMED = 12
@@ -15,7 +15,7 @@ SPLITS = 3
 NOTHING = mean_std([])
 
 
-def one_class(runs: Sequence[RunData]) -> str:
+def one_class(runs: Sequence[Run]) -> str:
     """Return a notice on the clients that trained on one class alone; "" if none did.
 
     Args:
@@ -61,23 +61,23 @@ def one_class(runs: Sequence[RunData]) -> str:
     return " ".join(sentences)
 
 
-def _lone(run: RunData) -> dict[int, int]:
+def _lone(run: Run) -> dict[int, int]:
     """Return the places of clients whose training samples are all of one class → that class."""
     return {i: client.only_class for i, client in enumerate(run.clients) if client.only_class is not None}
 
 
-def _opened(run: RunData) -> str:
+def _opened(run: Run) -> str:
     """Return the rule by which those clients answer, if it is another than the main rule; else ""."""
     rule = run.federation.open_rule
     return rule if rule != run.main_rule else ""
 
 
-def _of_own(run: RunData) -> list[tuple[float, int]]:
+def _of_own(run: Run) -> list[tuple[float, int]]:
     """Return for each of those clients its test samples of its class, and all its test samples."""
     return [(run.clients[i].test[label], sum(run.clients[i].test)) for i, label in _lone(run).items()]
 
 
-def _of_all(run: RunData) -> list[tuple[float, int]]:
+def _of_all(run: Run) -> list[tuple[float, int]]:
     """Return for each of those clients all clients' test samples of its class, and all their test samples."""
     held = [sum(column) for column in zip(*(client.test for client in run.clients), strict=True)]
     return [(held[label], sum(held)) for label in _lone(run).values()]
@@ -89,14 +89,14 @@ def _share(parts: Iterable[tuple[float, int]]) -> float | None:
     return numbers / totals if totals else None
 
 
-def _without(run: RunData) -> float | None:
+def _without(run: Run) -> float | None:
     """Return the final accuracy on the test samples of all other clients."""
     scores = run.client_accuracies(run.main_rule)
     others = [(a, sum(c.test)) for a, c in zip(scores, run.clients, strict=bool(scores)) if c.only_class is None]
     return _share((a * n, n) for a, n in others if a is not None)
 
 
-def _on_all(run: RunData, rule: str) -> float | None:
+def _on_all(run: Run, rule: str) -> float | None:
     """Return the mean accuracy of those clients on all clients' test samples; None if it was not measured."""
     union = run.rounds[-1].union if run.rounds else None
     values = union.clients.get(rule, []) if union else []

@@ -11,7 +11,7 @@ from itertools import product
 
 from protofed.analysis.paired import Interval, interval
 from protofed.errors import ConfigError, unknown_name
-from protofed.runs import RunData
+from protofed.runs import Run
 
 METRICS = {
     "final": "final test accuracy",
@@ -73,7 +73,7 @@ def written(cell: Interval) -> str:
 
 
 def pivot(
-    runs: Sequence[RunData],
+    runs: Sequence[Run],
     axes: Mapping[str, Sequence[str]],
     rows: str = "",
     columns: str = "",

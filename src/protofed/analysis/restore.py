@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.runs import Border, RunData
+from protofed.runs import Border, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ class ClientFeatures:
 
 
 def restore_features(
-    run: RunData,
+    run: Run,
     clients: Sequence[str] | None = None,
     most: int | None = None,
     seed: int = 0,
@@ -92,7 +92,7 @@ def restore_features(
     return features
 
 
-def prototypes(run: RunData, whose: str) -> dict[str, Tensor]:
+def prototypes(run: Run, whose: str) -> dict[str, Tensor]:
     """Return tensors of ``prototypes.safetensors``; none where the run has left no such file.
 
     Args:
@@ -114,7 +114,7 @@ def prototypes(run: RunData, whose: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
-def _check_code(run: RunData, trusted: bool) -> None:
+def _check_code(run: Run, trusted: bool) -> None:
     """Refuse a configuration that names code, which would be imported and called, unless that is wanted."""
     from protofed.experiments.ending import named_code
 
@@ -146,7 +146,7 @@ def _features(client: Member, model: SplitModel, most: int | None, seed: int) ->
     return ClientFeatures(client.name, torch.cat(parts) if parts else empty, samples.y)
 
 
-def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
+def used(run: Run, server: Prototypes | None) -> Prototypes | None:
     """Return the global prototypes as clients use them: what the method makes of the server's broadcast.
 
     They differ from the ``server``'s by ProtoNorm's γ or TinyProto's masks, and FixedETF has them without any
@@ -183,7 +183,7 @@ def used(run: RunData, server: Prototypes | None) -> Prototypes | None:
     return Prototypes.of(received)
 
 
-def sent(run: RunData, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
+def sent(run: Run, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
     """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are.
 
     Args:
@@ -203,7 +203,7 @@ def sent(run: RunData, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
     return tables
 
 
-def _method(run: RunData) -> Method | None:
+def _method(run: Run) -> Method | None:
     """Return the run's method; None for one that is not built in, or that needs the models as well."""
     import torch
 

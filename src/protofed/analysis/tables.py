@@ -10,14 +10,13 @@ from rich import box
 from rich.table import Table
 
 from protofed.analysis.exchange import EXCHANGES
-from protofed.analysis.grid import SERIOUS, Axes, Row
+from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.pivot import METRICS, Pivot
-from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, RunData, Summary, Traffic, by_label
+from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, Run, Summary, Traffic, by_label
 from protofed.text import mean_std, number, size
 
 if TYPE_CHECKING:
-    from protofed.experiments import Run
     from protofed.experiments.tuning import Trial
 
 
@@ -69,11 +68,8 @@ RULES = {
 
 
 def summaries_of(runs: Mapping[str, Sequence[Run]]) -> Groups:
-    """Return the summaries of runs; methods that exchange the same stand together."""
-    groups = {
-        name: [Summary.from_dict(run.summary, f"{run.directory / 'summary.json'}") for run in group]
-        for name, group in runs.items()
-    }
+    """Return the summaries of finished runs; methods that exchange the same stand together."""
+    groups = {name: [run.summary for run in group if run.summary] for name, group in runs.items()}
     return dict(sorted(groups.items(), key=lambda item: _place(_exchanges(item[1]))))
 
 
@@ -124,7 +120,7 @@ def traffic_table(groups: Groups) -> Table:
     return table
 
 
-def metrics_table(runs: Sequence[RunData]) -> Table:
+def metrics_table(runs: Sequence[Run]) -> Table:
     """Return the metrics of each method's runs that have some, mean ± std over them.
 
     Args:
@@ -138,15 +134,15 @@ def metrics_table(runs: Sequence[RunData]) -> Table:
     table.add_column("rule", no_wrap=True)
     for title in HEADLINES.values():
         table.add_column(title, justify="right", no_wrap=True)
-    for label, group in by_label(run for run in runs if run.metrics).items():
-        found = [run.metrics for run in group if run.metrics]
+    for label, group in by_label(run for run in runs if run.measured).items():
+        found = [run.measured for run in group if run.measured]
         for first, write in (((label, found[0].rule), overall_text), (("", "  clients"), spread_text)):
             cells = (write(found, name).replace("%", "").replace(" ± ", "±") for name in HEADLINES)
             table.add_row(*first, *cells)
     return table
 
 
-def grid_table(rows: Sequence[Row], axes: Axes) -> Table:
+def grid_table(rows: Sequence[GridRow], axes: Axes) -> Table:
     """Return a comparison along axes: one column per value of the first, losses of more than 3 points in red.
 
     Args:

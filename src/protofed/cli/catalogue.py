@@ -9,7 +9,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.options import option_rows
 
 
-class Entry(NamedTuple):
+class Listed(NamedTuple):
     """One entry of a list, with its options as ``(name, default, description)``."""
 
     name: str
@@ -17,11 +17,11 @@ class Entry(NamedTuple):
     options: list[tuple[str, Any, str]]
 
 
-def _methods() -> list[Entry]:
+def _methods() -> list[Listed]:
     from protofed.methods import methods
 
     return [
-        Entry(name, f"{m.summary} (exchanges {m.exchanges}{_cited(m.reference)})", option_rows(m.Options))
+        Listed(name, f"{m.summary} (exchanges {m.exchanges}{_cited(m.reference)})", option_rows(m.Options))
         for name, m in sorted(methods().items())
     ]
 
@@ -30,59 +30,61 @@ def _cited(reference: str) -> str:
     return f"; {reference}" if reference else ""
 
 
-def _models() -> list[Entry]:
+def _models() -> list[Listed]:
     from protofed.models import architectures, groups
 
-    single = [Entry(n, a.summary, option_rows(a.Options)) for n, a in sorted(architectures.items())]
-    return single + [Entry(n, f"group: {g.summary}", []) for n, g in sorted(groups.items())]
+    single = [Listed(n, a.summary, option_rows(a.Options)) for n, a in sorted(architectures.items())]
+    return single + [Listed(n, f"group: {g.summary}", []) for n, g in sorted(groups.items())]
 
 
-def _encoders() -> list[Entry]:
+def _encoders() -> list[Listed]:
     from protofed.models.encoders import encoders
 
-    own = [Entry(n, e.summary, option_rows(e.Options)) for n, e in sorted(encoders.items())]
-    return [Entry("auto", "scattering for images, random for anything else", []), *own]
+    own = [Listed(n, e.summary, option_rows(e.Options)) for n, e in sorted(encoders.items())]
+    return [Listed("auto", "scattering for images, random for anything else", []), *own]
 
 
-def _datasets() -> list[Entry]:
+def _datasets() -> list[Listed]:
     from protofed.data import datasets
 
-    return [Entry(n, d.summary, option_rows(d.Options)) for n, d in sorted(datasets.items())]
+    return [Listed(n, d.summary, option_rows(d.Options)) for n, d in sorted(datasets.items())]
 
 
-def _partitions() -> list[Entry]:
+def _partitions() -> list[Listed]:
     from protofed.data import partitions
 
-    return [Entry(n, p.summary, option_rows(p.Options)) for n, p in sorted(partitions.items())]
+    return [Listed(n, p.summary, option_rows(p.Options)) for n, p in sorted(partitions.items())]
 
 
-def _recipes() -> list[Entry]:
+def _recipes() -> list[Listed]:
     from protofed.config.schema import load_recipe, recipes
 
-    return [Entry(name, load_recipe(name).get("summary", ""), []) for name in recipes()]
+    return [Listed(name, load_recipe(name).get("summary", ""), []) for name in recipes()]
 
 
-def _variants() -> list[Entry]:
+def _variants() -> list[Listed]:
     from protofed.config.schema import variants
     from protofed.runs import flat
 
-    return [Entry(n, ", ".join(f"{k}={value}" for k, value in flat(v).items()), []) for n, v in variants().items()]
+    return [Listed(n, ", ".join(f"{k}={value}" for k, value in flat(v).items()), []) for n, v in variants().items()]
 
 
-def _figures() -> list[Entry]:
+def _figures() -> list[Listed]:
     from protofed.analysis.figures import figure_rows, figures
 
-    return [Entry(n, (d.__doc__ or "").strip().splitlines()[0], figure_rows(n)) for n, d in sorted(figures.items())]
+    return [
+        Listed(n, (d.__doc__ or "").strip().splitlines()[0], figure_rows(n)) for n, d in sorted(figures.items())
+    ]
 
 
-def _options() -> list[Entry]:
+def _options() -> list[Listed]:
     from protofed.config.schema import SCALARS, SECTIONS
 
     general = [(name, default, _SCALARS[name]) for name, default in SCALARS.items()]
     sections = [
-        Entry(n, (kind.__doc__ or "").strip().splitlines()[0], option_rows(kind)) for n, kind in SECTIONS.items()
+        Listed(n, (kind.__doc__ or "").strip().splitlines()[0], option_rows(kind)) for n, kind in SECTIONS.items()
     ]
-    return [Entry("general", "Options without a section.", general), *sections]
+    return [Listed("general", "Options without a section.", general), *sections]
 
 
 _SCALARS = {
@@ -105,7 +107,7 @@ KINDS = {
 }
 
 
-def entries(kind: str, names: Sequence[str] = ()) -> list[Entry]:
+def entries(kind: str, names: Sequence[str] = ()) -> list[Listed]:
     """Return the entries of a list.
 
     Args:

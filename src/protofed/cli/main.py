@@ -4,44 +4,43 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from protofed import __version__
-from protofed.apps.flower.cli import deploy
-from protofed.apps.ui import cli as ui
 from protofed.cli import trained as commands
+from protofed.cli.common import (
+    Budget,
+    DataDir,
+    Device,
+    Jobs,
+    Quiet,
+    Seeds,
+    console,
+    errors,
+    names_of,
+    overrides_of,
+    reported,
+    seeds_of,
+    signals,
+)
 from protofed.compute.imports import uncollected
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-
-if TYPE_CHECKING:
-    from protofed.experiments.progress import Kept
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Prototype-based federated learning: different models, different data, a few kilobytes per round.",
 )
-app.add_typer(deploy, name="deploy")
-console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
-errors = Console(stderr=True)
 
 Out = Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, one GPU such as cuda:1, or mps.")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with local copies of data sets (default: PROTOFED_DATA).")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
 LogFormat = Annotated[
     str, typer.Option(help="auto (bars in a terminal, else lines), text (lines) or json (one object per line).")
 ]
@@ -50,11 +49,6 @@ From = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
 ]
 Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
-Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")]
-Budget = Annotated[
-    str, typer.Option(help="Time after which no further round begins, e.g. 2h or 90m; the same command goes on.")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
@@ -99,21 +93,20 @@ def run(
     """Run a recipe: train, evaluate, and write a run directory with a report."""
     with uncollected():
         from protofed import api
-        from protofed.experiments.progress import Several, progress_bar
 
     recipe, items = _split_recipe(arguments or [])
-    overrides = _overrides(items, device, data_dir)
+    overrides = overrides_of(items, device, data_dir)
     if start is not None:
         overrides["model.start"] = str(start.resolve())
-    with _resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
+    with reported(quiet=quiet, log_format=log_format) as progress:
         result = api.run(
             recipe,
             overrides,
             out=out,
             resume=resume,
-            progress=Several([kept, shown]),
+            progress=progress,
             engine=engine,
-            track=_names(track),
+            track=names_of(track),
         )
     _show(result, table=log_format != "json")
 
@@ -142,20 +135,19 @@ def compare(
     """Run several methods on the same federation and compare them in one table and one report."""
     with uncollected():
         from protofed import api
-        from protofed.experiments.progress import Several, progress_bar
 
     recipe, items = _split_recipe(arguments or [])
-    with _resumable() as kept, progress_bar(console, quiet=quiet, log_format=log_format) as shown:
+    with reported(quiet=quiet, log_format=log_format) as progress:
         result = api.compare(
             recipe,
-            _names(methods),
-            [_integer(seed, "--seeds") for seed in _names(seeds)],
-            _overrides(items, device, data_dir),
+            names_of(methods),
+            seeds_of(seeds),
+            overrides_of(items, device, data_dir),
             out=out,
             resume=resume,
-            progress=Several([kept, shown]),
+            progress=progress,
             jobs=jobs,
-            track=_names(track),
+            track=names_of(track),
         )
     _show(result, table=log_format != "json")
 
@@ -183,8 +175,8 @@ def worth(
     with progress_bar(console, quiet=quiet or as_json, log_format="auto") as shown:
         result = api.worth(
             source,
-            [_integer(seed, "--seeds") for seed in _names(seeds)],
-            _overrides(items, device, data_dir),
+            seeds_of(seeds),
+            overrides_of(items, device, data_dir),
             out=out,
             progress=shown,
             jobs=jobs,
@@ -226,19 +218,18 @@ def sweep(
     with uncollected():
         from protofed import api
         from protofed.experiments.batch import seconds
-        from protofed.experiments.progress import Several, progress_bar
 
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
-    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
+    with reported(quiet=quiet, resume=False) as progress:
         result = api.sweep(
             recipe,
             items,
-            _names(methods),
-            [_integer(seed, "--seeds") for seed in _names(seeds)],
-            _overrides([], device, data_dir),
+            names_of(methods),
+            seeds_of(seeds),
+            overrides_of([], device, data_dir),
             out=out,
-            progress=Several([kept, shown]),
+            progress=progress,
             jobs=jobs,
             budget=limit,
             yes=yes,
@@ -274,18 +265,17 @@ def tune(
         from protofed import api
         from protofed.analysis.tables import trials_table
         from protofed.experiments.batch import seconds
-        from protofed.experiments.progress import Several, progress_bar
 
     limit = seconds(budget)
-    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet) as shown:
+    with reported(quiet=quiet, resume=False) as progress:
         result = api.tune(
             recipe,
             items,
             method,
-            [_integer(seed, "--seeds") for seed in _names(seeds)],
-            _overrides([], device, data_dir),
+            seeds_of(seeds),
+            overrides_of([], device, data_dir),
             out=out,
-            progress=Several([kept, shown]),
+            progress=progress,
             trials=trials,
             jobs=jobs,
             budget=limit,
@@ -300,64 +290,6 @@ def tune(
         best = " ".join(f"{name}={_toml(value)}" for name, value in result.best.values.items())
         console.print(f"Best: {best}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Trials: {result.directory / 'tuning.json'}", soft_wrap=True)
-
-
-@app.command()
-def reproduce(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="A paper or a part of one, e.g. protonorm/table1, gfpl/figure3a, fedproto/claim2; or all. "
-            "Without one, everything is listed with its state.",
-        ),
-    ] = "",
-    items: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME=VALUE]...", help="Options that differ from the paper's, e.g. rounds=30."),
-    ] = None,
-    scale: Annotated[
-        str, typer.Option(help="full: as printed; tenth: a tenth of the images; smoke: seconds, other data.")
-    ] = "full",
-    seeds: Seeds = "0,1,2",
-    jobs: Jobs = 1,
-    budget: Budget = "",
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or show what is there.")] = True,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE,…", help="Run only these cells, e.g. dataset=mnist; repeatable."),
-    ] = None,
-    rule: Annotated[
-        str, typer.Option(help="Show accuracies by another inference rule than the paper's, e.g. head.")
-    ] = "",
-    output: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
-    out: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduction"),
-    device: Device = "auto",
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-) -> None:
-    """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
-    with uncollected():
-        from protofed.apps.reproduction import cli as reproduction
-        from protofed.experiments.batch import seconds
-        from protofed.experiments.progress import Several, progress_bar
-
-    if "=" in target:
-        raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
-    numbers = tuple(_integer(seed, "--seeds") for seed in _names(seeds))
-    scope = reproduction.scope(scale, numbers, _overrides(items or [], "auto", None), rule)
-    if not target:
-        for line in reproduction.listing(scope, out):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        return
-    reproduction.check_kind(output)
-    cells = reproduction.only(only or [])
-    place = _overrides([], device, data_dir)
-    request = reproduction.Request(target, scope, out, jobs, seconds(budget), run, cells, place)
-    with _resumable(resume=False) as kept, progress_bar(console, quiet=quiet or not run) as shown:
-        found = reproduction.reproduce(request, Several([kept, shown]))
-    reproduction.show(
-        found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
-    )
 
 
 @app.command(name="list")
@@ -412,7 +344,7 @@ def inspect(
     with uncollected():
         from protofed.analysis.split import inspect_split
 
-    tables, drawn = inspect_split(recipe, _overrides(overrides or [], "auto", data_dir), out, console.width)
+    tables, drawn = inspect_split(recipe, overrides_of(overrides or [], "auto", data_dir), out, console.width)
     for table in tables:
         console.print(table)
     console.print(f"Drawn: {', '.join(str(path) for path in drawn)}", soft_wrap=True)
@@ -469,7 +401,7 @@ def _show(result: Any, *, table: bool = True) -> None:
     if table:
         _print(result)
     runs = [run for group in result.runs.values() for run in group] if isinstance(result, Comparison) else [result]
-    ruined = {str(run.directory): found for run in runs if (found := ruin(run.data.rounds))}
+    ruined = {str(run.directory): found for run in runs if (found := ruin(run.rounds))}
     for directory, found in ruined.items():
         text = f"{directory}: {found}" if len(runs) > 1 else found
         errors.print(f"[bold white on red]FAILED[/] [bold red]{escape(text)}[/]", highlight=False, soft_wrap=True)
@@ -485,8 +417,8 @@ def _print(result: Any) -> None:
     from protofed.experiments import Comparison
     from protofed.runs import load_runs
 
-    runs = result.runs if isinstance(result, Comparison) else {result.summary["method"]: [result]}
-    compared = load_runs([result.directory]) if isinstance(result, Comparison) else []
+    runs = result.runs if isinstance(result, Comparison) else {result.method: [result]}
+    compared = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
     if isinstance(result, Comparison) and result.axes:
         console.print(grid_table(rows_of(compared, result.axes), result.axes))
     else:
@@ -494,16 +426,16 @@ def _print(result: Any) -> None:
         console.print(results_table(groups))
         console.print()
         console.print(traffic_table(groups))
-    measured = [run for run in compared or [result.data] if run.metrics]
+    measured = [run for run in compared if run.measured]
     if measured:
         console.print()
         console.print(metrics_table(measured))
-    for line in remarks(compared):
+    for line in remarks(compared if isinstance(result, Comparison) else []):
         console.print(line, markup=False, highlight=False)
-    refused = sum(run.summary["refused"] for group in runs.values() for run in group)
+    refused = sum(run.outcome.refused for group in runs.values() for run in group)
     if refused:
         console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")
-    for text, ruined in warnings(compared or [result.data]):
+    for text, ruined in warnings(compared):
         if not ruined:
             console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {result.report}", soft_wrap=True)
@@ -566,19 +498,6 @@ def _split_recipe(arguments: list[str]) -> tuple[str, list[str]]:
     return "", arguments
 
 
-def _overrides(items: list[str], device: str, data_dir: Path | None) -> dict[str, Any]:
-    from protofed.config.schema import parse_overrides
-
-    overrides = parse_overrides(items)
-    if device != "auto":
-        overrides["execution.device"] = device
-    if data_dir is not None:
-        if not data_dir.is_dir():
-            raise ConfigError(f"--data-dir {data_dir}: no such folder")
-        overrides["data.data_dir"] = str(data_dir)
-    return overrides
-
-
 def _toml(value: Any) -> str:
     """Return a value as an override has it."""
     return (
@@ -590,27 +509,17 @@ def _toml(value: Any) -> str:
     )
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _integer(text: str, where: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{where}: {text!r} is not an integer") from None
-
-
-ui.register(app)
 app.add_typer(commands.app)
+for _entry in sorted(entry_points(group="protofed.commands"), key=lambda entry: entry.name):
+    _command = _entry.load()
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_entry.name)
+    else:
+        app.command(name=_entry.name)(_command)
 
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Error numbers of disk problems, which may also occur inside a library or while printing to a file."""
-
-
-_signals: list[int] = []
-"""Signals that asked this command to stop: SIGINT (Ctrl-C) or SIGTERM."""
 
 
 def main(command: typer.Typer = app) -> None:
@@ -619,10 +528,10 @@ def main(command: typer.Typer = app) -> None:
     Args:
         command: The command line: this one, or that of a program beside the package.
     """
-    _signals.clear()
+    signals.clear()
 
     def stop(number: int, frame: object) -> None:
-        _signals.append(number)
+        signals.append(number)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)  # a run ends and cleans up as after Ctrl-C
@@ -638,32 +547,7 @@ def main(command: typer.Typer = app) -> None:
         _fail(f"{error.filename or 'a file'}: cannot be written ({error.strerror})")
     except SystemExit as end:
         # Typer exits with 130 on a KeyboardInterrupt.
-        sys.exit(143 if signal.SIGTERM in _signals and end.code == 130 else end.code)
-
-
-@contextmanager
-def _resumable(*, resume: bool = True) -> Iterator[Kept]:
-    """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue.
-
-    Args:
-        resume: Whether the command needs ``--resume`` to go on.
-    """
-    from protofed.experiments.progress import Kept
-
-    kept = Kept()
-    try:
-        yield kept
-    except BaseException:
-        # A signal inside a C library may surface as one of the library's own exceptions.
-        if not _signals:
-            raise
-        goes_on = "; repeat the command" + " with --resume" * resume + " to continue"
-        if kept.running and resume:
-            place = next(iter(kept.running.values()))[0]
-            place = place.parent if (place.parent / "comparison.json").is_file() else place
-            goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
-        errors.print(escape(kept.told()) + escape(goes_on), highlight=False, soft_wrap=True)
-        raise KeyboardInterrupt from None
+        sys.exit(143 if signal.SIGTERM in signals and end.code == 130 else end.code)
 
 
 def _fail(reason: str) -> NoReturn:

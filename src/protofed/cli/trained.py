@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli.common import Directory, TrustCode, console
 from protofed.compute.imports import uncollected
 
-Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
 Rule = Annotated[
     str,
@@ -22,9 +21,6 @@ Rule = Annotated[
         help="Inference rule, e.g. head, global, prototypes (default: the run's main rule; for a client with "
         "samples of one class, the method's rule on all classes)."
     ),
-]
-TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
 ]
 
 
@@ -44,19 +40,16 @@ def metrics(
     They are written to metrics.json of each run, whose data must be at hand, and shown in its report.
     """
     with uncollected():
-        from rich.console import Console
-
         from protofed.analysis.report import write_report
         from protofed.analysis.tables import metrics_table
         from protofed.errors import CheckpointError
-        from protofed.experiments.metrics import store
         from protofed.runs import load_runs
+        from protofed.trained.metrics import store
 
     for run in load_runs(directories):
         if not run.finished:
             raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
         store(run, rule, trust_code)
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
     console.print(metrics_table(load_runs(directories)))
     for directory in directories:
         console.print(f"Report: {write_report([directory], directory / 'report.html')}", soft_wrap=True)
@@ -79,9 +72,9 @@ def predict(
 ) -> None:
     """Classify images or tables with a trained client, as CSV: the class, and the probability of every class."""
     with uncollected():
-        from protofed.experiments import load_run
-        from protofed.experiments.inputs import from_files
+        from protofed.api import load_run
         from protofed.storage.files import write_text
+        from protofed.trained.inputs import from_files
 
     trained = load_run(directory, trust_code).client(client)
     chosen = trained.rule(rule)
@@ -124,11 +117,12 @@ def export(
 ) -> None:
     """Write a client's model with its preprocessing, a rule and class names, and check it against predict."""
     with uncollected():
-        from protofed.experiments import exporting, load_run
+        from protofed.api import load_run
+        from protofed.trained import exporting
 
     suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
-    written = exporting.export(run.data, run.client(client), path, format, rule, samples or (), trust_code)
+    written = exporting.export(run, run.client(client), path, format, rule, samples or (), trust_code)
     typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}")
 
 
@@ -140,12 +134,11 @@ def forget(
 ) -> None:
     """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part."""
     with uncollected():
-        from protofed.analysis.report import write_report
+        from protofed import api
         from protofed.analysis.report.facts import again
-        from protofed.experiments import forgetting
         from protofed.runs import load_run
 
-    run = forgetting.forget(directory, client, trust_code, report=write_report)
+    run = api.forget(directory, client, trust_code=trust_code)
     if run is not None:
         typer.echo(
             f"Forgotten: {client}. The classifier is that of the other {len(run.clients)}. Report: {run.report}"
@@ -153,24 +146,3 @@ def forget(
         return
     typer.echo(f"Forgotten: {client}. The others learn of it when the server runs the rounds again:")
     typer.echo(again(load_run(directory), resume=True))
-
-
-@app.command()
-def audit(
-    directory: Directory,
-    out: Annotated[Path | None, typer.Option(help="The page (default: audit.html in RUN).")] = None,
-    trust_code: TrustCode = False,
-) -> None:
-    """Attack a finished run with what its server saw; write what was learned as a page, with audit.json beside it.
-
-    The run goes on for one round, without being changed, and a federation on other draws of the same data is
-    trained for as many rounds as the run, to fit the attacks on.
-    """
-    with uncollected():
-        from protofed.apps.audit import audit_run
-        from protofed.apps.audit.report import summary, write_audit
-
-    found = audit_run(directory, trust_code)
-    for sentence in summary(found):
-        typer.echo(sentence)
-    typer.echo(f"Report: {write_audit(found, out or directory / 'audit.html')}")

@@ -78,7 +78,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenColumns:
     """The columns of one table that are read.
 
     Attributes:
@@ -103,7 +103,7 @@ class Chosen:
         return [name for name in dict.fromkeys([self.label, self.id, *self.features]) if name]
 
 
-def choose(schema: Any, columns: Columns, where: str) -> Chosen:
+def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     """Choose the columns to read.
 
     Args:
@@ -142,7 +142,7 @@ def choose(schema: Any, columns: Columns, where: str) -> Chosen:
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise DataError(f"{where}: class names in the metadata of {label!r} are not a list of names")
     id = columns.id if columns.labelled else ""
-    return Chosen(label, id, features, encoded, listed, check_names(classes, where) if classes else None)
+    return ChosenColumns(label, id, features, encoded, listed, check_names(classes, where) if classes else None)
 
 
 def from_arrow(

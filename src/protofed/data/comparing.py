@@ -51,7 +51,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """What is probably wrong with the data of one site.
 
     Attributes:
@@ -87,7 +87,7 @@ def check(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ())
         raise DataError(told(findings))
 
 
-def told(findings: Sequence[Finding], named: bool = True) -> str:
+def told(findings: Sequence[Mismatch], named: bool = True) -> str:
     """Return findings and their remedies in one line.
 
     Args:
@@ -115,7 +115,7 @@ def told(findings: Sequence[Finding], named: bool = True) -> str:
     return f"{'; '.join(parts[:_SHOWN])}{more}: {'; '.join(list(remedies)[:_SHOWN])}"
 
 
-def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> list[Finding]:
+def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> list[Mismatch]:
     """Return what is probably wrong with the data of sites, each finding for a site that differs from most.
 
     These are: other columns, or another kind of column; identifiers; categories that are not declared; names in
@@ -159,21 +159,21 @@ def majority(values: Iterable[T], preferred: T | None = None) -> T:
     return preferred if preferred is not None and preferred in first else first[0]
 
 
-def _other_columns(site: Site, own: frozenset[str] | None, usual: frozenset[str] | None, home: str) -> Finding:
+def _other_columns(site: Site, own: frozenset[str] | None, usual: frozenset[str] | None, home: str) -> Mismatch:
     if own is None or usual is None:
         what = f"holds no table, but {home} does" if own is None else f"holds a table, but {home} does not"
-        return Finding(site.name, "", (), what, "use one form for all clients")
+        return Mismatch(site.name, "", (), what, "use one form for all clients")
     odd = sorted(usual - own or own - usual)
     has = ("lacks", "has") if usual - own else ("has", "lacks")
     what = f"{has[0]} the column {_listed(odd)}, which {home} {has[1]}"
     text = " [wordllama " in odd[0] and any(column.kind == "text" for column in site.columns or ())
     advice = "install the version of wordllama that the others have" if text else ""
-    return Finding(
+    return Mismatch(
         site.name, odd[0], (), what, advice or "all sites need the same columns (data.drop leaves some out)"
     )
 
 
-def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[Finding]:
+def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[Mismatch]:
     """Return the findings for a column that all sites have."""
     kinds = {kind: n for kind, n in Counter(column.kind for _, column in sites).items() if kind != "unknown"}
     if kinds.keys() <= {"number"}:
@@ -201,14 +201,14 @@ def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[F
             known |= set(column.categories)
             rest.append((site, column.categories))
             continue
-        found.append(Finding(site, name, values, what, advice, identifier=identifier))
+        found.append(Mismatch(site, name, values, what, advice, identifier=identifier))
     return found if declared else found + _names(name, rest, data.renamed.get(name, {}))
 
 
 # Names of classes and categories.
 
 
-def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str, str]) -> list[Finding]:
+def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str, str]) -> list[Mismatch]:
     """Return the findings for the names of classes (``column`` is "") or of the categories of a column.
 
     Args:
@@ -231,7 +231,7 @@ def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str
     for site, names in open_names:
         if own := {name: odd[name] for name in names if name in odd}:
             problem = f"{what} {_listed(list(own))} beside {_listed(sorted(set(own.values())))}"
-            found.append(Finding(site, column, tuple(own), problem, renames=own))
+            found.append(Mismatch(site, column, tuple(own), problem, renames=own))
     digits = {names: {name.isdecimal() for name in names} for names in votes}
     if found or any(len(kinds) > 1 for kinds in digits.values()) or len(set().union(*digits.values())) < 2:
         return found
@@ -239,7 +239,7 @@ def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str
     home = next(names for names in votes if usual in digits[names])
     advice = f'name them alike, as by {_option(column)}={{0 = "no"}}'
     return [
-        Finding(site, column, names, f"{what} {_listed(names)} where others have {_listed(home)}", advice)
+        Mismatch(site, column, names, f"{what} {_listed(names)} where others have {_listed(home)}", advice)
         for site, names in open_names
         if names and usual not in digits[names]
     ]

@@ -19,7 +19,7 @@ from protofed.untrusted.limits import Budget
 
 
 @dataclass(frozen=True)
-class ImageOptions(Options):
+class ImageDataOptions(Options):
     """Options of an image data set."""
 
     resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)", least=0)
@@ -44,7 +44,7 @@ class HubSpec:
     id: str = ""
     splits: tuple[str, ...] = ("train", "test")
     channels: int = 3
-    Options: type = ImageOptions
+    Options: type = ImageDataOptions
 
 
 SPECS = (

@@ -32,7 +32,7 @@ class Footprint(NamedTuple):
     largest: int = 0
 
 
-class Column(NamedTuple):
+class ColumnChunk(NamedTuple):
     """The location of one column of one row group.
 
     Attributes:
@@ -90,7 +90,7 @@ def footprint(file: BinaryIO, summary: Struct, names: list[str]) -> Footprint:
     return Footprint(size, largest)
 
 
-def _columns(summary: Struct) -> Iterator[Column]:
+def _columns(summary: Struct) -> Iterator[ColumnChunk]:
     rows = 0
     for group in _of(summary, 4, list):
         rows += _of(group, 3, int)
@@ -107,12 +107,12 @@ def _columns(summary: Struct) -> Iterator[Column]:
             path = [part.decode() for part in _of(column, 3, list)]
             if not path:
                 raise ValueError("a column without a name")
-            yield Column(path, *numbers)
+            yield ColumnChunk(path, *numbers)
     if rows != _of(summary, 3, int):
         raise ValueError(f"{summary[3]} rows announced, but {rows} in its row groups")
 
 
-def _pages(file: BinaryIO, column: Column) -> list[int]:
+def _pages(file: BinaryIO, column: ColumnChunk) -> list[int]:
     """Return the decompressed sizes of a column's pages."""
     at, end, values = column.begin, column.begin + column.length, 0
     sizes: list[int] = []

@@ -17,7 +17,7 @@ from protofed.experiments.executors import build_executor
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.rounds import Evaluation, Federation, Participation, ServerState
-from protofed.runs import Border, RunData, load_run
+from protofed.runs import Border, Run, load_run
 from protofed.samples import FederatedData
 from protofed.storage.files import read_tensors
 from protofed.visits import Executor, LocalTrainer, check_optimizers
@@ -97,7 +97,7 @@ def start_from(directory: Path, federation: Federation) -> None:
         )
 
 
-def _take_over(run: RunData, name: str, federation: Federation) -> None:
+def _take_over(run: Run, name: str, federation: Federation) -> None:
     path, clients = client_model(run.directory, name), federation.executor.clients
     if Border(run.directory).signature(path) is None:
         raise CheckpointError(f"{path}: missing")

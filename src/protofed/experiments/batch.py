@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ import protofed
 from protofed.config.schema import Experiment, Tree, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.executors import PRELOAD
-from protofed.experiments.running import Progress, Run, run_experiment
+from protofed.experiments.running import Measure, Progress, Several, run_experiment
+from protofed.runs import RoundRecord, Run
 from protofed.storage.files import check_format, occupied, read_json, write_json
 from protofed.untrusted import claims
 from protofed.visits.workers import end, process_context, stay_with_parent
@@ -91,7 +92,7 @@ class BudgetSpentError(Exception):
 
 
 @dataclass(frozen=True)
-class Task:
+class RunTask:
     """One run, in plain values that can be sent to another process.
 
     Attributes:
@@ -99,12 +100,14 @@ class Task:
         directory: Its run directory.
         label: What progress reports call it.
         resume: Whether the directory may contain a part of it.
+        measure: Stores its metrics, if ``evaluation.metrics`` asks for them; a function of a module.
     """
 
     tree: Tree
     directory: Path
     label: str
     resume: bool
+    measure: Measure | None = None
 
     @property
     def finished(self) -> bool:
@@ -122,36 +125,38 @@ class Task:
         watched = _Watch(progress or Progress(), deadline)
         try:
             return run_experiment(
-                resolve(self.tree), self.directory, resume=self.resume, progress=watched, label=self.label
+                resolve(self.tree),
+                self.directory,
+                resume=self.resume,
+                progress=watched,
+                label=self.label,
+                measure=self.measure,
             )
         except BudgetSpentError:
             return None
 
 
-class _Watch(Progress):
+class _Watch(Several):
     """Passes reports on, and ends a run after the round in which the time is up."""
 
     def __init__(self, to: Progress, deadline: float | None) -> None:
-        self.to, self.deadline, self.rounds = to, deadline, 0
+        super().__init__([to])
+        self.deadline, self.rounds = deadline, 0
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Pass the report on."""
         self.rounds = rounds
-        self.to.started(label, rounds, done, directory)
+        super().started(label, rounds, done, directory)
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Pass the report on; after the last round a run ends of its own accord."""
-        self.to.round(label, record)
-        if self.deadline is not None and time.monotonic() >= self.deadline and record["round"] < self.rounds:
+        super().round(label, record)
+        if self.deadline is not None and time.monotonic() >= self.deadline and record.round < self.rounds:
             raise BudgetSpentError
 
-    def finished(self, label: str, run: Run) -> None:
-        """Pass the report on."""
-        self.to.finished(label, run)
 
-
-class Job(Protocol):
-    """Something to run: a :class:`Task`, or several that belong together."""
+class Runnable(Protocol):
+    """Something to run: a :class:`RunTask`, or several that belong together."""
 
     @property
     def label(self) -> str:
@@ -170,7 +175,7 @@ Outcome = Any
 
 
 def run_tasks(
-    tasks: Sequence[Job],
+    tasks: Sequence[Runnable],
     *,
     jobs: int = 1,
     progress: Progress | None = None,
@@ -203,7 +208,7 @@ def run_tasks(
 
 
 def _in_processes(
-    tasks: Sequence[Job], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
+    tasks: Sequence[Runnable], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
 ) -> Iterator[tuple[int, Outcome]]:
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ProcessPoolExecutor(jobs, process_context(PRELOAD), _begin, (threads,)) as pool:

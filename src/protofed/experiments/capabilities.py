@@ -23,7 +23,7 @@ SETTING: dict[str, Any] = {
 """Overrides of the recipe ``quickstart``: one architecture, so that every method runs."""
 
 
-class Traffic(NamedTuple):
+class ClientTraffic(NamedTuple):
     """Mean traffic of a client per round, in parameters as papers count them and in bytes."""
 
     parameters_up: float
@@ -32,7 +32,7 @@ class Traffic(NamedTuple):
     bytes_down: float
 
 
-def measure(name: str) -> tuple[Method, Traffic | None]:
+def measure(name: str) -> tuple[Method, ClientTraffic | None]:
     """Return a method with default options, and the traffic of its second round.
 
     The traffic is None if it depends on the results of training.
@@ -46,7 +46,7 @@ def measure(name: str) -> tuple[Method, Traffic | None]:
         *_, record = federation.run()
     clients = len(record.participants)
     totals = (record.parameters["up"], record.parameters["down"], record.bytes["up"], record.bytes["down"])
-    return federation.method, Traffic(*(value / clients for value in totals))
+    return federation.method, ClientTraffic(*(value / clients for value in totals))
 
 
 def method_table() -> str:
@@ -69,7 +69,7 @@ def _declared(method: Method) -> list[str]:
     return [method.exchanges, architectures, method.class_sets, sums, *formulas]
 
 
-def _measured(traffic: Traffic | None) -> list[str]:
+def _measured(traffic: ClientTraffic | None) -> list[str]:
     if traffic is None:
         return ["varies"] * 4
     return [

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import tomli_w
 
@@ -24,16 +24,17 @@ from protofed.config.schema import (
 from protofed.errors import ConfigError
 from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
-from protofed.experiments.batch import MARK, Task, claim, folder, run_tasks
+from protofed.experiments.batch import MARK, RunTask, claim, folder, run_tasks
 from protofed.experiments.rundir import RunDirectory
-from protofed.experiments.running import Progress, Report, Run
-from protofed.runs import ComparisonFile, ListedRun, read_comparison
+from protofed.experiments.running import Measure, Progress, Report
+from protofed.runs import ComparisonFile, ListedRun, Run, read_comparison
 from protofed.storage.files import occupied, write_json, write_text
 
 LIST = "comparison.json"
 """File that says which folder of a comparison holds which run."""
 RECIPE = "recipe.toml"
 """File with the recipe of a comparison, with its overrides."""
+R = TypeVar("R", bound=Run)
 
 
 class Cell(NamedTuple):
@@ -63,7 +64,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Generic[R]):
     """The results of several methods on the same federation, with the same seeds, and possibly along further axes.
 
     Attributes:
@@ -75,7 +76,7 @@ class Comparison:
     """
 
     directory: Path
-    runs: dict[str, list[Run]]
+    runs: dict[str, list[R]]
     axes: dict[str, list[str]]
     waiting: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -99,11 +100,11 @@ class Comparison:
         return {
             label: {
                 rule: {
-                    f"{figure}_{name}": function([run.summary["accuracy"][rule][figure] for run in runs])
+                    f"{figure}_{name}": function([getattr(run.outcome.accuracy[rule], figure) for run in runs])
                     for figure in ("best", "final")
                     for name, function in (("mean", statistics.fmean), ("std", _std))
                 }
-                for rule in runs[0].summary["accuracy"]
+                for rule in runs[0].outcome.accuracy
             }
             for label, runs in self.runs.items()
             if runs
@@ -162,19 +163,21 @@ class Plan:
                 assemble(experiments[cell])[0].executor.close()
         return cls(options, experiments, keyed, tree)
 
-    def tasks(self, directory: Path, *, resume: bool) -> dict[Cell, Task]:
+    def tasks(self, directory: Path, *, resume: bool, measure: Measure | None = None) -> dict[Cell, RunTask]:
         """Return the task of every cell.
 
         Args:
             resume: Whether it may contain a part of this comparison.
+            measure: As for :class:`RunTask`.
         """
         several = len({cell.seed for cell in self.experiments}) > 1
         return {
-            cell: Task(
+            cell: RunTask(
                 experiment.to_tree(),
                 directory / (folder(experiment) if self.keyed else cell.folder),
                 f"{cell.label} seed {cell.seed}" if several else cell.label,
                 resume,
+                measure,
             )
             for cell, experiment in self.experiments.items()
         }
@@ -187,8 +190,9 @@ class Plan:
         progress: Progress,
         jobs: int,
         report: Report,
+        measure: Measure | None = None,
         budget: float | None = None,
-    ) -> Comparison:
+    ) -> Comparison[Run]:
         """Run all experiments and write the report.
 
         Args:
@@ -196,6 +200,7 @@ class Plan:
             resume: Whether it may contain a part of this comparison.
             progress: Receives progress reports; with several jobs, only of finished runs.
             jobs: Number of parallel runs, each in a process of its own.
+            measure: As for :class:`RunTask`.
             budget: Seconds after which no further round begins; None for no limit.
 
         Raises:
@@ -205,7 +210,7 @@ class Plan:
         deadline = None if budget is None else time.monotonic() + budget
         if self.keyed:
             claim(directory)
-        tasks = self.tasks(directory, resume=resume or self.keyed)
+        tasks = self.tasks(directory, resume=resume or self.keyed, measure=measure)
         if not self.keyed:
             self._check(directory, tasks, resume)
         self._list(directory, tasks)
@@ -231,7 +236,7 @@ class Plan:
             report([directory], result.report)
         return result
 
-    def _check(self, directory: Path, tasks: dict[Cell, Task], resume: bool) -> None:
+    def _check(self, directory: Path, tasks: dict[Cell, RunTask], resume: bool) -> None:
         """Refuse a directory that holds anything but a part of this comparison.
 
         Raises:
@@ -258,7 +263,7 @@ class Plan:
             if (task.directory / "config.toml").is_file():
                 RunDirectory(task.directory).changed(self.experiments[cell])
 
-    def _list(self, directory: Path, tasks: dict[Cell, Task]) -> None:
+    def _list(self, directory: Path, tasks: dict[Cell, RunTask]) -> None:
         """Write the recipe, and which folder holds which run."""
         # Its methods are those to compare.
         own = {name: value for name, value in self.tree.get("method", {}).items() if name != "name"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
@@ -16,48 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments import Progress, Run
-from protofed.runs import main_rule, read_config, wanted_rule
+from protofed.experiments.running import Progress
+from protofed.runs import RoundRecord, Run, main_rule, read_config, wanted_rule
 from protofed.runs.trouble import trouble
 from protofed.text import duration, percent, size
 
 FORMATS = ("auto", "text", "json")
 
 
-class Several(Progress):
-    """Receiver that passes reports on to several others."""
-
-    def __init__(self, receivers: Sequence[Progress]) -> None:
-        self.receivers = receivers
-
-    def planned(self, runs: int) -> None:
-        """Pass the number of runs on."""
-        for receiver in self.receivers:
-            receiver.planned(runs)
-
-    def advanced(self) -> None:
-        """Pass on that a run needs nothing more."""
-        for receiver in self.receivers:
-            receiver.advanced()
-
-    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
-        """Pass the start of a run on."""
-        for receiver in self.receivers:
-            receiver.started(label, rounds, done, directory)
-
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
-        """Pass the end of a round on."""
-        for receiver in self.receivers:
-            receiver.round(label, record)
-
-    def finished(self, label: str, run: Run) -> None:
-        """Pass the end of a run on."""
-        for receiver in self.receivers:
-            receiver.finished(label, run)
-
-
 class Shown(Progress):
     """Base of displays, which knows the state of every run.
+
+    Args:
+        file: Where lines are written; standard output by default.
 
     Attributes:
         rounds: Planned rounds of each run.
@@ -65,7 +36,8 @@ class Shown(Progress):
         scores: Last accuracy of each run, and the rule it is by.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO | None = None) -> None:
+        self.file = file
         self.rounds: dict[str, int] = {}
         self.done: dict[str, int] = {}
         self.scores: dict[str, tuple[str, float]] = {}
@@ -79,31 +51,26 @@ class Shown(Progress):
         self._seconds[label] = []
         self.wanted[label] = wanted_rule(read_config(directory / "config.toml"))
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Note the end of a round."""
-        self.done[label] = record["round"]
-        self._seconds[label].append(record["seconds"]["total"])
-        accuracy = record.get("accuracy")
-        if accuracy:
-            rule = main_rule(accuracy, self.wanted[label])
-            self.scores[label] = rule, accuracy[rule]["weighted"]
+        self.done[label] = record.round
+        self._seconds[label].append(record.seconds["total"])
+        if record.accuracy:
+            rule = main_rule(record.accuracy.weighted, self.wanted[label])
+            self.scores[label] = rule, record.accuracy.weighted[rule]
 
     def left(self, label: str) -> float:
         """Return the seconds that a run will still take, at the mean pace of its last ten rounds."""
         last = self._seconds[label][-10:]
         return sum(last) / max(1, len(last)) * (self.rounds[label] - self.done[label])
 
-    def warning(self, label: str, record: Mapping[str, Any]) -> str:
-        """Return a sentence about the first round of a run that is in trouble; "" for all others.
-
-        Args:
-            record: The round's line of ``rounds.jsonl``.
-        """
+    def warning(self, label: str, record: RoundRecord) -> str:
+        """Return a sentence about the first round of a run that is in trouble; "" for all others."""
         found = trouble(record)
         if not found or label in self._warned:
             return ""
         self._warned.add(label)
-        return f"{label}, round {record['round']}: {found}"
+        return f"{label}, round {record.round}: {found}"
 
 
 class BarProgress(Shown):
@@ -137,17 +104,17 @@ class BarProgress(Shown):
         self.tasks[label] = self.bars.add_task(label, total=rounds, completed=done, note=f"in {directory}")
         self.notes[label] = "not evaluated"
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Advance the bar of a run."""
         super().round(label, record)
-        sent = size(record["bytes"]["up"] + record["bytes"]["down"])
         if self.all is not None:
-            self.bars.update(self.all, note=f"{label}, round {record['round']}")
+            self.bars.update(self.all, note=f"{label}, round {record.round}")
         else:
             if label in self.scores:
                 rule, accuracy = self.scores[label]
                 self.notes[label] = f"{rule} {percent(accuracy)}"
-            self.bars.update(self.tasks[label], advance=1, note=f"{self.notes[label]}, {sent} per round")
+            note = f"{self.notes[label]}, {size(record.sent)} per round"
+            self.bars.update(self.tasks[label], advance=1, note=note)
         if warning := self.warning(label, record):
             self.bars.console.print(f"[bold red]{plain(warning)}[/]", highlight=False, soft_wrap=True)
 
@@ -156,22 +123,13 @@ class BarProgress(Shown):
         if self.all is not None:
             self.advanced()
             return
-        rounds = run.summary["rounds"]
         if label not in self.tasks:
-            self.started(label, rounds, rounds, run.directory)
-        self.bars.update(self.tasks[label], total=rounds)
+            self.started(label, run.last_round, run.last_round, run.directory)
+        self.bars.update(self.tasks[label], total=run.last_round)
 
 
 class LineProgress(Shown):
-    """Progress as one line per round, written at once, for files and pipes.
-
-    Args:
-        file: Where lines are written; standard output by default.
-    """
-
-    def __init__(self, file: TextIO | None = None) -> None:
-        super().__init__()
-        self.file = file
+    """Progress as one line per round, written at once, for files and pipes."""
 
     def write(self, line: str) -> None:
         """Write a line at once."""
@@ -182,34 +140,26 @@ class LineProgress(Shown):
         super().started(label, rounds, done, directory)
         self.write(f"{label}: rounds {done + 1} to {rounds} in {directory}")
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Write a line about a round: accuracy, loss, bytes, and the time left."""
         super().round(label, record)
         rule, accuracy = self.scores.get(label, ("not evaluated", None))
-        loss = record["losses"].get("total")
+        loss = record.losses.get("total")
         parts = [rule if accuracy is None else f"{rule} {percent(accuracy)}"]
-        parts += [f"loss {'not finite' if loss is None else f'{loss:.4g}'}"] if record["losses"] else []
-        parts += [size(sum(record["bytes"].values())), f"{duration(self.left(label))} left"]
-        self.write(f"{label} round {record['round']}/{self.rounds[label]}: {', '.join(parts)}")
+        parts += [f"loss {'not finite' if loss is None else f'{loss:.4g}'}"] if record.losses else []
+        parts += [size(record.sent), f"{duration(self.left(label))} left"]
+        self.write(f"{label} round {record.round}/{self.rounds[label]}: {', '.join(parts)}")
         if warning := self.warning(label, record):
             self.write(f"warning: {warning}")
 
     def finished(self, label: str, run: Run) -> None:
         """Write how a run ended that was carried out in another process or already existed."""
         if label not in self.rounds:
-            self.write(f"{label}: finished after {run.summary['rounds']} rounds in {run.directory}")
+            self.write(f"{label}: finished after {run.last_round} rounds in {run.directory}")
 
 
 class JsonProgress(Shown):
-    """Progress as one JSON object per line, written at once.
-
-    Args:
-        file: Where lines are written; standard output by default.
-    """
-
-    def __init__(self, file: TextIO | None = None) -> None:
-        super().__init__()
-        self.file = file
+    """Progress as one JSON object per line, written at once."""
 
     def write(self, event: str, label: str, **values: Any) -> None:
         """Write an event.
@@ -226,32 +176,32 @@ class JsonProgress(Shown):
         super().started(label, rounds, done, directory)
         self.write("started", label, rounds=rounds, done=done, directory=str(directory))
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Write the end of a round."""
         super().round(label, record)
         rule, accuracy = self.scores.get(label, (None, None))
         self.write(
             "round",
             label,
-            round=record["round"],
+            round=record.round,
             rounds=self.rounds[label],
             rule=rule,
             accuracy=accuracy,
-            evaluated=bool(record.get("accuracy")),
-            losses=record["losses"],
-            bytes=record["bytes"],
-            seconds=record["seconds"]["total"],
+            evaluated=record.accuracy is not None,
+            losses=record.losses,
+            bytes=record.bytes,
+            seconds=record.seconds["total"],
             seconds_left=self.left(label),
-            refused=len(record["refused"]),
-            missing=len(record["missing"]),
+            refused=len(record.refused),
+            missing=len(record.missing),
         )
         if warning := self.warning(label, record):
-            self.write("warning", label, round=record["round"], text=warning)
+            self.write("warning", label, round=record.round, text=warning)
 
     def finished(self, label: str, run: Run) -> None:
         """Write the end of a run."""
-        accuracy = {rule: part["final"] for rule, part in run.summary["accuracy"].items()}
-        self.write("finished", label, rounds=run.summary["rounds"], accuracy=accuracy, directory=str(run.directory))
+        accuracy = {rule: outcome.final for rule, outcome in run.outcome.accuracy.items()}
+        self.write("finished", label, rounds=run.last_round, accuracy=accuracy, directory=str(run.directory))
 
 
 class NotebookProgress(Shown):
@@ -273,7 +223,7 @@ class NotebookProgress(Shown):
         super().started(label, rounds, done, directory)
         self._draw()
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Advance the bar of a run."""
         super().round(label, record)
         if warning := self.warning(label, record):
@@ -283,7 +233,7 @@ class NotebookProgress(Shown):
     def finished(self, label: str, run: Run) -> None:
         """Fill the bar of a run."""
         if label not in self.rounds:
-            self.started(label, run.summary["rounds"], run.summary["rounds"], run.directory)
+            self.started(label, run.last_round, run.last_round, run.directory)
 
     def _draw(self) -> None:
         lines = []
@@ -301,7 +251,7 @@ class NotebookProgress(Shown):
             self._handle.update(shown)
 
 
-class Kept(Progress):
+class KeptRuns(Progress):
     """Receiver that remembers what is on disk, for whoever stops a run."""
 
     def __init__(self) -> None:
@@ -312,10 +262,10 @@ class Kept(Progress):
         """Remember where a run is."""
         self.running[label] = directory, done, rounds
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Remember how far a run has come."""
         directory, _, rounds = self.running[label]
-        self.running[label] = directory, record["round"], rounds
+        self.running[label] = directory, record.round, rounds
 
     def finished(self, label: str, run: Run) -> None:
         """Forget a run that needs no more."""

@@ -22,7 +22,7 @@ from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.rounds import Federation, Saving, load_checkpoint
-from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds, read_summary
+from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds
 from protofed.samples import Samples
 from protofed.storage.files import (
     check_room,
@@ -306,28 +306,23 @@ class RunDirectory:
         path = self.path / "rounds.jsonl"
         return read_rounds(path) if path.exists() else []
 
-    def add_round(self, record: RoundRecord, federation: Federation, every: int) -> dict[str, Any]:
+    def add_round(self, record: RoundRecord, federation: Federation, every: int) -> None:
         """Record a round and, if one is due, write a checkpoint.
 
         Args:
             federation: The federation after the round.
             every: Number of rounds between checkpoints; 0 for none.
 
-        Returns:
-            The record as plain values, as written to ``rounds.jsonl``.
-
         Raises:
             OutputError: If a file cannot be written, or the directory is gone.
         """
-        values = record.to_dict()
         path = self.path / "rounds.jsonl"
         self._check_present()
         self._go_on()
         with writing(path), path.open("a") as file:
-            file.write(_line(values))
+            file.write(_line(record.to_dict()))
         if every and federation.round % every == 0 and federation.round < federation.rounds:
             self.saving.save(federation.state, federation.executor.clients)
-        return values
 
     def _check_present(self) -> None:
         """Refuse to continue in a directory that was removed or moved, instead of recreating a part of it."""
@@ -378,18 +373,6 @@ class RunDirectory:
         write_end(self.path, federation)
         write_json(self.path / "summary.json", summary.to_dict())
         shutil.rmtree(self.checkpoints, ignore_errors=True)
-
-    def summary(self) -> Summary:
-        """Return the summary of a finished run.
-
-        Raises:
-            CheckpointError: If the file is missing or damaged.
-        """
-        path = self.path / "summary.json"
-        summary = read_summary(path)
-        if summary is None:
-            raise CheckpointError(f"{path}: missing: the run has not finished")
-        return summary
 
 
 def final_prototypes(federation: Federation) -> dict[str, Tensor]:

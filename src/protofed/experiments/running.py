@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 import protofed
 from protofed.compute import numerics
 from protofed.config.schema import Experiment, Tree
-from protofed.errors import CheckpointError
-from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.description import describe_clients
 from protofed.experiments.ending import describe_models, forgotten, left_out, without
@@ -25,16 +21,12 @@ from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.rounds import Federation
-from protofed.runs import METRICS, Metrics, Outcome, RoundRecord, RunData, Summary, read_comparison
-from protofed.runs import load_run as load_run_data
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from protofed.experiments.trained import Prediction, Ruled, TrainedClient
+from protofed.runs import Metrics, Outcome, RoundRecord, Run, Summary, load_run
 
 Report = Callable[[Sequence[Path], Path], object]
 """Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""
+Measure = Callable[[Run], Metrics]
+"""Computes and stores the metrics of a finished run, like :func:`protofed.trained.metrics.measure`."""
 
 
 class Progress:
@@ -53,177 +45,43 @@ class Progress:
             done: Number of rounds already completed.
         """
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
-        """Report the end of a round.
-
-        Args:
-            record: The round's line of ``rounds.jsonl``.
-        """
+    def round(self, label: str, record: RoundRecord) -> None:
+        """Report the end of a round."""
 
     def finished(self, label: str, run: Run) -> None:
         """Report the end of a run."""
 
 
-@dataclass(frozen=True, repr=False)
-class Run:
-    """A finished run.
+class Several(Progress):
+    """Receiver that passes reports on to several others."""
 
-    Attributes:
-        directory: The run directory.
-        summary: The contents of ``summary.json``.
-        rounds: The lines of ``rounds.jsonl``.
-        trusted: Whether code that the run's configuration names may be imported; a run of this process did so.
-    """
+    def __init__(self, receivers: Sequence[Progress]) -> None:
+        self.receivers = receivers
 
-    directory: Path
-    summary: dict[str, Any]
-    rounds: list[dict[str, Any]]
-    trusted: bool = True
+    def planned(self, runs: int) -> None:
+        """Pass the number of runs on."""
+        for receiver in self.receivers:
+            receiver.planned(runs)
 
-    @property
-    def report(self) -> Path:
-        """Path of the HTML report."""
-        return self.directory / "report.html"
+    def advanced(self) -> None:
+        """Pass on that a run needs nothing more."""
+        for receiver in self.receivers:
+            receiver.advanced()
 
-    @cached_property
-    def data(self) -> RunData:
-        """The run as its directory tells it, with its clients and classes."""
-        return load_run_data(self.directory)
+    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
+        """Pass the start of a run on."""
+        for receiver in self.receivers:
+            receiver.started(label, rounds, done, directory)
 
-    @property
-    def clients(self) -> list[str]:
-        """Names of the clients."""
-        return [client.name for client in self.data.clients]
+    def round(self, label: str, record: RoundRecord) -> None:
+        """Pass the end of a round on."""
+        for receiver in self.receivers:
+            receiver.round(label, record)
 
-    @property
-    def class_names(self) -> list[str]:
-        """Names of the classes."""
-        return self.data.class_names
-
-    # Its models.
-
-    def client(self, name: str) -> TrainedClient:
-        """Return a client as it was after the last round, ready to classify.
-
-        Raises:
-            ProtofedError: As :func:`~protofed.experiments.trained.open_client`.
-        """
-        from protofed.experiments.trained import open_client
-
-        return open_client(self.data, name, self.trusted)
-
-    def model(self, client: str, rule: str = "") -> Ruled:
-        """Return a client's model with its preprocessing, in eval mode: ``(n, *input_shape)`` to ``(n, K)`` scores.
-
-        Their softmax are the probabilities of :meth:`predict` by the same rule.
-
-        Args:
-            rule: Inference rule, as for :meth:`predict`.
-
-        Raises:
-            ProtofedError: As :meth:`client`; or if there is no such rule, or the method defines no scores of it.
-        """
-        return self.client(client).model(rule)
-
-    def predict(self, client: str, samples: Any, rule: str = "", resize: int | None = None) -> Prediction:
-        """Classify samples with a client's model.
-
-        Args:
-            samples: An array or tensor with or without a dimension of samples, a pandas table, pictures of PIL, or
-                paths of images and tables; see :func:`~protofed.experiments.inputs.as_samples`.
-            rule: Inference rule, e.g. ``head`` or ``global``; ``prototypes`` for the nearest prototype, ``""`` for
-                the client's own (see :meth:`~protofed.experiments.trained.TrainedClient.rule`).
-            resize: Side in pixels to which pictures are scaled and centre-cropped; None for that of the run.
-
-        Raises:
-            ProtofedError: As :meth:`client`; or if the samples do not suit the model, or there is no such rule.
-        """
-        from protofed.experiments.inputs import as_samples
-
-        trained = self.client(client)
-        side = trained.resize if resize is None else resize
-        return trained.predict(as_samples(samples, trained, side), rule)
-
-    def export(
-        self, client: str, path: str | Path, format: str = "", rule: str = "", samples: Sequence[str | Path] = ()
-    ) -> Path:
-        """Write a client's model with its preprocessing, a rule and the names of the classes, and check the file.
-
-        Args:
-            format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
-            rule: Inference rule, as for :meth:`predict`.
-            samples: Files with samples on which to check; by default the client's own test samples, if the run's
-                data are at hand.
-
-        Raises:
-            ProtofedError: As :func:`~protofed.experiments.exporting.export`.
-        """
-        from protofed.experiments.exporting import export
-
-        files = [Path(file) for file in samples]
-        return export(self.data, self.client(client), Path(path), format, rule, files, self.trusted).path
-
-    # Its numbers.
-
-    def metrics(self, rule: str = "") -> Metrics:
-        """Return balanced accuracy, macro F1, AUROC, recall per class and confusion matrices, by scikit-learn.
-
-        They are those of the final models on their clients' own test samples: from ``metrics.json`` if they are
-        there, or else computed, for which the run's data must be at hand.
-
-        Args:
-            rule: Inference rule; ``prototypes`` for the nearest prototype, "" for each client's own.
-
-        Raises:
-            ProtofedError: As :func:`~protofed.experiments.metrics.compute`.
-        """
-        stored = self.data.metrics
-        mixed = stored is not None and any(each.rule for each in stored.clients.values())
-        if stored is not None and stored.rule == (rule or self.data.main_rule) and not (rule and mixed):
-            return stored
-        from protofed.experiments.metrics import compute
-
-        return compute(self.data, rule, self.trusted)
-
-    def to_frame(self) -> DataFrame:
-        """Return a pandas table with one row per round: accuracies by rule, losses, bytes, seconds, refusals."""
-        from protofed.experiments.frames import rounds_frame
-
-        return rounds_frame(self.data)
-
-    def clients_frame(self) -> DataFrame:
-        """Return a pandas table with one row per client: its model, its samples, its last accuracy by each rule."""
-        from protofed.experiments.frames import clients_frame
-
-        return clients_frame(self.data)
-
-    def __repr__(self) -> str:
-        """Return the run in one line."""
-        return shown.run_line(self.directory, self.summary)
-
-    def _repr_html_(self) -> str:
-        """Return a table and a small plot, for notebooks."""
-        return shown.run_html(self.directory, self.summary, self.rounds)
-
-
-def load_run(directory: str | Path, trust_code: bool = False) -> Run:
-    """Return a finished run from its directory.
-
-    Args:
-        trust_code: Whether code that the run's configuration names may be imported for its models.
-
-    Raises:
-        CheckpointError: If there is no finished run, or one of its files is damaged.
-    """
-    path = Path(directory)
-    if (path / "comparison.json").is_file():
-        first = next(iter(read_comparison(path / "comparison.json").runs), None)
-        example = f", such as {path / first.directory}" if first else ""
-        raise CheckpointError(f"{path}: holds a comparison: load one of its runs{example}")
-    data = load_run_data(path)
-    if data.summary is None:
-        raise CheckpointError(f"{path}: the run has not finished: continue it with --resume")
-    return Run(path, data.summary.to_dict(), [record.to_dict() for record in data.rounds], trust_code)
+    def finished(self, label: str, run: Run) -> None:
+        """Pass the end of a run on."""
+        for receiver in self.receivers:
+            receiver.finished(label, run)
 
 
 def run_experiment(
@@ -234,6 +92,7 @@ def run_experiment(
     progress: Progress | None = None,
     label: str = "",
     report: Report | None = None,
+    measure: Measure | None = None,
 ) -> Run:
     """Run one experiment.
 
@@ -242,6 +101,7 @@ def run_experiment(
         resume: Whether ``directory`` may contain a part of this run.
         label: Name of the run for ``progress``; the method's name by default.
         report: Writes the HTML report; None for no report.
+        measure: Stores the metrics, if ``evaluation.metrics`` asks for them.
 
     Returns:
         The finished run.
@@ -258,7 +118,9 @@ def run_experiment(
         told = describe_clients(federation, federated) | {"models": describe_models(experiment, federated)}
         return federation, told | ({"left_out": left_out(gone)} if gone else {})
 
-    return run_federation(experiment, files, begin, resume=resume, progress=progress, label=label, report=report)
+    return run_federation(
+        experiment, files, begin, resume=resume, progress=progress, label=label, report=report, measure=measure
+    )
 
 
 def run_federation(
@@ -270,15 +132,14 @@ def run_federation(
     progress: Progress | None = None,
     label: str = "",
     report: Report | None = None,
+    measure: Measure | None = None,
 ) -> Run:
     """Run a federation, with local or remote clients, from its last checkpoint to its end.
 
     Args:
         files: The run directory; a complete run in it is returned if ``resume`` is set.
         begin: Builds the federation for the hardware of this process; also returns the description of its clients.
-        resume: Whether ``files`` may contain a part of this run.
-        label: Name of the run for ``progress``; the method's name by default.
-        report: Writes the HTML report; None for no report.
+        resume: Like all that follows, as for :func:`run_experiment`.
 
     Returns:
         The finished run.
@@ -304,18 +165,17 @@ def run_federation(
                 remaining = federation.run()
                 while not federation.evaluation.stalled(rounds) and (record := next(remaining, None)):
                     rounds.append(record)
-                    progress.round(label, files.add_round(record, federation, experiment.checkpoint.every))
+                    files.add_round(record, federation, experiment.checkpoint.every)
+                    progress.round(label, record)
                 files.finish(
                     federation, summary_of(experiment, hardware.device, rounds, federation, memory.bytes())
                 )
     else:
         files.open(experiment, resume=resume)
-    result = Run(files.path, files.summary().to_dict(), [record.to_dict() for record in files.rounds()])
+    result = load_run(files.path)
     here = (files.path / "clients").is_dir()  # models at the nodes of a network are measured there
-    if experiment.evaluation.metrics and here and not (files.path / METRICS).is_file():
-        from protofed.experiments.metrics import store
-
-        store(load_run_data(files.path), trust_code=True)
+    if experiment.evaluation.metrics and measure and here and result.measured is None:
+        result = replace(result, measured=measure(result))
     if report:
         report([files.path], result.report)
     progress.finished(label, result)

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from protofed.runs import main_rule
+from protofed.runs import Run
 from protofed.text import percent, size
 
 WIDTH, HEIGHT = 240, 60
 _TABLE = '<table style="text-align:right"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def run_line(directory: Path, summary: Mapping[str, Any]) -> str:
-    """Return a run in one line.
-
-    Args:
-        summary: The contents of ``summary.json``.
-    """
-    rule = _rule(summary)
-    where = f"in {directory}"
-    if rule is None:
-        return f"<Run {summary['method']} on {summary['recipe']}, {summary['rounds']} rounds, {where}>"
-    final, best = (percent(summary["accuracy"][rule][figure]) for figure in ("final", "best"))
-    return (
-        f"<Run {summary['method']} on {summary['recipe']}: {final} by {rule} after {summary['rounds']} rounds "
-        f"(best {best}), {where}>"
-    )
+def run_line(run: Run) -> str:
+    """Return a run in one line."""
+    name, where = f"<Run {run.method} on {run.recipe}", f"in {run.directory}>"
+    if not run.rules:
+        return f"{name}, {run.last_round} rounds, {where}"
+    own = run.outcome.accuracy[run.main_rule]
+    scores = f"{percent(own.final)} by {run.main_rule} after {run.last_round} rounds (best {percent(own.best)})"
+    return f"{name}: {scores}, {where}"
 
 
-def comparison_line(directory: Path, runs: Mapping[str, Sequence[Any]]) -> str:
+def comparison_line(directory: Path, runs: Mapping[str, Sequence[Run]]) -> str:
     """Return a comparison in one line.
 
     Args:
@@ -41,24 +34,16 @@ def comparison_line(directory: Path, runs: Mapping[str, Sequence[Any]]) -> str:
     return f"<Comparison of {', '.join(runs)}: {number} runs in {directory}>"
 
 
-def run_html(directory: Path, summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str:
-    """Return a run as a table of its rules and a plot of its accuracy.
-
-    Args:
-        summary: The contents of ``summary.json``.
-        rounds: The lines of ``rounds.jsonl``.
-    """
-    sent = sum(summary["communication"][f"bytes_{way}_total"] for way in ("up", "down"))
-    names = f"<b>{escape(summary['method'])}</b> on {escape(summary['recipe'])}"
-    title = f"{names}, {summary['rounds']} rounds, {size(sent)}"
-    rows = [(rule, part["final"], part["best"]) for rule, part in summary["accuracy"].items()]
-    table = _table(("rule", "final", "best"), [(rule, percent(final), percent(best)) for rule, final, best in rows])
-    rule = _rule(summary)
-    plot = _plot([curve(rounds, rule)]) if rule else ""
-    return f"<div>{title}<br>{table}{plot}<br><code>{escape(str(directory))}</code></div>"
+def run_html(run: Run) -> str:
+    """Return a run as a table of its rules and a plot of its accuracy."""
+    names = f"<b>{escape(run.method)}</b> on {escape(run.recipe)}"
+    title = f"{names}, {run.last_round} rounds, {size(run.outcome.communication.sent)}"
+    rows = [(rule, percent(own.final), percent(own.best)) for rule, own in run.outcome.accuracy.items()]
+    table, plot = _table(("rule", "final", "best"), rows), _plot([_curve(run)])
+    return f"<div>{title}<br>{table}{plot}<br><code>{escape(str(run.directory))}</code></div>"
 
 
-def comparison_html(directory: Path, runs: Mapping[str, Sequence[Any]]) -> str:
+def comparison_html(directory: Path, runs: Mapping[str, Sequence[Run]]) -> str:
     """Return a comparison as a table of its methods, means over seeds by their main rules, with a plot.
 
     Args:
@@ -66,31 +51,21 @@ def comparison_html(directory: Path, runs: Mapping[str, Sequence[Any]]) -> str:
     """
     rows, curves = [], []
     for label, group in runs.items():
-        rule = _rule(group[0].summary)
-        parts = [run.summary["accuracy"][rule] for run in group] if rule else []
+        rule = group[0].main_rule if group[0].rules else ""
+        parts = [run.outcome.accuracy[rule] for run in group] if rule else []
         means = [
-            percent(sum(p[figure] for p in parts) / len(parts)) if parts else "" for figure in ("final", "best")
+            percent(statistics.fmean(getattr(p, figure) for p in parts)) if parts else ""
+            for figure in ("final", "best")
         ]
-        rows.append((label, rule or "", *means))
-        curves.append(curve(group[0].rounds, rule) if rule else [])
+        rows.append((label, rule, *means))
+        curves.append(_curve(group[0]))
     table = _table(("method", "rule", "final", "best"), rows)
     return f"<div>{table}{_plot(curves)}<br><code>{escape(str(directory))}</code></div>"
 
 
-def curve(rounds: Sequence[Mapping[str, Any]], rule: str) -> list[tuple[int, float]]:
-    """Return round and accuracy of the evaluated rounds.
-
-    Args:
-        rounds: The lines of ``rounds.jsonl``.
-    """
-    scored = [(r["round"], r.get("accuracy") or {}) for r in rounds]
-    return [(round, accuracy[rule]["weighted"]) for round, accuracy in scored if rule in accuracy]
-
-
-def _rule(summary: Mapping[str, Any]) -> str | None:
-    """Return the rule of the headline numbers; None if the run was never evaluated."""
-    rules = summary["accuracy"]
-    return main_rule(rules, summary.get("main_rule", "")) if rules else None
+def _curve(run: Run) -> list[tuple[int, float]]:
+    """Return round and accuracy by the main rule of the evaluated rounds."""
+    return list(run.accuracy(run.main_rule).items())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protofed.config.schema import Tree, apply_overrides, comparison, parse_overrides
 from protofed.errors import ConfigError
-from protofed.experiments.batch import Task, claim
+from protofed.experiments.batch import RunTask, claim
 from protofed.experiments.comparing import Plan
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress
@@ -103,7 +103,7 @@ def estimate(plan: Plan, directory: Path, jobs: int, sample: float = SAMPLE) -> 
     claim(directory)
     tasks = plan.tasks(directory, resume=True)
     waiting = {task.directory: (cell, task) for cell, task in tasks.items() if not task.finished}
-    first: dict[str, Task] = {}
+    first: dict[str, RunTask] = {}
     for cell, task in waiting.values():
         first.setdefault(cell.method, task)
     seconds = {method: _seconds_per_round(task, sample) for method, task in first.items()}
@@ -111,7 +111,7 @@ def estimate(plan: Plan, directory: Path, jobs: int, sample: float = SAMPLE) -> 
     return f"{number(len(waiting))} runs, about {duration(total)} with --jobs {jobs}"
 
 
-def _seconds_per_round(task: Task, sample: float) -> float:
+def _seconds_per_round(task: RunTask, sample: float) -> float:
     """Return the mean time of the first rounds of a run."""
     task.run(Progress(), time.monotonic() + sample)
     return statistics.fmean(record.seconds["total"] for record in RunDirectory(task.directory).rounds())

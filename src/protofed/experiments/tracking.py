@@ -5,18 +5,21 @@ All of them work offline: files stay on this machine unless the tracker's own se
 
 from __future__ import annotations
 
+import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments import Progress, Run
-from protofed.runs import flat, read_config
+from protofed.experiments import Progress
+from protofed.runs import RoundRecord, Run, flat, read_config
+from protofed.runs.records import SCORED
 
 
-class Tracker(Progress):
+class Tracker(Progress, ABC):
     """Base of the adapters: runs, the scalars of their rounds, and their ends.
 
     Class attributes:
@@ -32,40 +35,31 @@ class Tracker(Progress):
 
     # What an adapter does.
 
+    @abstractmethod
     def begin(self, label: str, directory: Path, config: dict[str, Any]) -> Any:
         """Begin a run, and return what the tracker needs to go on with it.
 
         Args:
             config: The resolved configuration by dotted names.
-
-        Raises:
-            NotImplementedError: If the adapter does not say how.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, run: Any, round: int, values: Mapping[str, float]) -> None:
         """Log the scalars of a round.
 
         Args:
             run: Result of :meth:`begin`.
             values: Scalars by name.
-
-        Raises:
-            NotImplementedError: If the adapter does not say how.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, run: Any, summary: Mapping[str, float]) -> None:
         """End a run.
 
         Args:
             run: Result of :meth:`begin`.
             summary: Final and best accuracy by rule.
-
-        Raises:
-            NotImplementedError: If the adapter does not say how.
         """
-        raise NotImplementedError
 
     # The reports.
 
@@ -73,40 +67,35 @@ class Tracker(Progress):
         """Begin a run."""
         self.open[label] = self.begin(label, directory, flat(read_config(directory / "config.toml")))
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Log the scalars of a round."""
-        self.log(self.open[label], record["round"], scalars(record))
+        self.log(self.open[label], record.round, scalars(record))
 
     def finished(self, label: str, run: Run) -> None:
         """End a run; one that was carried out in another process is logged as a whole."""
         if label not in self.open:
-            self.started(label, run.summary["rounds"], 0, run.directory)
+            self.started(label, run.last_round, 0, run.directory)
             for record in run.rounds:
                 self.round(label, record)
-        figures = run.summary["accuracy"].items()
-        summary = {f"{name}/{rule}": part[name] for rule, part in figures for name in ("final", "best")}
+        figures = run.outcome.accuracy.items()
+        summary = {f"{name}/{rule}": getattr(part, name) for rule, part in figures for name in ("final", "best")}
         self.end(self.open.pop(label), summary)
 
 
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite scalars of a round by name, such as ``accuracy/head`` or ``loss/total``.
-
-    Args:
-        record: The round's line of ``rounds.jsonl``.
-    """
-    values: dict[str, float | None] = {}
-    for part in ("accuracy", "validation", "union", "unseen", "newcomers"):
-        values |= {f"{part}/{rule}": scores["weighted"] for rule, scores in (record.get(part) or {}).items()}
-    values |= {f"client_mean/{r}": scores["client_mean"] for r, scores in (record.get("accuracy") or {}).items()}
-    values |= {f"loss/{term}": value for term, value in record["losses"].items()}
-    values |= {f"bytes/{way}": sent for way, sent in record["bytes"].items()}
-    values |= {"seconds/total": record["seconds"]["total"], "refused": float(len(record["refused"]))}
-    values |= {
-        f"diagnostics/{name}": value
-        for name, value in record["diagnostics"].items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    return {name: float(value) for name, value in values.items() if value is not None}
+def scalars(record: RoundRecord) -> dict[str, float]:
+    """Return the finite scalars of a round by name, such as ``accuracy/head`` or ``loss/total``."""
+    values: dict[str, Any] = {}
+    for part in SCORED:
+        if scores := getattr(record, part):
+            values |= {f"{part}/{rule}": weighted for rule, weighted in scores.weighted.items()}
+    if record.accuracy:
+        values |= {f"client_mean/{rule}": mean for rule, (mean, _) in record.accuracy.spreads.items()}
+    values |= {f"loss/{term}": value for term, value in record.losses.items()}
+    values |= {f"bytes/{way}": sent for way, sent in record.bytes.items()}
+    values |= {"seconds/total": record.seconds["total"], "refused": len(record.refused)}
+    values |= {f"diagnostics/{name}": value for name, value in record.diagnostics.items()}
+    numbers = {n: v for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 
 class TensorBoard(Tracker):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.config.schema import Experiment, Tree, apply_overrides, comparison, parse_overrides, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-from protofed.experiments.batch import Task, claim, folder, run_tasks
+from protofed.experiments.batch import RunTask, claim, folder, run_tasks
 from protofed.experiments.loading import load_data
-from protofed.experiments.running import Progress, Run
+from protofed.experiments.running import Measure, Progress
 from protofed.experiments.sweeping import grid
-from protofed.runs import main_rule
+from protofed.runs import RoundRecord, Run, main_rule
 from protofed.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SETTLED = 5
 
 
 @dataclass(frozen=True)
-class Range:
+class SearchRange:
     """An interval in which an option varies.
 
     Attributes:
@@ -43,7 +43,7 @@ class Range:
     log: bool = False
 
 
-Space = dict[str, Range | tuple[Any, ...]]
+Space = dict[str, SearchRange | tuple[Any, ...]]
 """An interval, or the values of a choice, by dotted name."""
 
 
@@ -132,7 +132,7 @@ def space_of(items: Iterable[str]) -> tuple[Space, Tree]:
         low, high = (parse_overrides([f"x={end}"])["x"] for end in ends)
         if isinstance(low, str) or isinstance(high, str) or not low < high or (log and low <= 0):
             raise ConfigError(f"{item}: must be a range LOW..HIGH with LOW < HIGH, above 0 with :log")
-        ranges[name.strip()] = Range(low, high, bool(log))
+        ranges[name.strip()] = SearchRange(low, high, bool(log))
     axes, plain = grid(rest)
     choices: Space = {name: tuple(given[name] for given in values.values()) for name, values in axes.items()}
     return {**ranges, **choices}, plain
@@ -150,7 +150,8 @@ def check_options(tree: Tree, method: str, space: Space) -> None:
         ConfigError: If there is one, or a variant fixes it.
     """
     axes = {
-        name: {"value": {name: part.low if isinstance(part, Range) else part[0]}} for name, part in space.items()
+        name: {"value": {name: part.low if isinstance(part, SearchRange) else part[0]}}
+        for name, part in space.items()
     }
     section = {"methods": [method], "axes": axes}
     comparison({**tree, "compare": section})
@@ -162,7 +163,7 @@ class _Attempt:
 
     label: str
     values: dict[str, Any]
-    tasks: tuple[Task, ...]
+    tasks: tuple[RunTask, ...]
     space: Space
     history: tuple[Trial, ...]
 
@@ -202,7 +203,7 @@ class _Validation(Progress):
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         self.to.started(label, rounds, done, directory)
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         self.to.round(label, record)
         self._take(record)
         if self.trial.should_prune():
@@ -214,14 +215,14 @@ class _Validation(Progress):
         for record in run.rounds:
             self._take(record)
         self.best.append(self.now)
-        self.done, self.now = self.done + run.summary["rounds"], 0.0
+        self.done, self.now = self.done + run.last_round, 0.0
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        scores = record.get("validation")
-        if not scores:
+    def _take(self, record: RoundRecord) -> None:
+        if not record.validation:
             return
-        self.now = max(self.now, scores[main_rule(scores, self.rule)]["weighted"])
-        step = self.done + record["round"]
+        scores = record.validation.weighted
+        self.now = max(self.now, scores[main_rule(scores, self.rule)])
+        step = self.done + record.round
         if step not in self.steps:
             self.steps[step] = statistics.fmean([*self.best, self.now])
             self.trial.report(self.steps[step], step)
@@ -238,6 +239,7 @@ def tune(
     jobs: int = 1,
     deadline: float | None = None,
     progress: Progress | None = None,
+    measure: Measure | None = None,
 ) -> Tuned:
     """Search a space by a tree of Parzen estimators, with trials below the median given up.
 
@@ -252,6 +254,7 @@ def tune(
         trials: Number of trials in all.
         jobs: Number of trials that run at a time.
         deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+        measure: As for :class:`~protofed.experiments.batch.RunTask`.
 
     Raises:
         ConfigError: If nothing varies, or there are no validation samples.
@@ -275,7 +278,7 @@ def tune(
                 f"trial {number}",
                 values,
                 tuple(
-                    Task(e.to_tree(), directory / folder(e), f"trial {number} seed {e.seed}", True)
+                    RunTask(e.to_tree(), directory / folder(e), f"trial {number} seed {e.seed}", True, measure)
                     for e in _experiments(tree, values, method, seeds)
                 ),
                 space,
@@ -300,7 +303,7 @@ def tune(
 
 
 def _first(space: Space) -> dict[str, Any]:
-    return {name: part.low if isinstance(part, Range) else part[0] for name, part in space.items()}
+    return {name: part.low if isinstance(part, SearchRange) else part[0] for name, part in space.items()}
 
 
 def _experiments(tree: Tree, values: Mapping[str, Any], method: str, seeds: Sequence[int]) -> list[Experiment]:
@@ -310,7 +313,7 @@ def _experiments(tree: Tree, values: Mapping[str, Any], method: str, seeds: Sequ
 
 def _identity(tree: Tree, space: Space, method: str, seeds: Sequence[int]) -> Tree:
     """Return what trials of one search have in common."""
-    parts = {n: vars(part) if isinstance(part, Range) else list(part) for n, part in space.items()}
+    parts = {n: vars(part) if isinstance(part, SearchRange) else list(part) for n, part in space.items()}
     keys = [folder(experiment) for experiment in _experiments(tree, _first(space), method, seeds)]
     return {"space": parts, "method": method, "seeds": list(seeds), "runs": keys}
 
@@ -348,8 +351,8 @@ def _optuna() -> Any:
 def _distributions(space: Space) -> dict[str, Any]:
     kinds = _optuna().distributions
 
-    def one(part: Range | tuple[Any, ...]) -> Any:
-        if not isinstance(part, Range):
+    def one(part: SearchRange | tuple[Any, ...]) -> Any:
+        if not isinstance(part, SearchRange):
             return kinds.CategoricalDistribution(part)
         whole = isinstance(part.low, int) and isinstance(part.high, int)
         kind = kinds.IntDistribution if whole else kinds.FloatDistribution

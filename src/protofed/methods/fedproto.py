@@ -193,10 +193,10 @@ class FedProto(Method[P]):
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Update the global prototypes; add the geometry of the result to the diagnostics."""
-        seen = Seen(uploads, self.task.num_classes if self.personal_broadcast else 0)
+        seen = SeenUploads(uploads, self.task.num_classes if self.personal_broadcast else 0)
         return self.conclude(self.update(server, seen, round), seen)
 
-    def conclude(self, new: Aggregate, seen: Seen) -> Aggregate:
+    def conclude(self, new: Aggregate, seen: SeenUploads) -> Aggregate:
         """Return an update with what was seen of the clients, and with the geometry of its prototypes.
 
         Args:
@@ -311,7 +311,7 @@ def _tables(shared: Prototypes, own: Prototypes) -> dict[str, Prototypes]:
     return {"local": own, "global": shared, "global_own": own_classes}
 
 
-class Seen(Iterable[Upload]):
+class SeenUploads(Iterable[Upload]):
     """A stream of uploads, and what it has shown of the clients so far.
 
     Args:

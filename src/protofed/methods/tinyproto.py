@@ -16,7 +16,7 @@ import torch
 from protofed.errors import ConfigError
 from protofed.methods import get, register
 from protofed.methods.contract import Aggregate, Local, Method, Task, Tensors, Upload
-from protofed.methods.fedproto import FedProto, Seen
+from protofed.methods.fedproto import FedProto, SeenUploads
 from protofed.methods.parts.wrapped import WrappedMethod
 from protofed.methods.protonorm import ProtoNorm
 from protofed.options import Options, build_options, option
@@ -207,7 +207,7 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Rebuild the uploads, scale them by μ, and let the base make global prototypes of them."""
         noted = self.reduction == "compensated" or self.base.personal_broadcast
-        seen = Seen(self._rebuilt(uploads), self.task.num_classes if noted else 0)
+        seen = SeenUploads(self._rebuilt(uploads), self.task.num_classes if noted else 0)
         return self.base.conclude(self.base.update(server, self._reduced(server, seen), round), seen)
 
     def _rebuilt(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
@@ -216,7 +216,7 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
             payload = self.unpack(upload.payload)
             yield Upload(upload.client, {**payload, "prototypes": scale * payload["prototypes"]})
 
-    def _reduced(self, server: Tensors, seen: Seen) -> Iterator[Upload]:
+    def _reduced(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""
         if self.reduction == "mean":
             yield from seen

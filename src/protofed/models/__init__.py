@@ -9,7 +9,7 @@ Example:
 from protofed.models import basic, resnet, series, tiny, vision  # noqa: F401  (each registers its architectures)
 from protofed.models.beside import Beside
 from protofed.models.building import build
-from protofed.models.catalogue import Architecture, Backbone, architecture, architectures
+from protofed.models.catalogue import Backbone, NamedArchitecture, architecture, architectures
 from protofed.models.classifier import Classifier
 from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
@@ -20,11 +20,11 @@ from protofed.models.preparation import Normalisation, Preparation
 from protofed.models.splitting import split
 
 __all__ = [
-    "Architecture",
     "Backbone",
     "Beside",
     "Classifier",
     "Group",
+    "NamedArchitecture",
     "Normalisation",
     "Output",
     "Preparation",

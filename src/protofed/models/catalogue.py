@@ -69,7 +69,7 @@ Make = Callable[[tuple[int, ...], int, Any], Backbone]
 
 
 @dataclass(frozen=True)
-class Architecture:
+class NamedArchitecture:
     """A named architecture.
 
     Attributes:
@@ -85,7 +85,7 @@ class Architecture:
     make: Make
 
 
-architectures: Registry[Architecture] = Registry("architecture")
+architectures: Registry[NamedArchitecture] = Registry("architecture")
 
 
 def architecture(name: str, summary: str, Options: type, *, images: bool = True) -> Callable[[Make], Make]:
@@ -105,7 +105,7 @@ def architecture(name: str, summary: str, Options: type, *, images: bool = True)
                 )
             return make(input_shape, d, options)
 
-        architectures.register(name)(Architecture(name, summary, Options, checked))
+        architectures.register(name)(NamedArchitecture(name, summary, Options, checked))
         return make
 
     return register

@@ -20,7 +20,7 @@ from protofed.storage.snapshots import Snapshot, unflatten
 from protofed.untrusted import claims
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits import Roster
-from protofed.visits.roster import Frozen
+from protofed.visits.roster import StoreSnapshot
 
 VERSION = 3
 """Number of the format."""
@@ -42,7 +42,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self, folder: Path, state: ServerState, clients: Iterable[str], frozen: Frozen | None = None
+        self, folder: Path, state: ServerState, clients: Iterable[str], frozen: StoreSnapshot | None = None
     ) -> None:
         self.folder = folder
         self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
@@ -159,7 +159,7 @@ class Saving:
                 raise
 
 
-def _frozen(clients: Roster) -> Frozen | None:
+def _frozen(clients: Roster) -> StoreSnapshot | None:
     return clients.store.freeze() if clients.rests_here else None
 
 

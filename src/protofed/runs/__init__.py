@@ -23,7 +23,7 @@ from protofed.runs.labels import NOT_THE_METHODS, flat, tell_apart
 from protofed.runs.loading import DEEPEST, axes_of, check_run, load_description, load_run, load_runs
 from protofed.runs.metrics import HEADLINES, METRICS, ClassMetrics, Metrics, SampleMetrics
 from protofed.runs.records import SECONDS, WAYS, Absence, Accuracy, Attack, Refusal, RoundRecord
-from protofed.runs.run import RULE_ORDER, RunData, by_label, main_rule, rule_of, settled, wanted_rule
+from protofed.runs.run import RULE_ORDER, Run, by_label, main_rule, rule_of, settled, wanted_rule
 from protofed.runs.spent import Spent
 from protofed.runs.summary import TOLERANCE, Beyond, Outcome, RuleOutcome, Summary, Traffic
 
@@ -52,7 +52,7 @@ __all__ = [
     "Refusal",
     "RoundRecord",
     "RuleOutcome",
-    "RunData",
+    "Run",
     "SampleMetrics",
     "Signature",
     "Spent",

@@ -18,14 +18,14 @@ from protofed.runs.files import (
 )
 from protofed.runs.labels import tell_apart
 from protofed.runs.metrics import METRICS
-from protofed.runs.run import RunData
+from protofed.runs.run import Run
 from protofed.untrusted.reading import reason
 
 DEEPEST = 8
 """Folders further down are not searched."""
 
 
-def load_run(path: Path, border: Border | None = None) -> RunData:
+def load_run(path: Path, border: Border | None = None) -> Run:
     """Read one run directory; a last line of ``rounds.jsonl`` that is still being written is left out.
 
     Args:
@@ -42,7 +42,7 @@ def load_run(path: Path, border: Border | None = None) -> RunData:
     return run
 
 
-def load_description(path: Path, border: Border | None = None) -> RunData:
+def load_description(path: Path, border: Border | None = None) -> Run:
     """Return what one run directory tells beside its rounds, which are left empty.
 
     Args:
@@ -59,10 +59,10 @@ def load_description(path: Path, border: Border | None = None) -> RunData:
     summary = read_summary(path / "summary.json")
     metrics = read_metrics(path / METRICS, federation) if summary else None
     label = (summary.label if summary else "") or _short(config["method"]["name"])
-    return RunData(path, config, federation, [], summary, label, metrics=metrics)
+    return Run(path, config, federation, [], summary, label, measured=metrics)
 
 
-def check_run(run: RunData) -> None:
+def check_run(run: Run) -> None:
     """Compute what is asked of a run, so that whatever is wrong with its files comes to light here.
 
     Raises:
@@ -84,7 +84,7 @@ def check_run(run: RunData) -> None:
         raise CheckpointError(f"{where}: not the rounds of one run ({type(error).__name__}: {error})") from None
 
 
-def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = None) -> list[RunData]:
+def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = None) -> list[Run]:
     """Read all runs at or below ``paths``: run directories, comparisons, or folders with either inside.
 
     Runs of a comparison that have not begun are left out, and a directory reached twice counts once, unless a
@@ -97,7 +97,7 @@ def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = No
     Raises:
         CheckpointError: If a path holds no run, or a file is missing or damaged.
     """
-    runs: dict[tuple[Path, str, tuple[str, ...]], RunData] = {}
+    runs: dict[tuple[Path, str, tuple[str, ...]], Run] = {}
     for path in map(Path, paths):
         faults: list[CheckpointError] = []
         loaded = list(_runs_at(path, _Search(Border(path), faults if left_out is not None else None)))
@@ -131,7 +131,7 @@ class _Search:
     faults: list[CheckpointError] | None
     visited: set[Path] = field(default_factory=set)
 
-    def load(self, path: Path) -> RunData | None:
+    def load(self, path: Path) -> Run | None:
         """Return a run; None if it is damaged, and that is noted."""
         try:
             return load_run(path, self.border)
@@ -146,7 +146,7 @@ class _Search:
         self.faults.append(error)
 
 
-def _runs_at(path: Path, search: _Search, depth: int = 0) -> Iterator[RunData]:
+def _runs_at(path: Path, search: _Search, depth: int = 0) -> Iterator[Run]:
     real = path.resolve()
     if real in search.visited or depth > DEEPEST:
         return
@@ -169,7 +169,7 @@ def _runs_at(path: Path, search: _Search, depth: int = 0) -> Iterator[RunData]:
             yield from _runs_at(folder, search, depth + 1)
 
 
-def _comparison(path: Path, search: _Search) -> Iterator[RunData]:
+def _comparison(path: Path, search: _Search) -> Iterator[Run]:
     runs = []
     try:
         search.border.signature(path / "comparison.json")

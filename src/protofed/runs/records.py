@@ -262,6 +262,7 @@ class RoundRecord:
             self.losses[name] = sum(t.losses[name] * t.samples for t in with_term) / max(samples, 1)
         if self.losses:
             self.losses["total"] = sum(value for value in self.losses.values() if value is not None)
+        self.losses = _finite(self.losses)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values for JSON, numbers that JSON does not know replaced by None."""

@@ -31,7 +31,7 @@ RULE_ORDER = (
 
 
 @dataclass(frozen=True)
-class RunData:
+class Run:
     """One run, finished or not.
 
     Attributes:
@@ -43,7 +43,7 @@ class RunData:
         label: What the run's method is called in figures and tables; runs of one label differ in their seed.
         values: Names of its values along the axes of its comparison.
         listed: Name of its method or variant in its comparison; ``""`` outside one.
-        metrics: Content of ``metrics.json``; None unless they were computed.
+        measured: Content of ``metrics.json``; None unless metrics were computed.
     """
 
     directory: Path
@@ -54,7 +54,12 @@ class RunData:
     label: str
     values: tuple[str, ...] = ()
     listed: str = ""
-    metrics: Metrics | None = None
+    measured: Metrics | None = None
+
+    @property
+    def report(self) -> Path:
+        """Path of the HTML report."""
+        return self.directory / "report.html"
 
     @property
     def arm(self) -> str:
@@ -106,6 +111,11 @@ class RunData:
     def clients(self) -> list[ClientDescription]:
         """The clients in their fixed order."""
         return self.federation.clients
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the clients in their fixed order."""
+        return [client.name for client in self.clients]
 
     @cached_property
     def evaluations(self) -> dict[int, Accuracy]:
@@ -177,19 +187,19 @@ def main_rule(rules: Iterable[str], wanted: str = "") -> str:
     return next((r for r in names if r in ("head", "global_model")), next(iter(names), "head"))
 
 
-def rule_of(runs: Sequence[RunData]) -> str:
+def rule_of(runs: Sequence[Run]) -> str:
     """Return the main rule of runs of one method, as the first of them that was scored has it."""
     return next((run for run in runs if run.rules), runs[0]).main_rule
 
 
-def by_label(runs: Iterable[RunData]) -> dict[str, list[RunData]]:
+def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Return label → its runs, both in order of appearance."""
-    groups: dict[str, list[RunData]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.label, []).append(run)
     return groups
 
 
-def settled(runs: Sequence[RunData]) -> list[RunData]:
+def settled(runs: Sequence[Run]) -> list[Run]:
     """Return the finished runs, or all if none has finished: averages must not mix late and early rounds."""
     return [r for r in runs if r.finished] or list(runs)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from protofed.runs.records import RoundRecord
 
@@ -15,15 +14,11 @@ KEPT = "the server kept its previous state"
 _SHOWN = 3
 
 
-def trouble(record: Mapping[str, Any]) -> str:
-    """Return what is not finite in a round or was not used of it, and what helps; "" if all is well.
-
-    Args:
-        record: The round's line of ``rounds.jsonl``, where None stands for a number that is not finite.
-    """
-    diverged = [entry["client"] for entry in record["refused"] if entry.get("diverged")]
-    clients = record.get("not_finite", {})
-    parts = ["losses are not finite"] if any(value is None for value in record["losses"].values()) else []
+def trouble(record: RoundRecord) -> str:
+    """Return what is not finite in a round or was not used of it, and what helps; "" if all is well."""
+    diverged = [refusal.client for refusal in record.refused if refusal.diverged]
+    clients = record.not_finite
+    parts = ["losses are not finite"] if None in record.losses.values() else []
     if clients:
         found = dict.fromkeys(term for names in clients.values() for term in names)
         terms = [term if term.isprintable() else repr(term) for term in found]
@@ -31,7 +26,7 @@ def trouble(record: Mapping[str, Any]) -> str:
     whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {_listed(diverged)}"
     parts += [f"{whose} were refused as diverged"] if diverged else []
     told = [f"{' and '.join(parts)}: {HELP}"] if parts else []
-    kept = record.get("robust", {}).get("kept", "")
+    kept = record.robust.kept
     return "; ".join([*told, f"{KEPT}: {kept}"] if kept else told)
 
 
@@ -43,7 +38,7 @@ def first_trouble(rounds: Sequence[RoundRecord]) -> str:
 
 
 def _first(rounds: Sequence[RoundRecord]) -> str:
-    told = ((record.round, trouble(record.to_dict())) for record in rounds)
+    told = ((record.round, trouble(record)) for record in rounds)
     return next((f"Round {round}: {found}." for round, found in told if found), "")
 
 

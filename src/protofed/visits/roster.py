@@ -67,12 +67,12 @@ class Store(Protocol):
         """Free all snapshots."""
         ...
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> StoreSnapshot:
         """Return all clients as they are now, to be written while others are stored."""
         ...
 
 
-class Frozen:
+class StoreSnapshot:
     """All clients of a store as they were at one moment, whatever is stored from then on.
 
     Args:
@@ -148,7 +148,7 @@ class Memory(Store):
         """Store a client that starts from the model of another one."""
         self.snapshots[name] = Snapshot(self.snapshots[other].model, _on_host(state), {})
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> StoreSnapshot:
         """Return all clients as they are now; nobody changes a snapshot."""
         records = Records()
 
@@ -158,7 +158,7 @@ class Memory(Store):
 
         parts = {name: (s.model, s._replace(model={})) for name, s in self.snapshots.items()}
         size = sum(tensor.nbytes for snapshot in self.snapshots.values() for tensor in flatten(snapshot).values())
-        return Frozen(parts, copy, lambda _: None, size)
+        return StoreSnapshot(parts, copy, lambda _: None, size)
 
     def close(self) -> None:
         """Free all snapshots."""
@@ -274,7 +274,7 @@ class Files(Store):
             if old is not None:
                 self._release(old)
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> StoreSnapshot:
         """Return all clients as they are now; their places are not written over until they have been copied."""
         opened = _Opened(self.folder)
 
@@ -287,7 +287,7 @@ class Files(Store):
             for address in self.addresses.values():
                 self._users.update(address)
         places = {place for address in self.addresses.values() for place in address}
-        return Frozen(self.addresses, copy, self._release, sum(place.length for place in places))
+        return StoreSnapshot(self.addresses, copy, self._release, sum(place.length for place in places))
 
     def lend(self, names: Iterable[str]) -> dict[int, list[Place]]:
         """Take as many free places as another process needs to write the snapshots of clients.

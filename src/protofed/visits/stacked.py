@@ -123,7 +123,7 @@ class StackedSteps(Steps):
         self.bare.train()
         during = phase.source is None and self.method.statistics_from == "during"
         statistics = self.method.statistics if during else None
-        self.losses_of = [_Loss(self.bare, update, statistics) for update in phase.updates]
+        self.losses_of = [_StackedLoss(self.bare, update, statistics) for update in phase.updates]
         self.views: dict[int, _View] = {}
         self.arranged = False
 
@@ -295,7 +295,7 @@ class StackedSteps(Steps):
             statistics = statistics or found
         return statistics
 
-    def _plain(self, loss: _Loss, view: _View, batch: Batch, size: int) -> tuple[Tensors, Tensors]:
+    def _plain(self, loss: _StackedLoss, view: _View, batch: Batch, size: int) -> tuple[Tensors, Tensors]:
         """Return loss terms and gradients of the first client of the stack, by plain autograd on its own rows."""
         with self.model(self.order[0]) as model:
             model.train()
@@ -312,7 +312,7 @@ class StackedSteps(Steps):
         found = {n: g for n, g in zip(chosen, gradients, strict=True) if g is not None}
         return {n: t.detach() for n, t in terms.items()}, found
 
-    def _check_padding(self, loss: _Loss, view: _View, batch: Batch) -> None:
+    def _check_padding(self, loss: _StackedLoss, view: _View, batch: Batch) -> None:
         """Refuse a method whose loss or statistics depend on rows of weight 0; checked once per loss."""
         if batch.weight is None or loss.checked:
             return
@@ -329,7 +329,7 @@ class StackedSteps(Steps):
                     f"{name!r} counts padded samples: the method should use batch.mean or batch.weight"
                 )
 
-    def _losses(self, loss: _Loss, view: _View, batch: Batch) -> tuple[Tensors, Tensors]:
+    def _losses(self, loss: _StackedLoss, view: _View, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return ``(C,)`` terms and ``(C, …)`` statistics."""
         buffers = view.stack.buffers
         rows = dict.fromkeys(
@@ -433,7 +433,7 @@ class _View(NamedTuple):
     optimizers: list[torch.optim.Optimizer]
 
 
-class _Loss(nn.Module):
+class _StackedLoss(nn.Module):
     """A loss as a module for ``functional_call``, with the statistics of the model's output."""
 
     def __init__(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from protofed.apps.audit import Finding
 from protofed.apps.audit.auditing import attack
+from protofed.apps.audit.findings import Finding
 from protofed.apps.audit.seen import observe, shadow
 from protofed.config.schema import Experiment
 from protofed.experiments.assemble import assemble

@@ -15,15 +15,16 @@ from typer.testing import CliRunner
 import protofed
 import support
 from apps.audit.attacking import audited
-from protofed.apps.audit import Finding, audit_run, measures, pictures
+from protofed import load_run
+from protofed.apps.audit import measures, pictures
 from protofed.apps.audit.attacks import INFORMED, MEMBER, OUTSIDER, SERVER
-from protofed.apps.audit.auditing import attack, protections
+from protofed.apps.audit.auditing import attack, audit_run, protections
+from protofed.apps.audit.findings import Finding
 from protofed.apps.audit.report import guarantee, summary, write_audit
 from protofed.apps.audit.seen import observe, reopened, shadow, told
 from protofed.cli import main as cli
 from protofed.config.schema import apply_overrides, every_method, load_recipe, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.experiments import load_run
 from protofed.experiments.assemble import assemble
 from protofed.models import SplitModel
 from protofed.samples import Samples
@@ -78,7 +79,7 @@ def test_models_of_an_attack_find_a_rule():
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     score = measures.Logistic(x, x[:, 0] + x[:, 1] > 0)(x)
     assert ((score > 0) == (x[:, 0] + x[:, 1] > 0)).double().mean() > 0.97
-    assert torch.allclose(measures.Line(x, 2 * x[:, 2] + 1)(x), 2 * x[:, 2] + 1, atol=0.02)
+    assert torch.allclose(measures.LeastSquares(x, 2 * x[:, 2] + 1)(x), 2 * x[:, 2] + 1, atol=0.02)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -275,7 +276,7 @@ def run(tmp_path_factory):
 
 def test_attacks_the_upload_of_one_more_round(run, tmp_path):
     """The recomputed upload is the one that the run sends when it goes on, bit for bit."""
-    _, federation, data = reopened(load_run(run.directory).data)
+    _, federation, data = reopened(load_run(run.directory))
     seen = observe(federation, data)
     assert seen.round == 3
     longer = support.SMALL_RUN | FOUR | {"rounds": 3}
@@ -320,7 +321,7 @@ def test_says_at_what_epsilon(tmp_path):
     private = protofed.run("quickstart", {**support.SMALL_RUN, **FOUR, **chosen}, out=tmp_path / "run")
     audit = audit_run(private.directory)
     tree = audit.to_dict()
-    assert tree["privacy"] == private.summary["privacy"]
+    assert tree["privacy"] == private.summary.privacy.to_dict()
     assert (tree["privacy"]["mode"], tree["privacy"]["delta"], tree["privacy"]["releases"]) == ("client", 1e-5, 2)
     words = f"ε = {tree['privacy']['epsilon']:.3g} at δ = 1e-05 after the rounds of the run (privacy.mode=client)"
     assert words in guarantee(audit)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from apps.audit.attacking import audited
-from protofed.apps.audit import Finding, pictures
+from protofed.apps.audit import pictures
 from protofed.apps.audit.attacks import SERVER
+from protofed.apps.audit.findings import Finding
 from protofed.apps.audit.seen import observe
 from protofed.apps.audit.sums import sums
 from protofed.experiments.assemble import assemble

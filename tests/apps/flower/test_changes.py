@@ -26,7 +26,7 @@ def round_of(message: Message) -> int:
 
 
 def numbers(run) -> list[tuple]:
-    return [(r["participants"], r["accuracy"], r["bytes"]) for r in run.rounds]
+    return [(r.participants, r.accuracy, r.bytes) for r in run.rounds]
 
 
 class Repeating(FakeGrid):
@@ -47,7 +47,7 @@ def test_answers_that_are_delivered_again_count_once(root, tmp_path):
     remote = over(Repeating(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
     local = locally(chosen, tmp_path / "local")
     assert numbers(remote) == numbers(local)
-    assert not any(record["missing"] or record["refused"] for record in remote.rounds)
+    assert not any(record.missing or record.refused for record in remote.rounds)
 
 
 def test_an_upload_of_an_earlier_round_is_one_more_upload_of_its_sender(root, tmp_path):
@@ -66,9 +66,9 @@ def test_an_upload_of_an_earlier_round_is_one_more_upload_of_its_sender(root, tm
     chosen = wanted("fedproto", root, rounds=3)
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), replay), chosen, tmp_path / "remote")
     local = locally(chosen, tmp_path / "local")
-    assert [r["participants"] for r in remote.rounds] == [["ann", "bob", "cid"]] * 3
-    assert remote.rounds[0]["accuracy"] == local.rounds[0]["accuracy"]
-    assert remote.rounds[2]["accuracy"] is not None
+    assert [r.participants for r in remote.rounds] == [["ann", "bob", "cid"]] * 3
+    assert remote.rounds[0].accuracy == local.rounds[0].accuracy
+    assert remote.rounds[2].accuracy is not None
     assert load_file(remote.directory / "prototypes.safetensors")["global.prototypes"].isfinite().all()
 
 
@@ -102,12 +102,12 @@ def test_a_class_that_the_federation_lacks_is_named_until_it_is_gone(root, tmp_p
     tamper = changing(root, {1: lambda y: np.where(y == 3, 9, y), 2: lambda y: np.where(y == 9, 3, y)})
     chosen = apart("fedproto", root, rounds=3)
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), tamper), chosen, tmp_path / "remote")
-    assert [r["participants"] for r in run.rounds] == [["ann", "bob", "cid"]] * 3
-    (missing,) = [m for m in run.rounds[1]["missing"] if m["phase"] == "training"]
-    assert missing["client"] == "bob"
-    assert "9" in missing["reason"]
-    assert "\n" not in missing["reason"]
-    assert not [m for r in (run.rounds[0], run.rounds[2]) for m in r["missing"] if m["phase"] == "training"]
+    assert [r.participants for r in run.rounds] == [["ann", "bob", "cid"]] * 3
+    (missing,) = [m for m in run.rounds[1].missing if m.phase == "training"]
+    assert missing.client == "bob"
+    assert "9" in missing.reason
+    assert "\n" not in missing.reason
+    assert not [m for r in (run.rounds[0], run.rounds[2]) for m in r.missing if m.phase == "training"]
 
 
 def test_other_labels_of_known_classes_are_the_nodes_own_affair(root, tmp_path):
@@ -115,8 +115,8 @@ def test_other_labels_of_known_classes_are_the_nodes_own_affair(root, tmp_path):
     tamper = changing(root, {1: np.zeros_like})
     chosen = wanted("fedproto", root, rounds=3)
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), tamper), chosen, tmp_path / "remote")
-    assert [r["participants"] for r in run.rounds] == [["ann", "bob", "cid"]] * 3
-    assert not any(record["missing"] for record in run.rounds)
+    assert [r.participants for r in run.rounds] == [["ann", "bob", "cid"]] * 3
+    assert not any(record.missing for record in run.rounds)
     assert load_file(run.directory / "prototypes.safetensors")["global.prototypes"].isfinite().all()
 
 
@@ -127,4 +127,4 @@ def test_the_next_run_takes_the_classes_as_they_are_then(root, tmp_path):
     chosen = wanted("fedproto", root, rounds=2)
     remote = over(grid, chosen, tmp_path / "after")
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
-    assert not any(record["missing"] for record in remote.rounds)
+    assert not any(record.missing for record in remote.rounds)

@@ -31,15 +31,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from protofed.apps.flower import keys, trust
-from protofed.apps.flower.check import Finding, Request, check_node
+from protofed.apps.flower.check import CheckRequest, CheckResult, check_node
 from protofed.apps.flower.state import ClientFolder
 from protofed.storage.snapshots import Snapshot
 
 SMALL = ("model.name=mlp", "model.d=8", "execution.device=cpu")
 
 
-def findings(**request: object) -> dict[str, Finding]:
-    found = list(check_node(Request(**request)))
+def findings(**request: object) -> dict[str, CheckResult]:
+    found = list(check_node(CheckRequest(**request)))
     assert all("\n" not in f.text for f in found)
     return {f.name: f for f in found}
 
@@ -266,7 +266,7 @@ def test_a_superlink_that_can_be_trusted(made):
             }
             assert found["tls"].text.startswith("certificate for 127.0.0.1, localhost, valid until 20")
         alone = findings(superlink=f"127.0.0.1:{port}")
-        assert alone["tls"] == Finding("tls", "skipped", "no --root-certificates given")
+        assert alone["tls"] == CheckResult("tls", "skipped", "no --root-certificates given")
 
 
 def test_another_authority(made, tmp_path):

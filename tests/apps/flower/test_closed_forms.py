@@ -95,8 +95,8 @@ def test_a_private_release(secure, root, tmp_path, monkeypatch):
         return run
 
     one, other, local = remote("one"), remote("other"), locally(chosen, tmp_path / "local")
-    assert [run.rounds[0]["privacy"] for run in (one, other)] == [local.rounds[0]["privacy"]] * 2
-    assert 0 < one.summary["privacy"]["epsilon"] <= 4
+    assert [run.rounds[0].privacy for run in (one, other)] == [local.rounds[0].privacy] * 2
+    assert 0 < one.summary.privacy.epsilon <= 4
     assert not same(one, other), "noise is drawn from the system"
     # 1.5·m·z per number of an upload; of the sum of three, all of whom are needed, one of whom may add none.
     deviation = 1.5 * multiplier(chosen.privacy)

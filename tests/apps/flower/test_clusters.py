@@ -71,8 +71,8 @@ def test_a_simulation_of_nodes_is_measured_as_the_local_engine(method, root, tmp
     remote = over(FakeGrid(SHARES, elsewhere), chosen, tmp_path / "remote", simulated=True)
     files = [tmp_path / engine / "metrics.json" for engine in ("local", "remote")]
     assert files[0].read_bytes() == files[1].read_bytes()
-    stored = remote.data.metrics
-    assert stored.overall.accuracy == pytest.approx(remote.data.rounds[-1].accuracy.weighted[stored.rule])
+    stored = remote.measured
+    assert stored.overall.accuracy == pytest.approx(remote.rounds[-1].accuracy.weighted[stored.rule])
     files[1].unlink()
     monkeypatch.setattr(sys, "argv", ["protofed", "metrics", str(tmp_path / "remote")])
     with pytest.raises(SystemExit) as ended:
@@ -117,7 +117,7 @@ def test_a_lost_visit_changes_nothing_of_its_client(root, tmp_path):
         tmp_path / "a",
         simulated=True,
     )
-    assert [[(m["client"], m["phase"]) for m in r["missing"]] for r in run.rounds] == [
+    assert [[(m.client, m.phase) for m in r.missing] for r in run.rounds] == [
         [("bob", "training"), ("bob", "evaluation")]
     ] * 3
     before = locally(wanted("local", root, rounds=1, training__epochs=1, training__lr=0.0), tmp_path / "start")
@@ -169,9 +169,9 @@ def test_a_client_that_does_not_come_back_as_one_is_missing(lie, tmp_path):
         simulated=True,
     )
     for record in run.rounds:
-        (missing,) = record["missing"]
-        assert (missing["client"], missing["phase"]) == ("bob", "training")
-        assert missing["reason"].startswith("state: ")
+        (missing,) = record.missing
+        assert (missing.client, missing.phase) == ("bob", "training")
+        assert missing.reason.startswith("state: ")
 
 
 def moved(root: Path, state: Path, after: int, **config) -> FakeGrid:
@@ -188,19 +188,19 @@ def moved(root: Path, state: Path, after: int, **config) -> FakeGrid:
 
 def test_a_node_that_lost_its_state_is_refused_by_name(root, tmp_path):
     run = over(moved(root, tmp_path / "state", 1), apart("protonorm", root), tmp_path / "remote")
-    assert [[(m["client"], m["phase"]) for m in r["missing"]] for r in run.rounds] == [
+    assert [[(m.client, m.phase) for m in r.missing] for r in run.rounds] == [
         [],
         *[[("bob", "training"), ("bob", "evaluation")]] * 2,
     ]
     for record in run.rounds[1:]:
-        assert all("does not have state 000001-" in m["reason"] for m in record["missing"])
-        assert str(tmp_path) not in str(record["missing"])
+        assert all("does not have state 000001-" in m.reason for m in record.missing)
+        assert str(tmp_path) not in str(record.missing)
     assert not (tmp_path / "state" / "another" / "bob").exists()
 
 
 def test_a_node_that_begins_anew_is_recorded(root, tmp_path):
     run = over(moved(root, tmp_path / "state", 1, fresh=True), wanted("protonorm", root), tmp_path / "remote")
-    assert not any(r["missing"] for r in run.rounds)
+    assert not any(r.missing for r in run.rounds)
     kept = json.loads((run.directory / "nodes.json").read_text())
     assert kept["anew"] == [{"client": "bob", "round": 2}]
 

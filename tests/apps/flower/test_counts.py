@@ -63,17 +63,17 @@ def test_a_client_that_withholds_its_counts_takes_part(kind, where, exact, root,
 
     chosen = wanted("protonorm", root)
     run = over(FakeGrid(nodes, listen), chosen, tmp_path / "run")
-    assert [r["participants"] for r in run.rounds] == [["ann", "bob", "cid"]] * 3
-    assert [r["bytes"] for r in run.rounds] == [r["bytes"] for r in exact.rounds], "the same is learned"
-    assert [r["diagnostics"] for r in run.rounds] == [r["diagnostics"] for r in exact.rounds]
+    assert [r.participants for r in run.rounds] == [["ann", "bob", "cid"]] * 3
+    assert [r.bytes for r in run.rounds] == [r.bytes for r in exact.rounds], "the same is learned"
+    assert [r.diagnostics for r in run.rounds] == [r.diagnostics for r in exact.rounds]
     (described,) = json.loads(heard[0]["clients"])
     assert described["train"] == {"coarse": [0, 2, 4, 2], "none": [0, 1, 1, 1]}[kind]
     assert described["counts"] == kind
     for record, expected in zip(run.rounds, exact.rounds, strict=True):
-        for rule, accuracy in expected["accuracy"].items():
-            found = record["accuracy"][rule]["clients"]
-            assert found[0::2] == accuracy["clients"][0::2]
-            assert found[1] == pytest.approx(accuracy["clients"][1], abs=0.0051)
+        for rule, exact_ones in expected.accuracy.clients.items():
+            found = record.accuracy.clients[rule]
+            assert found[0::2] == exact_ones[0::2]
+            assert found[1] == pytest.approx(exact_ones[1], abs=0.0051)
     (bob,) = [
         c for c in json.loads((run.directory / "federation.json").read_text())["clients"] if c["name"] == "bob"
     ]
@@ -101,7 +101,7 @@ def test_a_method_that_needs_counts_refuses_in_one_line(method, options, reason,
     nodes = nodes_of(root, tmp_path / "state")
     nodes[102]["counts"] = "none"
     run = over(FakeGrid(nodes), wanted(method, root, rounds=2, **options), tmp_path / "run")
-    assert run.rounds[0]["participants"] == ["ann", "cid"]
+    assert run.rounds[0].participants == ["ann", "cid"]
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert reason in left["reason"]
 
@@ -118,9 +118,9 @@ def test_a_node_does_not_train_what_would_tell_its_counts(root, tmp_path):
 
     nodes = nodes_of(root, tmp_path / "state")
     run = over(FakeGrid(nodes, lie), wanted("fedavg", root, rounds=2), tmp_path / "run")
-    (missing,) = [m for m in run.rounds[1]["missing"] if m["phase"] == "training"]
-    assert missing["client"] == "bob"
-    assert "counts=none, but fedavg needs numbers of samples" in missing["reason"]
+    (missing,) = [m for m in run.rounds[1].missing if m.phase == "training"]
+    assert missing.client == "bob"
+    assert "counts=none, but fedavg needs numbers of samples" in missing.reason
 
 
 @pytest.mark.parametrize("kind", ["coarse", "none"])
@@ -133,12 +133,12 @@ def test_sums_of_a_client_that_withholds_its_counts_are_not_scaled(kind, tmp_pat
     chosen = wanted("tinyproto", root, rounds=2, method__mu=0.02, robust__rule="none")
     run = over(FakeGrid(nodes), chosen, tmp_path / "run")
     local = locally(chosen, tmp_path / "local")
-    assert [r["diagnostics"] for r in run.rounds] == [r["diagnostics"] for r in local.rounds], "the same is learned"
-    assert not any(r.get("robust") for r in run.rounds)
+    assert [r.diagnostics for r in run.rounds] == [r.diagnostics for r in local.rounds], "the same is learned"
+    assert not any(r.robust.to_dict() for r in run.rounds)
     forget()
     clipped = wanted("tinyproto", root, rounds=1, method__mu=0.02, robust__rule="clip")
     run = over(FakeGrid(nodes), clipped, tmp_path / "clipped")
-    assert run.rounds[0]["participants"] == ["ann", "cid", "dan"]
+    assert run.rounds[0].participants == ["ann", "cid", "dan"]
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert (
         "robust.rule=clip has to divide the sums of tinyproto: choose counts=exact or robust.rule=none"

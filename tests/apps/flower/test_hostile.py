@@ -49,7 +49,7 @@ def honest(tmp_path_factory) -> dict[str, list[dict]]:
 
 def numbers(run) -> list[dict]:
     names = ("round", "participants", "accuracy", "losses", "bytes", "diagnostics", "refused", "missing")
-    return [{n: r.get(n) for n in names} for r in run.rounds]
+    return [{n: getattr(r, n) for n in names} for r in run.rounds]
 
 
 def says(**changes: Any):
@@ -255,9 +255,9 @@ def test_a_first_client_whose_model_cannot_be_is_not_built_by_the_server(root, t
     nodes[HOSTILE]["client"] = "aaa"
     run = over(FakeGrid(nodes, tamper), wanted("lg_fedavg", root, rounds=2), tmp_path / "run")
     for record in run.rounds:
-        assert {m["client"] for m in record["missing"]} == {"aaa"}
-        assert all("cnn2 takes images" in m["reason"] for m in record["missing"])
-        assert None not in record["accuracy"]["head"]["clients"][1:]
+        assert {m.client for m in record.missing} == {"aaa"}
+        assert all("cnn2 takes images" in m.reason for m in record.missing)
+        assert None not in record.accuracy.clients["head"][1:]
 
 
 ANSWERS = {
@@ -281,10 +281,10 @@ def test_a_hostile_answer_becomes_a_reason(attack, root, tmp_path):
 
     run = over(FakeGrid(nodes_of(root, tmp_path / "s"), tamper), apart("fedproto", root, rounds=2), tmp_path / "r")
     for record in run.rounds:
-        (missing,) = record["missing"]
-        assert missing["client"] == "cid"
-        assert missing["reason"].isprintable()
-        assert len(missing["reason"]) <= limits.REASON
+        (missing,) = record.missing
+        assert missing.client == "cid"
+        assert missing.reason.isprintable()
+        assert len(missing.reason) <= limits.REASON
 
 
 @pytest.mark.parametrize("kind", [RecursionError, MemoryError, ValueError, KeyError, UnicodeError])
@@ -366,7 +366,7 @@ def test_an_error_of_flower_is_no_answer_and_is_asked_again(root, tmp_path):
 
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), flicker)
     run = over(grid, wanted("fedproto", root, rounds=1), tmp_path / "run", clients=3)
-    assert "bob" not in run.rounds[0]["participants"]
+    assert "bob" not in run.rounds[0].participants
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left == {"client": "bob", "reason": "came after the run had begun: it can take part in the next one"}
 
@@ -392,12 +392,11 @@ def test_a_node_that_overstates_its_samples_weighs_what_the_same_client_weighs_l
     lies = {"attack__kind": "counts", "attack__clients": ["zoe"], "attack__samples": 2**30}
     local = locally(wanted("fedavg", root, robust__weight=weight, **lies), tmp_path / "local")
     for name in ("participants", "accuracy"):
-        assert [r[name] for r in remote.rounds] == [r[name] for r in local.rounds]
+        assert [getattr(r, name) for r in remote.rounds] == [getattr(r, name) for r in local.rounds]
     expected, found = read_server(local.directory), read_server(remote.directory)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
-    capped = [{"client": "zoe", "fields": ["samples"]}]
-    assert [r.get("robust", {}).get("capped") for r in remote.rounds] == [capped if weight else None] * 3
+    assert [r.robust.capped for r in remote.rounds] == [{"zoe": ["samples"]} if weight else {}] * 3
 
 
 def test_admitted_clients_are_those_of_the_roster(root, tmp_path, caplog):

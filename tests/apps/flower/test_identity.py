@@ -85,11 +85,11 @@ def test_an_impostor_is_refused_and_the_real_one_kept_also_across_a_resume(root,
     run = over(grid, chosen, tmp_path / "run", resume=True)
     assert {kind for node, kind in asked if node == 104} == {"query"}, "it is given no work"
     for record in run.rounds[1:]:
-        assert [m["client"] for m in record["missing"] if m["phase"] == "training"] == ["bob"]
+        assert [m.client for m in record.missing if m.phase == "training"] == ["bob"]
     # The real one is back, under another number of Flower's.
     grid = FakeGrid({**real, 105: impostor[104]}, keys={**KEYS, 105: KEYS[104]})
     run = over(grid, chosen, tmp_path / "again")
-    assert [r["participants"] for r in run.rounds] == [["ann", "bob", "cid"]] * 3
+    assert [r.participants for r in run.rounds] == [["ann", "bob", "cid"]] * 3
 
 
 def test_a_node_that_comes_back_is_known_by_its_key(root, tmp_path):
@@ -108,7 +108,7 @@ def test_a_node_that_comes_back_is_known_by_its_key(root, tmp_path):
     grid = FakeGrid({n: nodes[n] for n in (101, 102, 103)}, move, dict(KEYS))
     grid.get_nodes = lambda: [i for i in FakeGrid.get_nodes(grid) if i.node_id not in gone]
     run = over(grid, apart("fedproto", root), tmp_path / "run")
-    assert not any(r["missing"] for r in run.rounds)
+    assert not any(r.missing for r in run.rounds)
     assert (202, "train") in asked
     assert (202, "query") not in asked
 
@@ -120,7 +120,7 @@ def test_with_a_roster_an_impostor_that_comes_first_is_refused(root, tmp_path):
     roster = tmp_path / "roster.json"
     roster.write_text(json.dumps({n: fingerprint(KEYS[k]) for n, k in names.items()}))
     run = over(FakeGrid(nodes, keys=KEYS), wanted("fedproto", root), tmp_path / "run", roster=str(roster))
-    assert run.rounds[0]["participants"] == ["ann", "bob", "cid"]
+    assert run.rounds[0].participants == ["ann", "bob", "cid"]
     (left,) = left_out(run)
     assert left["client"] == "node 104"
     assert left["reason"].startswith(f"says it is bob, whose key is {fingerprint(KEYS[102])}, not")
@@ -147,7 +147,7 @@ def test_a_node_that_changes_its_name_is_refused(root, tmp_path):
     run = over(FakeGrid(nodes, keys=keys), wanted("fedproto", root), tmp_path / "run")
     (left,) = left_out(run)
     assert "but its key is that of" in left["reason"]
-    assert len(run.rounds[0]["participants"]) == 3
+    assert len(run.rounds[0].participants) == 3
 
 
 @pytest.mark.parametrize(

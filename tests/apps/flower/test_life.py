@@ -159,7 +159,7 @@ def test_nothing_is_lost_if_no_node_completes_the_next_round(root, tmp_path):
     before = begun.contents()
     with pytest.raises(ProtofedError, match="round 3: fewer than"):
         begun.run(4, lambda node, message, reply: None if training(message) else reply, resume=True)
-    assert load_run(begun.out).summary["rounds"] == 2
+    assert load_run(begun.out).outcome.rounds == 2
     found = begun.contents()
     changed = {path for path, content in before.items() if found.get(path) != content}
     names = {path.name for path in changed if "generations" not in path.parts}
@@ -210,7 +210,7 @@ def test_a_server_killed_at_any_change_of_a_run_that_goes_on(stride, root, tmp_p
         lines = (begun.out / "rounds.jsonl").read_text().splitlines()
         assert len(lines) >= 2, step
         if (begun.out / "summary.json").is_file():
-            assert load_run(begun.out).summary["rounds"] == len(lines), step
+            assert load_run(begun.out).outcome.rounds == len(lines), step
         if stride > 1 or step % 4 == 1 or not more:  # takes much longer than the rest
             assert numbers(begun.run(4, resume=True)) == expected, step
             assert not [p for p in begun.out.rglob("*") if p.name.endswith(".partial")], step
@@ -260,7 +260,7 @@ def test_the_models_are_used_where_they_are(finished, root, monkeypatch, capsys,
     assert contents(finished.out) == before
     local = locally(finished.wanted(2), tmp_path / "local")
     assert command("predict", mine, "ann", test) == command("predict", local.directory, "ann", test)
-    assert load_run(mine).data.metrics.clients["ann"] == local.metrics().clients["ann"]
+    assert load_run(mine).measured.clients["ann"] == local.metrics().clients["ann"]
     status, printed = command("report", mine, "--out", tmp_path / "report.html")
     assert status == 0, printed
     assert "only the server can repeat that" in (tmp_path / "report.html").read_text()
@@ -294,7 +294,7 @@ def test_the_folder_of_a_run_is_complete_after_every_scored_round(at, root, tmp_
         over(grid, chosen, tmp_path / "remote")
     local = locally(apart("fedproto", root, rounds=2, evaluation__at=at), tmp_path / "local")
     mine = load_run(own_run(tmp_path / "state", "bob"))
-    assert [record["round"] for record in mine.rounds] == [1, 2]
+    assert [record.round for record in mine.rounds] == [1, 2]
     assert mine.metrics().clients["bob"] == local.metrics().clients["bob"]
 
 
@@ -346,7 +346,7 @@ def test_a_node_killed_at_any_change(stride, root, tmp_path):
         run = load_run(state / "ann" / "run")
         kept = run.directory / "clients" / "ann"
         run.client("ann")
-        return run.rounds[-1]["round"], *((kept / f"{n}.safetensors").read_bytes() for n in ("model", "state"))
+        return run.rounds[-1].round, *((kept / f"{n}.safetensors").read_bytes() for n in ("model", "state"))
 
     after, message = visits(tmp_path / "base", 1, "", None, 1)
     first = shown(tmp_path / "base")
@@ -406,4 +406,4 @@ def test_a_late_site_is_named_once(root, tmp_path, caplog):
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left == {"client": "cid", "reason": reason}
     assert [r.getMessage() for r in caplog.records].count(f"cid: left out: {reason}") == 1
-    assert all(record["participants"] == ["ann", "bob"] for record in run.rounds)
+    assert all(record.participants == ["ann", "bob"] for record in run.rounds)

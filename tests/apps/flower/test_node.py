@@ -20,7 +20,7 @@ from network import forget, wanted
 from protofed.apps.flower.admission import class_order
 from protofed.apps.flower.messages import Description, Job, VisitOutcome, description_values, read_descriptions
 from protofed.apps.flower.node import Node, experiment_key
-from protofed.apps.flower.sources import Folder, Share, source_of
+from protofed.apps.flower.sources import Folder, SimulatedShare, source_of
 from protofed.apps.flower.state import ClientFolder, locked
 from protofed.apps.flower.summary import client_summaries, described_federation, read_summary
 from protofed.config.architectures import FederationSummary
@@ -346,7 +346,7 @@ def test_the_summary_survives_the_way(root):
 def test_what_a_node_is_started_with():
     assert source_of({"client-dir": "a/north"}) == Folder(Path("a/north"), "north")
     assert source_of({"client-dir": "a/north", "client": "n"}) == Folder(Path("a/north"), "n")
-    assert source_of({"partition-id": 1, "num-partitions": 3}) == Share(1, 3)
+    assert source_of({"partition-id": 1, "num-partitions": 3}) == SimulatedShare(1, 3)
     with pytest.raises(ConfigError, match="client-dir"):
         source_of({})
 

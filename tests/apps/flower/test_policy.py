@@ -41,8 +41,8 @@ def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
     grid = FakeGrid(strict(root, tmp_path / "state", **SAMPLE))
     run = over(grid, wanted("fedavg", root, **private()), tmp_path / "run")
     assert len(run.rounds) == 2
-    assert all(not record["missing"] for record in run.rounds)
-    assert run.rounds[-1]["privacy"]["epsilon"] <= 8
+    assert all(not record.missing for record in run.rounds)
+    assert run.rounds[-1].privacy.epsilon <= 8
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_a_node_computes_epsilon_itself_before_it_trains(weaker, root, tmp_path)
     grid = FakeGrid(strict(root, tmp_path / "state", **SAMPLE))
     run = over(grid, wanted("fedavg", root, **options), tmp_path / "run")
     for record in run.rounds:
-        (missing,) = record["missing"]
-        assert missing["client"] == "ann"
-        assert "ann: ε would be" in missing["reason"]
-        assert "after 2 rounds, but this node allows 8 (epsilon in its --node-config)" in missing["reason"]
-        assert "\n" not in missing["reason"]
+        (missing,) = record.missing
+        assert missing.client == "ann"
+        assert "ann: ε would be" in missing.reason
+        assert "after 2 rounds, but this node allows 8 (epsilon in its --node-config)" in missing.reason
+        assert "\n" not in missing.reason
 
 
 def job_of(root: Path, **more: Any) -> Job:
@@ -118,7 +118,7 @@ def test_noise_of_clients_under_secure_aggregation_is_checked_too(root, tmp_path
     nodes = enrolled(strict(root, tmp_path / "state", privacy="client", epsilon=8), tmp_path / "keys")
     common = {"rounds": 1, "secure__aggregation": True, "secure__threshold": 1.0, "privacy__mode": "client"}
     chosen = wanted("fedavg", root, **common, privacy__epsilon=8.0)
-    assert not over(FakeGrid(nodes), chosen, tmp_path / "run").rounds[0]["missing"]
+    assert not over(FakeGrid(nodes), chosen, tmp_path / "run").rounds[0].missing
     weak = wanted("fedavg", root, **common, privacy__epsilon=20.0, participation__attempts=1)
     with pytest.raises(FederationError):
         over(FakeGrid(nodes), weak, tmp_path / "weak")

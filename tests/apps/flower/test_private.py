@@ -23,7 +23,7 @@ from protofed.visits.private import COUNTS
 
 
 def numbers(run) -> list[dict]:
-    return [{n: r.get(n) for n in ("round", "accuracy", "losses", "bytes", "privacy")} for r in run.rounds]
+    return [{n: getattr(r, n) for n in ("round", "accuracy", "losses", "bytes", "privacy")} for r in run.rounds]
 
 
 @few("method", ["fedproto", "beacon"], 1)
@@ -31,7 +31,7 @@ def test_noise_of_clients_is_added_once_and_is_secret(method, root, tmp_path, mo
     chosen = wanted(method, root, rounds=2, privacy__mode="client", privacy__noise=0.4)
     local = locally(chosen, tmp_path / "local")
     first = over(FakeGrid(nodes_of(root, tmp_path / "a")), chosen, tmp_path / "first")
-    assert [r["privacy"]["epsilon"] for r in first.rounds] == [r["privacy"]["epsilon"] for r in local.rounds]
+    assert [r.privacy.epsilon for r in first.rounds] == [r.privacy.epsilon for r in local.rounds]
     assert not same(local, first), "nobody can predict the noise"
     monkeypatch.setattr(stages, "from_system", from_seed(chosen.seed, "privacy"))
     second = over(FakeGrid(nodes_of(root, tmp_path / "b")), chosen, tmp_path / "second")
@@ -118,7 +118,7 @@ def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_pat
     lines = (tmp_path / "remote" / "rounds.jsonl").read_text().splitlines()
     told = [json.loads(line)["privacy"]["releases"] for line in lines]
     assert told == [1, 3, 4]
-    assert run.summary["privacy"]["releases"] == 4
+    assert run.summary.privacy.releases == 4
 
 
 @pytest.mark.slow
@@ -142,10 +142,10 @@ def test_rounds_that_a_restarted_server_repeats_are_paid_for_where_samples_are_p
     assert drawn[2] != drawn[5], "the numbers of samples are told anew"
     alone = locally(chosen, tmp_path / "local")
     for number, (here, there) in enumerate(zip(alone.rounds, run.rounds, strict=True), start=1):
-        once, twice = here["privacy"], there["privacy"]
-        assert (once["releases"], twice["releases"]) == (number, number + 1)
-        assert (once["means"], twice["means"]) == (1 + number, 3 + number)
-        assert twice["epsilon"] > once["epsilon"]
+        once, twice = here.privacy, there.privacy
+        assert (once.releases, twice.releases) == (number, number + 1)
+        assert (once.means, twice.means) == (1 + number, 3 + number)
+        assert twice.epsilon > once.epsilon
 
 
 @pytest.mark.slow
@@ -183,14 +183,14 @@ def test_a_server_that_is_killed_again_and_again_stops_in_time(mode, completed, 
             break
     assert released() > completed
     alone = locally(wanted("fedproto", root, **private, rounds=released() + 1), tmp_path / "local").rounds
-    costs = [record["privacy"]["epsilon"] for record in alone]
+    costs = [record.privacy.epsilon for record in alone]
     assert costs[-2] <= 2.5
     if completed:
-        spent = run.summary["privacy"]
+        spent = run.summary.privacy
         assert len(run.rounds) == completed
-        assert spent == run.rounds[-1]["privacy"]
-        assert spent["releases"] == released()
-        assert costs[-2] <= spent["epsilon"] <= 2.5
+        assert spent == run.rounds[-1].privacy
+        assert spent.releases == released()
+        assert costs[-2] <= spent.epsilon <= 2.5
     else:
         assert run is None
         assert refused.startswith(

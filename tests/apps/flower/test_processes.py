@@ -164,7 +164,7 @@ def test_the_life_of_runs_that_share_their_nodes(tmp_path):
         assert "came after the run had begun" in (tmp_path / "again" / "report.html").read_text()
 
         # At the node: one folder per run, as the commands take it.
-        runs = {load_run(p).summary["method"]: p for p in (tmp_path / "state" / "ann" / "ann").iterdir()}
+        runs = {load_run(p).summary.method: p for p in (tmp_path / "state" / "ann" / "ann").iterdir()}
         assert len(list((tmp_path / "state" / "ann" / "ann").iterdir())) == 3
         mine = runs["protonorm"]
         for command in (

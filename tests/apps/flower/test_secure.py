@@ -51,10 +51,10 @@ def test_nodes_give_the_numbers_of_a_simulation(method, root, tmp_path):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[n], other[n]) for n in one)
     for here, there in zip(expected.rounds, found.rounds, strict=True):
-        assert here["accuracy"] == there["accuracy"]
-        assert there["missing"] == there["refused"] == []
+        assert here.accuracy == there.accuracy
+        assert there.missing == there.refused == []
         for way in ("up", "down"):  # sealed boxes differ in nothing but their content
-            assert here["bytes"][way] == pytest.approx(there["bytes"][way], rel=0.3)
+            assert here.bytes[way] == pytest.approx(there.bytes[way], rel=0.3)
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_clients_clip_themselves_and_their_noise_is_secret(root, tmp_path):
         chosen = wanted("fedproto", root, privacy__mode="client", privacy__noise=noise, privacy__clip=2.0, **SECURE)
         local = locally(chosen, tmp_path / f"local {noise}")
         run = over(FakeGrid(members(root, tmp_path / f"state {noise}")), chosen, tmp_path / f"net {noise}")
-        assert [r["privacy"] for r in run.rounds] == [r["privacy"] for r in local.rounds]
-        assert all(r["missing"] == r["refused"] == [] for r in run.rounds)
+        assert [r.privacy for r in run.rounds] == [r.privacy for r in local.rounds]
+        assert all(r.missing == r.refused == [] for r in run.rounds)
         found[noise] = [read_tensors(one.directory / "server.safetensors") for one in (local, run)]
     assert all(torch.equal(found[0][0][n], found[0][1][n]) for n in found[0][0])
     assert not all(torch.equal(found[0.4][0][n], found[0.4][1][n]) for n in found[0.4][0])
@@ -116,9 +116,9 @@ def test_a_node_that_falls_silent_in_a_stage(stage, tmp_path):
     chosen = wanted("fedproto", root, participation__deadline_s=0.3, **{**SECURE, "rounds": 1})
     run = over(grid, chosen, tmp_path / "net")
     (record,) = run.rounds
-    assert {m["client"] for m in record["missing"]} == {"e"}
-    assert "secure aggregation: no answer in time" in {m["reason"] for m in record["missing"]}
-    assert record.get("robust", {}).get("kept", "") == ""
+    assert {m.client for m in record.missing} == {"e"}
+    assert "secure aggregation: no answer in time" in {m.reason for m in record.missing}
+    assert record.robust.kept == ""
     assert read_tensors(run.directory / "server.safetensors")["present"].all()
 
 
@@ -135,7 +135,7 @@ def test_too_few_nodes_end_the_run_in_one_line_unless_another_attempt_succeeds(t
     chosen = wanted("fedproto", root, participation__deadline_s=0.2, participation__attempts=2, **SECURE)
     if times == 1:
         first, _ = over(grid, chosen, tmp_path / "net").rounds
-        assert (first["attempts"], first.get("robust", {}).get("kept", "")) == (2, "")
+        assert (first.attempts, first.robust.kept) == (2, "")
         return
     with pytest.raises(FederationError) as error:
         over(grid, chosen, tmp_path / "net")
@@ -185,8 +185,8 @@ def test_a_node_that_is_restarted_between_rounds_goes_on(root, tmp_path):
     grid = FakeGrid(members(root, tmp_path / "state"), restart)
     plain = over(FakeGrid(members(root, tmp_path / "other")), chosen, tmp_path / "plain")
     run = over(grid, chosen, tmp_path / "net")
-    assert [r["accuracy"] for r in run.rounds] == [r["accuracy"] for r in plain.rounds]
-    assert all(r["missing"] == [] for r in run.rounds)
+    assert [r.accuracy for r in run.rounds] == [r.accuracy for r in plain.rounds]
+    assert all(r.missing == [] for r in run.rounds)
 
 
 def test_a_node_offers_its_upload_once(tmp_path):

@@ -185,6 +185,6 @@ def test_one_node_with_another_list_is_lost_alone(tmp_path):
     nodes = enrolled(nodes_of(root, tmp_path / "state"), tmp_path / "keys")
     nodes[102]["least-peers"] = 5
     run = over(FakeGrid(nodes), wanted("fedproto", root, **SECURE), tmp_path / "out")
-    (missing,) = run.rounds[0]["missing"]
-    assert missing["client"] == "bob"
-    assert "names: 4 other clients, but this node asks for 5 (least-peers)" in missing["reason"]
+    (missing,) = run.rounds[0].missing
+    assert missing.client == "bob"
+    assert "names: 4 other clients, but this node asks for 5 (least-peers)" in missing.reason

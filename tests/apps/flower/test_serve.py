@@ -201,10 +201,10 @@ def test_half_of_the_clients_are_silent_in_every_round(root, tmp_path):
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), silent), chosen, tmp_path / "remote")
     assert len(run.rounds) == 4
     for record in run.rounds:
-        missing = [m["client"] for m in record["missing"] if m["phase"] == "training"]
-        assert missing == (["ann", "cid"] if record["round"] % 2 == 0 else ["bob"])
-        assert all(m["reason"] == "no answer within 0.01 s" for m in record["missing"])
-        scored = record["accuracy"]["head"]["clients"]
+        missing = [m.client for m in record.missing if m.phase == "training"]
+        assert missing == (["ann", "cid"] if record.round % 2 == 0 else ["bob"])
+        assert all(m.reason == "no answer within 0.01 s" for m in record.missing)
+        scored = record.accuracy.clients["head"]
         assert [a is None for a in scored] == [name in missing for name in ("ann", "bob", "cid")]
 
 
@@ -234,9 +234,9 @@ def test_a_round_with_too_few_answers_is_repeated_and_nobody_trains_twice(root, 
     chosen = apart("fedproto", root, participation__min_clients=2, participation__deadline_s=0.01)
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), lose_once), chosen, tmp_path / "remote")
     local = locally(chosen, tmp_path / "local")
-    assert [r["attempts"] for r in run.rounds] == [1, 2, 1]
-    assert [m["client"] for m in run.rounds[1]["missing"]] == ["ann", "bob"]
-    assert [r["accuracy"] for r in run.rounds] == [r["accuracy"] for r in local.rounds]
+    assert [r.attempts for r in run.rounds] == [1, 2, 1]
+    assert [m.client for m in run.rounds[1].missing] == ["ann", "bob"]
+    assert [r.accuracy for r in run.rounds] == [r.accuracy for r in local.rounds]
     same_prototypes(local.directory, run.directory)
 
 
@@ -278,10 +278,10 @@ def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_pa
 
     chosen = apart("fedproto", root, participation__max_refusals=2)
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), tampered), chosen, tmp_path / "remote")
-    refused = [r["refused"] for r in run.rounds]
-    assert [[r["client"] for r in round_] for round_ in refused] == [["bob"], ["bob"], []]
-    assert all(r["field"] and r["reason"] for round_ in refused for r in round_)
-    assert [r["participants"] for r in run.rounds][-1] == ["ann", "cid"], "left out after two refusals"
+    refused = [r.refused for r in run.rounds]
+    assert [[r.client for r in round_] for round_ in refused] == [["bob"], ["bob"], []]
+    assert all(r.field and r.reason for round_ in refused for r in round_)
+    assert [r.participants for r in run.rounds][-1] == ["ann", "cid"], "left out after two refusals"
     assert load_file(run.directory / "prototypes.safetensors")["global.prototypes"].isfinite().all()
 
 
@@ -305,9 +305,9 @@ def test_a_reply_that_is_none_is_named(kind, root, tmp_path):
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), tampered)
     run = over(grid, apart("fedproto", root, rounds=2), tmp_path / "remote")
     for record in run.rounds:
-        (missing,) = record["missing"]
-        assert (missing["client"], missing["phase"]) == ("bob", "training")
-        assert "\n" not in missing["reason"]
+        (missing,) = record.missing
+        assert (missing.client, missing.phase) == ("bob", "training")
+        assert "\n" not in missing.reason
 
 
 def test_scores_that_cannot_be_are_not_counted(root, tmp_path):
@@ -318,8 +318,8 @@ def test_scores_that_cannot_be_are_not_counted(root, tmp_path):
         return reply
 
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), boast), wanted("fedproto", root), tmp_path / "remote")
-    assert all(r["accuracy"]["head"]["clients"][1] is None for r in run.rounds)
-    assert all("must be a count from 0 to 7" in r["missing"][0]["reason"] for r in run.rounds)
+    assert all(r.accuracy.clients["head"][1] is None for r in run.rounds)
+    assert all("must be a count from 0 to 7" in r.missing[0].reason for r in run.rounds)
 
 
 def test_a_node_whose_data_are_gone_says_so(root, tmp_path):
@@ -333,4 +333,4 @@ def test_a_node_whose_data_are_gone_says_so(root, tmp_path):
 
     grid.tamper = lose
     run = over(grid, wanted("fedproto", root, rounds=2), tmp_path / "remote")
-    assert "train.npz" in run.rounds[1]["missing"][0]["reason"]
+    assert "train.npz" in run.rounds[1].missing[0].reason

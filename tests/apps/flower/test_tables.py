@@ -65,8 +65,8 @@ def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, 
     )
     assert len(local.rounds) == 2
     for one, other in zip(local.rounds, remote.rounds, strict=True):
-        assert one["losses"] == other["losses"]
-        assert one["accuracy"] == other["accuracy"]
+        assert one.losses == other.losses
+        assert one.accuracy == other.accuracy
     here, there = (json.loads((tmp_path / d / "federation.json").read_text()) for d in "ab")
     assert here["table"] == there["table"]
     assert here["input_shape"] == there["input_shape"] == [6]
@@ -76,7 +76,7 @@ def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, 
     assert not any("table" in c for c in there["clients"]), "what a site keeps to itself is not told"
     assert any("data.standardise=" in note for note in there["notes"])
     rows = {"age": [30.0, 60.0], "sex": ["f", "m"], "pulse": [60, None]}
-    for name in local.clients:
+    for name in local.names:
         mine = load_run(own_run(tmp_path / "state", name))
         assert mine.metrics().clients[name] == local.metrics().clients[name]
         found, known = (run.predict(name, pd.DataFrame(rows)).probabilities for run in (mine, local))
@@ -228,8 +228,8 @@ def test_grey_images_are_turned_to_colour_over_a_network(tmp_path):
     chosen = wanted("fedproto", root, rounds=1, **MODEL)
     local = locally(chosen, tmp_path / "a")
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "b")
-    assert local.rounds[0]["losses"] == remote.rounds[0]["losses"]
-    assert local.rounds[0]["accuracy"] == remote.rounds[0]["accuracy"]
+    assert local.rounds[0].losses == remote.rounds[0].losses
+    assert local.rounds[0].accuracy == remote.rounds[0].accuracy
     for run in "ab":
         note = json.loads((tmp_path / run / "federation.json").read_text())["notes"][-1]
         assert note.startswith("Grey images were converted to colour")
@@ -289,8 +289,8 @@ def test_names_of_sites_are_compared_before_training(sites, tmp_path):
     chosen = wanted("fedproto", sites, rounds=1, **options, **MODEL)
     local = locally(chosen, tmp_path / "a")
     remote = over(FakeGrid(nodes_of(sites, tmp_path / "other")), chosen, tmp_path / "b")
-    assert local.rounds[0]["losses"] == remote.rounds[0]["losses"]
-    assert local.rounds[0]["accuracy"] == remote.rounds[0]["accuracy"]
+    assert local.rounds[0].losses == remote.rounds[0].losses
+    assert local.rounds[0].accuracy == remote.rounds[0].accuracy
     here, there = (json.loads((tmp_path / d / "federation.json").read_text()) for d in "ab")
     assert here["class_names"] == there["class_names"] == ["benign", "healthy", "malignant"]
     assert here["table"] == there["table"]
@@ -328,7 +328,7 @@ def test_every_node_embeds_its_own_texts(tmp_path):
     chosen = wanted("fedlda", sites, data__text=("note",), encoder__name="identity", model__name="identity")
     local = locally(chosen, tmp_path / "a")
     remote = over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "b")
-    assert local.rounds[-1]["accuracy"] == remote.rounds[-1]["accuracy"]
+    assert local.rounds[-1].accuracy == remote.rounds[-1].accuracy
     found = describe(sites, "site0", data__text=("note",), data__standardise="federated")
     assert [(c.kind, c.number) for c in found.table[1:]] == [("text", 0)] * 256, "nothing is stated of texts"
     assert read_descriptions(description_values([found])) == [found]

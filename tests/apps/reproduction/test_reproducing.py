@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from protofed.apps.reproduction import cli, judging, papers, running
+from protofed.apps.reproduction import judging, running, showing
 from protofed.apps.reproduction.cells import figure_cells
 from protofed.apps.reproduction.judging import judged
 from protofed.apps.reproduction.layout import Scope, Sheet, committed_scopes
+from protofed.apps.reproduction.papers import papers
 from protofed.apps.reproduction.results import FOLDER, Result, committed, read_results, write_results
-from protofed.apps.reproduction.running import Library, Request, parts_of, reproduce
+from protofed.apps.reproduction.running import Reproduction, ResultLibrary, parts_of, reproduce
 from protofed.errors import CheckpointError, ConfigError, DataError
 from support import few
 
@@ -28,7 +29,7 @@ PAPERS = papers()
 def made(tmp_path_factory) -> Path:
     """An output folder with ProtoNorm's Table 5, some of whose runs are those of Table 1."""
     out = tmp_path_factory.mktemp("reproduced")
-    reproduce(Request("protonorm/table5", SMOKE, out))
+    reproduce(Reproduction("protonorm/table5", SMOKE, out))
     return out
 
 
@@ -40,10 +41,10 @@ def test_a_table_is_made_and_nothing_is_run_twice(made, tmp_path):
     assert all(re.fullmatch(r"protofed \S+, torch \S+, .+, \d+ cores, executor \w+", r.made) for r in results)
     assert not list(out.glob("runs/*/clients"))  # models, which no table needs
     before = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/summary.json")}
-    found = reproduce(Request("protonorm/table5", SMOKE, out))
+    found = reproduce(Reproduction("protonorm/table5", SMOKE, out))
     assert {p: p.stat().st_mtime_ns for p in out.glob("runs/*/summary.json")} == before
     printed: list[str] = []
-    cli.show(found, Request("protonorm/table5", SMOKE, out), "markdown", printed.append)
+    showing.show(found, Reproduction("protonorm/table5", SMOKE, out), "markdown", printed.append)
     assert "| 82.90 / " in printed[0]
     assert "smoke" in printed[0]
     names = {path.name for path in (out / "tables").iterdir()}
@@ -55,7 +56,7 @@ def test_a_table_is_made_and_nothing_is_run_twice(made, tmp_path):
 
 
 def test_without_running_only_what_is_there_is_shown(tmp_path):
-    found = reproduce(Request("protonorm/table5", SMOKE, tmp_path / "none", run=False))
+    found = reproduce(Reproduction("protonorm/table5", SMOKE, tmp_path / "none", run=False))
     assert not (tmp_path / "none").exists()
     row = found.sheets[0].layout.rows[-1]
     assert found.sheets[0].filled(row, found.sheets[0].layout.columns[0]).verdict == "not run"
@@ -65,20 +66,20 @@ def test_without_running_only_what_is_there_is_shown(tmp_path):
 def test_a_folder_in_which_results_were_shown_can_be_run_in(tmp_path, target):
     only = {"dataset": ("mnist",), "method": ("local",)} if "table" in target else {}
     for run in (False, True):
-        request = Request(target, SMOKE, tmp_path, only=only, run=run)
+        request = Reproduction(target, SMOKE, tmp_path, only=only, run=run)
         found = reproduce(request)
-        cli.show(found, request, "text", lambda text: None)
+        showing.show(found, request, "text", lambda text: None)
     assert not found.failed
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):
-        cli.show(found, replace(request, out=tmp_path / "other", run=False), "text", lambda text: None)
+        showing.show(found, replace(request, out=tmp_path / "other", run=False), "text", lambda text: None)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
 
 
 def test_only_the_cells_that_are_asked_for_are_run(tmp_path):
     only = {"dataset": ("cifar10",), "method": ("fedproto", "local")}
-    found = reproduce(Request("protonorm/table5", SMOKE, tmp_path, only=only))
+    found = reproduce(Reproduction("protonorm/table5", SMOKE, tmp_path, only=only))
     (sheet,) = found.sheets
     run = {(row.section, row.method) for (row, _), entry in sheet.layout.entries.items() if sheet.values(entry)}
     assert run == {(("cifar10",), "fedproto"), (("cifar10",), "local")}
@@ -97,7 +98,7 @@ def test_only_the_cells_that_are_asked_for_are_run(tmp_path):
 def test_unknown_cells_are_refused_in_one_line(tmp_path, item, message):
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
-        reproduce(Request("protonorm/table5", SMOKE, out, only=cli.only([item])))
+        reproduce(Reproduction("protonorm/table5", SMOKE, out, only=showing.only([item])))
     assert "\n" not in str(error.value)
     assert not out.exists()
 
@@ -107,13 +108,13 @@ def test_an_option_that_no_method_of_a_table_has_is_refused(tmp_path, run):
     out = tmp_path / "out"
     scope = replace(SMOKE, overrides={"method.lamda": 2.0})
     with pytest.raises(ConfigError, match="unknown option of method 'lamda': did you mean 'lambda'"):
-        reproduce(Request("protonorm/table5", scope, out, run=run))
+        reproduce(Reproduction("protonorm/table5", scope, out, run=run))
     assert not out.exists()
 
 
 def test_an_option_of_some_methods_of_a_table_is_theirs_alone(tmp_path):
     scope = replace(SMOKE, overrides={"method.lambda": 2.0})
-    found = reproduce(Request("protonorm/table5", scope, tmp_path / "out", run=False))
+    found = reproduce(Reproduction("protonorm/table5", scope, tmp_path / "out", run=False))
     values = {e.method: getattr(e.method_options, "lambda_", None) for _, e, _ in found.sheets[0].all()}
     assert values["fedproto"] == 2.0
     assert values["local"] is None
@@ -122,17 +123,17 @@ def test_an_option_of_some_methods_of_a_table_is_theirs_alone(tmp_path):
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_that_no_run_can_have_is_refused_even_where_nothing_is_run(seed):
     with pytest.raises(ConfigError, match=rf"seed must be an integer of at least 0.*, not {seed}"):
-        cli.scope("full", (0, seed), {})
+        showing.scope("full", (0, seed), {})
 
 
 def test_an_unknown_rule_is_refused_in_one_line():
-    assert cli.scope("full", (0,), {}, "head").rule == "head"
+    assert showing.scope("full", (0,), {}, "head").rule == "head"
     with pytest.raises(ConfigError, match="--rule: unknown rule 'hed'"):
-        cli.scope("full", (0,), {}, "hed")
+        showing.scope("full", (0,), {}, "hed")
 
 
 def test_a_spent_budget_leaves_everything_for_later(tmp_path):
-    found = reproduce(Request("protonorm/table5", SMOKE, tmp_path, budget=-1))
+    found = reproduce(Reproduction("protonorm/table5", SMOKE, tmp_path, budget=-1))
     assert found.waiting == 24
     assert not (tmp_path / "results.csv").exists()
 
@@ -149,13 +150,13 @@ def test_a_data_set_that_is_not_at_hand_does_not_stop_the_rest(tmp_path, monkeyp
     ran = []
     monkeypatch.setattr(running, "load_data", load)
     monkeypatch.setattr(running, "run_tasks", lambda tasks, **_: ran.extend(tasks) or iter(()))
-    found = reproduce(Request("fedproto/table1", scope, tmp_path))
+    found = reproduce(Reproduction("fedproto/table1", scope, tmp_path))
     assert sorted(asked) == ["cifar10", "femnist", "mnist"]  # each is looked for once
     assert found.missing == {"femnist": "data set 'femnist': no local copy"}
     assert len(ran) == 102
     assert not any("femnist" in task.label for task in ran)
     printed: list[str] = []
-    cli.show(found, Request("fedproto/table1", scope, tmp_path), "text", printed.append)
+    showing.show(found, Reproduction("fedproto/table1", scope, tmp_path), "text", printed.append)
     assert printed[0].startswith("not at hand: femnist (missing columns: femnist")
     assert "no data" in printed[1]
 
@@ -166,7 +167,7 @@ def test_a_run_that_fails_is_told_and_kept(tmp_path, monkeypatch):
             yield place, ConfigError("diverged")
 
     monkeypatch.setattr(running, "run_tasks", fail)
-    found = reproduce(Request("protonorm/table5", SMOKE, tmp_path))
+    found = reproduce(Reproduction("protonorm/table5", SMOKE, tmp_path))
     assert set(found.failed.values()) == {"diverged"}
     sheet = found.sheets[0]
     verdicts = {
@@ -200,14 +201,14 @@ def test_an_unknown_target_is_refused_in_one_line(target, message):
 def test_a_folder_of_another_version_is_refused(tmp_path):
     (tmp_path / "runs.json").write_text(json.dumps({"format": 1, "protofed": "0.1.0"}))
     with pytest.raises(CheckpointError, match=r"holds runs of protofed 0\.1\.0, and this is"):
-        reproduce(Request("tinyproto/figure1", SMOKE, tmp_path))
+        reproduce(Reproduction("tinyproto/figure1", SMOKE, tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00", "key,scale\nx"])
 def test_damaged_results_are_refused_in_one_line(tmp_path, text):
     (tmp_path / "results.csv").write_text(text)
     with pytest.raises(CheckpointError, match=r"results\.csv: cannot be read"):
-        Library(tmp_path)
+        ResultLibrary(tmp_path)
 
 
 def test_results_are_read_as_they_were_written(tmp_path):
@@ -240,7 +241,9 @@ def test_accuracies_by_another_rule_are_those_of_that_rule_alone():
 
 def test_a_run_that_diverges_has_failed_and_a_claim_is_about_where_it_ended(tmp_path):
     scope = Scope("smoke", (7,), {"training.lr": 1e12})
-    request = Request("protonorm/table5", scope, tmp_path, only={"method": ("fedproto",), "gamma": ("1.0", "1.4")})
+    request = Reproduction(
+        "protonorm/table5", scope, tmp_path, only={"method": ("fedproto",), "gamma": ("1.0", "1.4")}
+    )
     found = reproduce(request)
     results = read_results(tmp_path / "results.csv")
     assert len(results) == 4  # CIFAR-10 and CIFAR-100
@@ -389,12 +392,12 @@ def test_verdicts_on_committed_results_are_those_that_were_committed():
 
 
 def test_the_list_tells_the_state_of_every_part(made):
-    lines = cli.listing(SMOKE, made)
+    lines = showing.listing(SMOKE, made)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
     for paper in PAPERS.values():
         for part in (*paper.tables, *paper.figures, *paper.claims):
-            kind = type(part).__name__.lower()
+            kind = type(part).__name__.lower().removeprefix("paper")
             assert f"{paper.name}/{kind}{part.number} " in text
     assert re.search(r"protonorm/table5 +24 of 24 runs", text)
     assert re.search(r"gfpl/table1 +not run", text)
@@ -403,7 +406,7 @@ def test_the_list_tells_the_state_of_every_part(made):
 
 @pytest.mark.parametrize("target", ["protonorm/figure1a", "tinyproto/figure1", "gfpl/figure7", "protonorm/figure7"])
 def test_figures_that_need_no_runs(tmp_path, target):
-    found = reproduce(Request(target, SMOKE, tmp_path))
+    found = reproduce(Reproduction(target, SMOKE, tmp_path))
     (_, _, paths, why), *_ = found.figures
     assert [path.suffix for path in paths] == [".png", ".svg"], why
 
@@ -414,20 +417,20 @@ def test_figures_that_need_no_runs(tmp_path, target):
     ["protonorm/figure3", "protonorm/figure6", "tinyproto/figure6", "tinyproto/figure8", "fedproto/figure3"],
 )
 def test_figures_of_runs(tmp_path, target):
-    found = reproduce(Request(target, SMOKE, tmp_path))
+    found = reproduce(Reproduction(target, SMOKE, tmp_path))
     (_, _, paths, why), *_ = found.figures
     assert len(paths) == 2, why
     assert not found.failed
 
 
 def test_error_bars_come_from_the_table(made, tmp_path):
-    found = reproduce(Request("gfpl/figure5", SMOKE, tmp_path))
+    found = reproduce(Reproduction("gfpl/figure5", SMOKE, tmp_path))
     assert found.figures[0][3] == "no run of this figure's table is there"
 
 
 @pytest.mark.slow
 def test_everything_at_the_smallest_scale(tmp_path):
-    found = reproduce(Request("all", SMOKE, tmp_path, jobs=2))
+    found = reproduce(Reproduction("all", SMOKE, tmp_path, jobs=2))
     assert not found.failed
     assert all(paths for _, _, paths, _ in found.figures)
     for sheet in found.sheets:

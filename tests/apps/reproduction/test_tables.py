@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from protofed.apps.reproduction import papers as all_papers
 from protofed.apps.reproduction.cells import CONTROLS, experiment_of, figure_cells, figure_runs
 from protofed.apps.reproduction.layout import Scope, Sheet, formula_runs, hyperparameters, layout
 from protofed.apps.reproduction.output import (
@@ -26,6 +25,7 @@ from protofed.apps.reproduction.output import (
     tex,
 )
 from protofed.apps.reproduction.papers import ACCURACY
+from protofed.apps.reproduction.papers import papers as all_papers
 from protofed.apps.reproduction.results import Result
 from support import few
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from conftest import REPOSITORY
 from protofed.analysis.paired import agreement, difference, holm, interval, p_value, relation
-from protofed.apps.reproduction.verdicts import Comparison, judge, number_verdict
+from protofed.apps.reproduction.verdicts import Contrast, judge, number_verdict
 from support import script
 
 RATES = script(REPOSITORY / "tools/verdict_rates.py")
@@ -119,8 +119,8 @@ GOOD, BAD, OPEN, SINGLE, NONE = (1.0, 1.1, 0.9), (-1.0, -1.1, -0.9), (1.0, -1.0,
 SAME, WORSE = (0.1, -0.1, 0.0), (-1.0, -1.4, -0.6)
 
 
-def contrast(*cells, **options) -> Comparison:
-    return Comparison("", [dict(enumerate(cell)) for cell in cells], **options)
+def contrast(*cells, **options) -> Contrast:
+    return Contrast("", [dict(enumerate(cell)) for cell in cells], **options)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_other_kinds_of_claims():
 
 def test_the_tally_tells_the_weakest_and_who_is_ahead():
     rivals = {"x": GOOD, "y": (-9.0, -9.1, -9.2), "z": (-5.0, -5.1, -5.2), "w": NONE}
-    tally = judge([Comparison(name, [dict(enumerate(d))]) for name, d in rivals.items()]).tally
+    tally = judge([Contrast(name, [dict(enumerate(d))]) for name, d in rivals.items()]).tally
     assert tally == "y: -9.10 (-9.35 … -8.85) (least of 3; 1 not run; on the other side: y, z)"
 
 

@@ -401,7 +401,7 @@ def test_a_real_run_is_followed_to_its_end(visit, growing, tmp_path):
     class Held(protofed.Progress):
         """Holds the run after its first round, so that the page sees it run however slow the browser is."""
 
-        def round(self, label: str, record: dict[str, Any]) -> None:
+        def round(self, label: str, record: Any) -> None:
             assert seen.wait(2 * WAIT_MS / 1000)
 
     chosen = {"data.source": "path", "data.path": str(write_vectors(tmp_path / "data")), "model.name": "mlp"}

@@ -241,8 +241,8 @@ def test_epsilon_follows_from_what_is_recorded(fraction, sampling, tmp_path):
         assert cost["epsilon"] == pytest.approx(accountant.get_epsilon(cost["delta"]))
         assert (cost["releases"], cost["clip"], cost["noise"]) == (number, 2.0, 0.5)
         assert cost["rate"] == (0.5 if sampling == "poisson" else 1.0)
-    assert run.summary["privacy"] == {**cost, "clipped": run.summary["privacy"]["clipped"]}
-    assert f"{cost['epsilon']:.3g}" in " ".join(run.data.notes)
+    assert run.summary.privacy.to_dict() == {**cost, "clipped": run.summary.privacy.clipped}
+    assert f"{cost['epsilon']:.3g}" in " ".join(run.notes)
 
 
 def test_the_noise_of_a_budget_suffices_for_the_planned_rounds_and_hardly_more():

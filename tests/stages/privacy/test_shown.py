@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import protofed
 from protofed.analysis import write_report
 from protofed.analysis.report import tables
-from protofed.apps.audit import audit_run
+from protofed.apps.audit.auditing import audit_run
 from protofed.apps.audit.report import guarantee
 from protofed.runs.spent import Spent
 from support import SMALL_RUN
@@ -23,12 +23,12 @@ PRIVATE = {**SMALL_RUN, "method.name": "fedproto", "robust.rule": "none", "data.
 @pytest.mark.parametrize("mode", ["client", "sample"])
 def test_the_report_has_epsilon_after_every_round(mode, tmp_path):
     run = protofed.run("quickstart", {**PRIVATE, "privacy.mode": mode, "privacy.noise": 2.0}, out=tmp_path / "r")
-    table = tables.privacy(run.data)
+    table = tables.privacy(run)
     assert table is not None
     assert table.head[1] == "ε"
     shown = [[cell.text for cell in row] for row in table.rows]
-    costs = [record["privacy"] for record in run.rounds]
-    assert [row[:2] for row in shown] == [[str(n), f"{c['epsilon']:.3g}"] for n, c in enumerate(costs, start=1)]
+    costs = [record.privacy for record in run.rounds]
+    assert [row[:2] for row in shown] == [[str(n), f"{c.epsilon:.3g}"] for n, c in enumerate(costs, start=1)]
     assert shown[0][1] != shown[1][1]
     page = write_report([run.directory], tmp_path / "page.html").read_text()
     assert page.count("Cost of privacy") == 1
@@ -56,7 +56,7 @@ def test_the_table_of_many_rounds_is_short_and_has_the_last(rounds):
 def test_without_noise_nothing_claims_protection(mode, without, tmp_path):
     chosen = {**PRIVATE, "privacy.mode": mode, **without}
     run = protofed.run("quickstart", chosen, out=tmp_path / "r")
-    assert tables.privacy(run.data) is None
+    assert tables.privacy(run) is None
     assert "Cost of privacy" not in write_report([run.directory], tmp_path / "page.html").read_text()
     audit = audit_run(run.directory)
     assert audit.to_dict()["privacy"] is None

@@ -10,7 +10,7 @@ from protofed.analysis.figures.base import counting_axis, figure, legend_below, 
 from protofed.analysis.figures.lines import band, recorded
 from protofed.analysis.style import INK, method_styles
 from protofed.errors import DataError
-from protofed.runs import RunData, by_label, settled
+from protofed.runs import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @figure("alignment")
-def alignment(runs: list[RunData]) -> Figure:
+def alignment(runs: list[Run]) -> Figure:
     """Prototype alignment: iterations in each round, and how distances between classes grow in the first one."""
     styles = method_styles(run.label for run in runs)
     groups = {label: settled(group) for label, group in by_label(runs).items()}
@@ -44,18 +44,18 @@ def alignment(runs: list[RunData]) -> Figure:
     return fig
 
 
-def _distances(run: RunData) -> list[list[float]]:
+def _distances(run: Run) -> list[list[float]]:
     """Return smallest, mean and largest distance of each iteration in the first round that has them."""
     return next((list(d) for r in run.rounds if (d := r.diagnostics.get("alignment_distances"))), [])
 
 
-def _classes(run: RunData) -> int:
+def _classes(run: Run) -> int:
     """Return how many classes were aligned in that round."""
     record = next(r for r in run.rounds if r.diagnostics.get("alignment_distances"))
     return int(record.diagnostics.get("classes") or len(run.class_names))
 
 
-def _spread(ax: Axes, run: RunData, line: dict[str, Any], label: str) -> None:
+def _spread(ax: Axes, run: Run, line: dict[str, Any], label: str) -> None:
     """Draw the mean as a line, and smallest and largest as the edges of a band."""
     low, mean, high = zip(*_distances(run), strict=True)
     steps = range(len(mean))

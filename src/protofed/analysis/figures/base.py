@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from protofed.analysis.style import LineStyle, method_styles, theme
 from protofed.errors import DataError
 from protofed.registry import Registry
-from protofed.runs import RunData, by_label, rule_of, settled
+from protofed.runs import Run, by_label, rule_of, settled
 from protofed.text import size
 
 if TYPE_CHECKING:
@@ -198,9 +198,9 @@ def name_ticks(
         ax.set_xticks(ticks, texts, rotation=90)
 
 
-def titled(runs: Sequence[RunData]) -> dict[str, RunData]:
+def titled(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs that have finished (all if none has) by a title each, for figures with one panel per run."""
-    titles: dict[str, RunData] = {}
+    titles: dict[str, Run] = {}
     for label, group in by_label(runs).items():
         for run in settled(group):
             title = f"{label}, seed {run.seed}" if len(group) > 1 else label
@@ -213,7 +213,7 @@ class Series(NamedTuple):
 
     label: str
     style: LineStyle
-    runs: list[RunData]
+    runs: list[Run]
     rule: str
 
     @property
@@ -222,7 +222,7 @@ class Series(NamedTuple):
         return sorted(set.intersection(*(set(run.accuracy(self.rule)) for run in self.runs)))
 
 
-def series(runs: Sequence[RunData], rule: str | None = None) -> list[Series]:
+def series(runs: Sequence[Run], rule: str | None = None) -> list[Series]:
     """Return the methods' runs that were scored by ``rule`` (each method's main rule if None).
 
     Args:

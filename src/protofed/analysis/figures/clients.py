@@ -19,7 +19,7 @@ from protofed.analysis.figures.base import (
 )
 from protofed.analysis.style import GREY, INK, RULE_COLOURS, rule_title
 from protofed.errors import DataError
-from protofed.runs import RunData
+from protofed.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ MOST_MARKS = 1000
 
 
 @figure("split")
-def split(runs: list[RunData]) -> Figure:
+def split(runs: list[Run]) -> Figure:
     """Training samples of every client and class, as the first run has them."""
     clients = runs[0].clients
     return draw_split(
@@ -105,7 +105,7 @@ def draw_split(
 
 
 @figure("client_accuracy")
-def client_accuracy(runs: list[RunData], rule: str | None = None) -> Figure:
+def client_accuracy(runs: list[Run], rule: str | None = None) -> Figure:
     """Final test accuracy of every client from worst to best: one run by all its rules, or methods by one each.
 
     Options:
@@ -121,7 +121,7 @@ def client_accuracy(runs: list[RunData], rule: str | None = None) -> Figure:
     return fig
 
 
-def _one_run(ax: Axes, run: RunData, main: str) -> list[float]:
+def _one_run(ax: Axes, run: Run, main: str) -> list[float]:
     """Draw every rule's accuracies over the clients, sorted by the main one; return them."""
     accuracies = {rule: run.client_accuracies(rule) for rule in run.rules}
     tested = [i for i, a in enumerate(accuracies[main]) if a is not None]

@@ -8,7 +8,7 @@ from protofed.analysis.figures.base import figure, name_ticks, panels, titled, w
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import INK
 from protofed.errors import DataError
-from protofed.runs import RunData, SampleMetrics
+from protofed.runs import Run, SampleMetrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,24 +19,24 @@ WRITTEN = 20
 
 
 @figure("confusion")
-def confusion(runs: list[RunData], client: str | int | None = None) -> Figure:
+def confusion(runs: list[Run], client: str | int | None = None) -> Figure:
     """Confusion matrices of the final models, of runs whose metrics were computed.
 
     Options:
         client: name or number of a client; by default the samples of all clients together
     """
-    measured = {title: run for title, run in titled(runs).items() if run.metrics}
+    measured = {title: run for title, run in titled(runs).items() if run.measured}
     if not measured:
         raise DataError("no metrics in these runs: compute them with protofed metrics RUN")
     most = max(len(run.class_names) for run in measured.values())
     side = min(7.0, max(3.2, 1.6 + 0.34 * most))
     fig, axes = panels(len(measured), side + 0.6, side, columns=2)
     for ax, (title, run) in zip(axes, measured.items(), strict=True):
-        assert run.metrics is not None
-        part, of = run.metrics.overall, ""
+        assert run.measured is not None
+        part, of = run.measured.overall, ""
         if client is not None:
             of = run.clients[place_of([c.name for c in run.clients], client, "client")].name
-            part = run.metrics.clients[of]
+            part = run.measured.clients[of]
         _draw(ax, part, run.class_names)
         if len(measured) > 1 or of:
             write_title(ax, ", ".join(text for text in (title if len(measured) > 1 else "", of) if text))

@@ -22,7 +22,7 @@ from protofed.analysis.figures.base import (
 from protofed.analysis.figures.lines import Curve, band, recorded, scalars
 from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, rule_title
 from protofed.errors import DataError
-from protofed.runs import RunData, by_label, settled
+from protofed.runs import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @figure("accuracy_rounds")
-def accuracy_rounds(runs: list[RunData], rule: str | None = None) -> Figure:
+def accuracy_rounds(runs: list[Run], rule: str | None = None) -> Figure:
     """Test accuracy against rounds; several seeds give a mean and a band of ± one standard deviation.
 
     Options:
@@ -47,7 +47,7 @@ def accuracy_rounds(runs: list[RunData], rule: str | None = None) -> Figure:
 
 
 @figure("accuracy_rules")
-def accuracy_rules(runs: list[RunData]) -> Figure:
+def accuracy_rules(runs: list[Run]) -> Figure:
     """Test accuracy of every inference rule against rounds, one panel per method; rings mark the best rounds."""
     groups = {label: settled(group) for label, group in by_label(r for r in runs if r.evaluations).items()}
     if not groups:
@@ -70,7 +70,7 @@ def accuracy_rules(runs: list[RunData]) -> Figure:
 
 
 @figure("accuracy_bytes")
-def accuracy_bytes(runs: list[RunData], rule: str | None = None) -> Figure:
+def accuracy_bytes(runs: list[Run], rule: str | None = None) -> Figure:
     """Test accuracy against bytes sent so far, up and down (log scale); dashed: methods that send nothing.
 
     Options:
@@ -103,7 +103,7 @@ def accuracy_bytes(runs: list[RunData], rule: str | None = None) -> Figure:
 
 
 @figure("losses")
-def losses(runs: list[RunData]) -> Figure:
+def losses(runs: list[Run]) -> Figure:
     """Training loss against rounds: its terms and their total, one panel per method."""
     groups = {label: settled(group) for label, group in by_label(runs).items()}
     groups = {label: group for label, group in groups.items() if any(r.losses for r in group[0].rounds)}
@@ -131,7 +131,7 @@ def losses(runs: list[RunData]) -> Figure:
 
 
 @figure("diagnostics")
-def diagnostics(runs: list[RunData], limit: int = 9) -> Figure:
+def diagnostics(runs: list[Run], limit: int = 9) -> Figure:
     """What the methods measured of themselves against rounds: one panel per number, at most ``limit``.
 
     Options:

@@ -8,7 +8,7 @@ from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
 from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
 from protofed.errors import ConfigError, DataError
-from protofed.runs import RunData
+from protofed.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ class Points(NamedTuple):
     kinds: NDArray[Any]
 
 
-def points(run: RunData, names: list[str], samples: int, seed: int, trust_code: bool = False) -> Points:
+def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool = False) -> Points:
     """Return test features of some clients, their local prototypes, and the global prototypes as clients use them.
 
     Args:
@@ -82,7 +82,7 @@ def points(run: RunData, names: list[str], samples: int, seed: int, trust_code: 
     return Points(at[known].numpy(), labels[known].numpy(), kinds[known].numpy())
 
 
-def chosen_clients(run: RunData, clients: int, seed: int) -> list[str]:
+def chosen_clients(run: Run, clients: int, seed: int) -> list[str]:
     """Draw clients that have test samples; return their names in the fixed order.
 
     Raises:
@@ -123,9 +123,7 @@ def kinds_shown(sets: list[Points]) -> dict[str, dict[str, Any]]:
 
 
 @figure("tsne")
-def tsne(
-    runs: list[RunData], clients: int = 5, samples: int = 1000, seed: int = 0, trust_code: bool = False
-) -> Figure:
+def tsne(runs: list[Run], clients: int = 5, samples: int = 1000, seed: int = 0, trust_code: bool = False) -> Figure:
     """Test features of some clients with local and global prototypes in one t-SNE embedding per run.
 
     Options:
@@ -155,7 +153,7 @@ def tsne(
     return fig
 
 
-def _embedded(run: RunData, at: NDArray[Any], seed: int) -> NDArray[Any]:
+def _embedded(run: Run, at: NDArray[Any], seed: int) -> NDArray[Any]:
     """Return ``(n, 2)`` places; the same for the same points."""
     import numpy as np
     from sklearn.manifold import TSNE

@@ -17,7 +17,7 @@ from protofed.analysis.figures.base import (
 from protofed.analysis.restore import prototypes
 from protofed.analysis.style import FAINT, method_styles
 from protofed.errors import CheckpointError, DataError
-from protofed.runs import RunData, by_label, settled
+from protofed.runs import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from protofed.prototypes.table import Prototypes
 
 
-def global_prototypes(run: RunData) -> Prototypes | None:
+def global_prototypes(run: Run) -> Prototypes | None:
     """Return the global prototypes a run ended with; only finite ones count as present.
 
     Raises:
@@ -34,7 +34,7 @@ def global_prototypes(run: RunData) -> Prototypes | None:
     return final_prototypes(run, "global")
 
 
-def final_prototypes(run: RunData, whose: str) -> Prototypes | None:
+def final_prototypes(run: Run, whose: str) -> Prototypes | None:
     """Return prototypes that a run ended with; only finite ones count as present.
 
     Args:
@@ -56,7 +56,7 @@ def final_prototypes(run: RunData, whose: str) -> Prototypes | None:
 
 
 @figure("prototype_distances")
-def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine"] = "distance") -> Figure:
+def prototype_distances(runs: list[Run], metric: Literal["distance", "cosine"] = "distance") -> Figure:
     """Euclidean distance (or cosine) between the global prototypes of every two classes, per method.
 
     Options:
@@ -98,7 +98,7 @@ def prototype_distances(runs: list[RunData], metric: Literal["distance", "cosine
 
 
 @figure("margins")
-def margins(runs: list[RunData], sort: bool = False) -> Figure:
+def margins(runs: list[Run], sort: bool = False) -> Figure:
     """Normalised margin per class: distance to the nearest other global prototype, divided by the largest one.
 
     Methods stand side by side; several seeds give a mean and a bar of ± one standard deviation.
@@ -146,7 +146,7 @@ def margins(runs: list[RunData], sort: bool = False) -> Figure:
     return fig
 
 
-def _tables(runs: Sequence[RunData]) -> dict[str, list[Prototypes]]:
+def _tables(runs: Sequence[Run]) -> dict[str, list[Prototypes]]:
     """Return label → the global prototypes of its runs.
 
     Raises:

@@ -12,7 +12,7 @@ from protofed.analysis.figures.geometry import final_prototypes, global_prototyp
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import BLUE, FAINT
 from protofed.errors import ConfigError, DataError
-from protofed.runs import RunData
+from protofed.runs import Run
 
 ZERO = "#F1F3F5"
 MISSING: dict[str, Any] = {"color": FAINT, "hatch": "/////", "edgecolor": "#C3CAD2", "linewidth": 0}
@@ -49,7 +49,7 @@ class _Sheet:
 
 @figure("prototype_heatmap")
 def prototype_heatmap(
-    runs: list[RunData],
+    runs: list[Run],
     which: Literal["global", "class", "client"] = "global",
     class_: str | int | None = None,
     client: str | int | None = None,
@@ -84,9 +84,7 @@ def prototype_heatmap(
 
 
 @figure("prototype_panels")
-def prototype_panels(
-    runs: list[RunData], classes: tuple[int, ...] = (0,), client: str | int | None = None
-) -> Figure:
+def prototype_panels(runs: list[Run], classes: tuple[int, ...] = (0,), client: str | int | None = None) -> Figure:
     """Prototypes of some classes over the clients, of one client, and of the server: values, and which exceed 0.
 
     Options:
@@ -118,7 +116,7 @@ def _positive(sheet: _Sheet) -> _Sheet:
     return replace(sheet, rows=[(name, None if row is None else row.clamp(min=0)) for name, row in sheet.rows])
 
 
-def _sheet(run: RunData, which: str, class_: str | int | None, client: str | int | None) -> _Sheet:
+def _sheet(run: Run, which: str, class_: str | int | None, client: str | int | None) -> _Sheet:
     from protofed.analysis.restore import used
 
     if which == "global":
@@ -135,7 +133,7 @@ def _sheet(run: RunData, which: str, class_: str | int | None, client: str | int
     return _Sheet(rows + last, "Client", f"class {run.class_names[j].removeprefix('class ')}", bool(last))
 
 
-def _own(run: RunData, clients: Sequence[str]) -> dict[str, Prototypes]:
+def _own(run: Run, clients: Sequence[str]) -> dict[str, Prototypes]:
     """Return the prototypes of those clients that have any, as they send them."""
     from protofed.analysis.restore import sent
 

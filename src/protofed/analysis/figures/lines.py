@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protofed.runs import RunData
+from protofed.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float
     return numbers
 
 
-def recorded(run: RunData, part: str, name: str) -> dict[int, float]:
+def recorded(run: Run, part: str, name: str) -> dict[int, float]:
     """Return round → a number among its ``losses`` or ``diagnostics``: NaN where a round lacks it, or nothing.
 
     Nothing is returned if every round lacks it.

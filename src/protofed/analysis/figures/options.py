@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from protofed.analysis.figures.base import Draw, figures
 from protofed.errors import ConfigError, unknown_name
 from protofed.options import build_options, option, option_rows
-from protofed.runs import RunData
+from protofed.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ def figure_rows(name: str) -> list[tuple[str, Any, str]]:
     return option_rows(_options(figures.get(name)))
 
 
-def draw_figure(name: str, runs: Sequence[RunData], values: Mapping[str, Any]) -> Figure:
+def draw_figure(name: str, runs: Sequence[Run], values: Mapping[str, Any]) -> Figure:
     """Return the figure ``name`` of ``runs``, with options as users write them.
 
     Args:

@@ -10,7 +10,7 @@ from protofed.analysis.figures.embedding import Points, draw_points, kinds_shown
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import INK, LineStyle
 from protofed.errors import DataError
-from protofed.runs import RunData
+from protofed.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ FAR = 3.0
 
 @figure("plane")
 def plane(
-    runs: list[RunData],
+    runs: list[Run],
     client: str | int | None = None,
     samples: int = 1500,
     local: bool = True,

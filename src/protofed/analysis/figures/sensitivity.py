@@ -18,7 +18,7 @@ from protofed.analysis.figures.base import (
 )
 from protofed.analysis.style import GREY, method_styles, rule_title
 from protofed.errors import DataError, unknown_name
-from protofed.runs import NOT_THE_METHODS, RunData, flat, rule_of, settled, tell_apart
+from protofed.runs import NOT_THE_METHODS, Run, flat, rule_of, settled, tell_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,12 +38,12 @@ class _Point(NamedTuple):
     spread: float
 
 
-Line = dict[Any, list[RunData]]
+Line = dict[Any, list[Run]]
 """Value of the option → runs that differ in their seed alone; None for runs that have no such option."""
 
 
 @figure("sensitivity")
-def sensitivity(runs: list[RunData], option: str | None = None, rule: str | None = None) -> Figure:
+def sensitivity(runs: list[Run], option: str | None = None, rule: str | None = None) -> Figure:
     """Final and best accuracy, and bytes per round, against the value of one option; mean ± std over seeds.
 
     Runs without that option are dashed lines.
@@ -89,7 +89,7 @@ def sensitivity(runs: list[RunData], option: str | None = None, rule: str | None
     return fig
 
 
-def _varied(runs: Sequence[RunData], wanted: str | None) -> str:
+def _varied(runs: Sequence[Run], wanted: str | None) -> str:
     """Return the option to show.
 
     Raises:
@@ -108,7 +108,7 @@ def _varied(runs: Sequence[RunData], wanted: str | None) -> str:
     return wanted or varied[0]
 
 
-def _lines(runs: Sequence[RunData], option: str) -> dict[str, Line]:
+def _lines(runs: Sequence[Run], option: str) -> dict[str, Line]:
     options = [flat(run.config, NOT_THE_METHODS) for run in runs]
     rest = [{name: value for name, value in own.items() if name != option} for own in options]
     labels = tell_apart([run.method.rpartition(":")[2] for run in runs], rest)
@@ -125,7 +125,7 @@ def _over(values: Sequence[float]) -> _Point:
     return _Point(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
 
 
-def _bytes_per_round(run: RunData) -> float:
+def _bytes_per_round(run: Run) -> float:
     """Return what all parties send in both directions, on average over all rounds."""
     return run.sent()[run.last_round] / len(run.rounds)
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from protofed.analysis.figures.base import figure, name_ticks, panels, write_title
 from protofed.analysis.style import INK
 from protofed.errors import DataError, unknown_name
-from protofed.runs import RunData, flat, settled
+from protofed.runs import Run, flat, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @figure("surface")
-def surface(runs: list[RunData], x: str = "", y: str = "", rule: str | None = None) -> Figure:
+def surface(runs: list[Run], x: str = "", y: str = "", rule: str | None = None) -> Figure:
     """Final test accuracy against two options, one panel per method; mean over seeds.
 
     Options:

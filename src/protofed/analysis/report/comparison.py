@@ -8,22 +8,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from protofed.analysis.differing import models, remarks
 from protofed.analysis.exchange import by_exchange
 from protofed.analysis.report.facts import architectures, bytes_per_round, parameters
-from protofed.analysis.report.tables import CONVERGED, Cell, Column, Table, groups_of, outcome_columns
+from protofed.analysis.report.tables import (
+    CONVERGED,
+    OutcomeColumn,
+    ReportCell,
+    ReportTable,
+    groups_of,
+    outcome_columns,
+)
 from protofed.analysis.style import method_styles, rule_title
-from protofed.runs import RULE_ORDER, RunData, by_label, rule_of, settled
+from protofed.runs import RULE_ORDER, Run, by_label, rule_of, settled
 from protofed.text import duration, size
 
 __all__ = ["methods", "remarks", "rules"]
 
 
-def methods(runs: Sequence[RunData]) -> Table:
+def methods(runs: Sequence[Run]) -> ReportTable:
     """Return one row per method by its main rule: accuracy, traffic, time; mean ± std over seeds.
 
     Methods stand together by what they exchange.
     """
     columns = outcome_columns(runs)
     headings = [column.heading for column in columns]
-    table = Table(["Method", "Runs", *headings, "Up / round", "Down / round", "In total", "Time"])
+    table = ReportTable(["Method", "Runs", *headings, "Up / round", "Down / round", "In total", "Time"])
     table.groups = [("", 2), *groups_of(columns), ("Bytes sent", 3), ("", 1)]
     styles = method_styles(run.label for run in runs)
     differ = bool(models(runs))
@@ -37,8 +44,8 @@ def methods(runs: Sequence[RunData]) -> Table:
             f"; {architectures(chosen[0])}, {parameters(chosen[0])}" if differ else ""
         )
         table.add(
-            Cell(label, note, style=styles[label]),
-            Cell(str(len(chosen)), waiting),
+            ReportCell(label, note, style=styles[label]),
+            ReportCell(str(len(chosen)), waiting),
             *(column.cell(chosen, rule) for column in columns),
             *(size(statistics.fmean(bytes_per_round(run, way) for run in chosen)) for way in ("up", "down")),
             size(statistics.fmean(run.outcome.communication.sent for run in chosen)),
@@ -48,35 +55,35 @@ def methods(runs: Sequence[RunData]) -> Table:
     return table
 
 
-def rules(runs: Sequence[RunData]) -> Table:
+def rules(runs: Sequence[Run]) -> ReportTable:
     """Return one row per method: final and best accuracy by every rule, mean ± std over seeds."""
-    final = Column("", "Final", "final", "client_std", "client_mean")
-    best = Column("", "Best", "best", "best_client_std", "best_client_mean")
+    final = OutcomeColumn("", "Final", "final", "client_std", "client_mean")
+    best = OutcomeColumn("", "Best", "best", "best_client_std", "best_client_mean")
     return _by_rule(runs, [final, best])
 
 
-def beyond(runs: Sequence[RunData]) -> Table | None:
+def beyond(runs: Sequence[Run]) -> ReportTable | None:
     """Return one row per method: final accuracy on everyone's samples by every rule; None if there is none."""
     scored = any(outcome.union for run in runs for outcome in run.outcome.accuracy.values())
-    columns = [Column("", "All classes", "union"), Column("", "Unseen classes", "unseen")]
+    columns = [OutcomeColumn("", "All classes", "union"), OutcomeColumn("", "Unseen classes", "unseen")]
     return _by_rule(runs, columns) if scored else None
 
 
-def _by_rule(runs: Sequence[RunData], columns: Sequence[Column]) -> Table:
+def _by_rule(runs: Sequence[Run], columns: Sequence[OutcomeColumn]) -> ReportTable:
     """Return one row per method with the same columns for every rule."""
     scored = {rule for run in runs for rule in run.rules}
     names = [r for r in RULE_ORDER if r in scored] + sorted(scored - set(RULE_ORDER))
-    table = Table(["Method", *(column.heading for _ in names for column in columns)])
+    table = ReportTable(["Method", *(column.heading for _ in names for column in columns)])
     table.groups = [("", 1), *((rule_title(rule), len(columns)) for rule in names)]
     styles = method_styles(run.label for run in runs)
     for label, group in _sections(table, runs):
         cells = [column.cell(settled(group), rule) for rule in names for column in columns]
-        table.add(Cell(label, style=styles[label]), *cells)
+        table.add(ReportCell(label, style=styles[label]), *cells)
     _emphasise(table, range(1, len(table.head)))
     return table
 
 
-def _sections(table: Table, runs: Sequence[RunData]) -> Iterator[tuple[str, list[RunData]]]:
+def _sections(table: ReportTable, runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     """Yield labels and their runs by what their methods exchange; head each such section of the table."""
     groups = by_exchange(runs)
     for what, members in groups.items():
@@ -85,10 +92,10 @@ def _sections(table: Table, runs: Sequence[RunData]) -> Iterator[tuple[str, list
         yield from by_label(members).items()
 
 
-def _emphasise(table: Table, columns: Iterable[int]) -> None:
+def _emphasise(table: ReportTable, columns: Iterable[int]) -> None:
     """Mark the highest value of each column, as papers do; ties are all marked."""
 
-    def value(cell: Cell) -> float:
+    def value(cell: ReportCell) -> float:
         digits = cell.text.split(" ")[0].rstrip("%")
         return float(digits) if digits != "–" else -1.0
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from protofed.analysis.one_class import one_class
 from protofed.analysis.style import rule_title
-from protofed.runs import TOLERANCE, RunData, read_text, rule_of, settled
+from protofed.runs import TOLERANCE, Run, read_text, rule_of, settled
 from protofed.runs.trouble import first_trouble, ruin
 from protofed.text import area, duration, mean_std, number, percent, size
 
@@ -51,7 +51,7 @@ def rule_text(rule: str) -> str:
     return RULE_TEXTS.get(rule, "a rule of the method's own")
 
 
-def status(run: RunData) -> str:
+def status(run: Run) -> str:
     """Return how far a run has come."""
     if run.finished:
         early = f" of {run.planned_rounds}, stopped early" if run.last_round < run.planned_rounds else ""
@@ -59,7 +59,7 @@ def status(run: RunData) -> str:
     return f"running or stopped after round {run.last_round} of {run.planned_rounds}"
 
 
-def warnings(runs: Sequence[RunData]) -> list[tuple[str, bool]]:
+def warnings(runs: Sequence[Run]) -> list[tuple[str, bool]]:
     """Return what readers must know first, each with whether a run is worth nothing.
 
     Those are numbers that are not finite, and clients with training samples of one class.
@@ -74,7 +74,7 @@ def warnings(runs: Sequence[RunData]) -> list[tuple[str, bool]]:
     return [*told, *((text, False) for text in [one_class(runs)] if text)]
 
 
-def progress(runs: Sequence[RunData]) -> str:
+def progress(runs: Sequence[Run]) -> str:
     """Return how far several runs have come."""
     done = sum(run.finished for run in runs)
     if done == len(runs):
@@ -82,7 +82,7 @@ def progress(runs: Sequence[RunData]) -> str:
     return f"{done} of {len(runs)} runs finished; the others are running or were stopped"
 
 
-def about(run: RunData) -> str:
+def about(run: Run) -> str:
     """Return what the method does and its reference, as far as they are known."""
     from protofed.methods import methods
 
@@ -94,7 +94,7 @@ def about(run: RunData) -> str:
     return f"{summary}. {method.reference}".strip().removesuffix(".") + "."
 
 
-def scored(runs: Sequence[RunData]) -> str:
+def scored(runs: Sequence[Run]) -> str:
     """Return at which moment clients were scored."""
     moments = {
         "broadcast": "after they received what the server made of the round, before they trained again",
@@ -104,25 +104,25 @@ def scored(runs: Sequence[RunData]) -> str:
     return f"Clients are scored {moments.get(used.pop(), 'at another moment')}." if len(used) == 1 else ""
 
 
-def architectures(run: RunData) -> str:
+def architectures(run: Run) -> str:
     """Return the clients' architectures in a few words."""
     names = list(dict.fromkeys(c.architecture for c in run.clients))
     return f"all {names[0]}" if len(names) == 1 else f"{len(names)} architectures"
 
 
-def parameters(run: RunData) -> str:
+def parameters(run: Run) -> str:
     """Return the number of parameters of the clients' models, or the smallest and the largest."""
     sizes = sorted({c.parameters for c in run.clients})
     return f"{'–'.join(number(size) for size in dict.fromkeys((sizes[0], sizes[-1])))} parameters" if sizes else ""
 
 
-def same_split(runs: Sequence[RunData]) -> bool:
+def same_split(runs: Sequence[Run]) -> bool:
     """Return whether all runs of a comparison have clients with the same numbers of samples."""
     counts = [[c.train for c in run.clients] for run in runs if run.seed == runs[0].seed]
     return all(c == counts[0] for c in counts)
 
 
-def cards(run: RunData) -> list[Card]:
+def cards(run: Run) -> list[Card]:
     """Return the headline numbers of one run."""
     sent, seconds = run.outcome.communication.sent, run.outcome.seconds
     per_round = [size(bytes_per_round(run, way)) for way in ("up", "down")]
@@ -148,7 +148,7 @@ def cards(run: RunData) -> list[Card]:
     ]
 
 
-def _privacy_cards(run: RunData) -> list[Card]:
+def _privacy_cards(run: Run) -> list[Card]:
     """Return what differential privacy has cost; nothing without it."""
     spent = next((r.privacy for r in reversed(run.rounds) if r.privacy), None)
     if spent is None:
@@ -158,7 +158,7 @@ def _privacy_cards(run: RunData) -> list[Card]:
     return [Card("Privacy", epsilon, f"at δ = {spent.delta:g}, {hidden}; noise {spent.noise:.3g} times the norm")]
 
 
-def _accuracy_cards(run: RunData) -> list[Card]:
+def _accuracy_cards(run: Run) -> list[Card]:
     if not run.evaluations:
         return [Card("Accuracy", "–", "no round has been evaluated yet")]
     rule = run.main_rule
@@ -171,8 +171,8 @@ def _accuracy_cards(run: RunData) -> list[Card]:
     if accuracy.best_validated is not None:
         note = f"round {accuracy.best_validated_round}, chosen on validation data"
         cards.insert(1, Card("Best validated", percent(accuracy.best_validated), note))
-    if run.metrics is not None:
-        own = run.metrics.overall
+    if run.measured is not None:
+        own = run.measured.overall
         note = f"macro F1 {percent(own.macro_f1)}, AUROC {area(own.auroc)}"
         cards.append(Card("Balanced accuracy", percent(own.balanced_accuracy), note))
     if accuracy.union is not None:
@@ -183,7 +183,7 @@ def _accuracy_cards(run: RunData) -> list[Card]:
     return cards
 
 
-def beyond(runs: Sequence[RunData]) -> str:
+def beyond(runs: Sequence[Run]) -> str:
     """Return what it means to be scored on everyone's samples; empty if no run was."""
     if not any(outcome.union for run in runs for outcome in run.outcome.accuracy.values()):
         return ""
@@ -195,18 +195,18 @@ def beyond(runs: Sequence[RunData]) -> str:
     )
 
 
-def everybody(runs: Sequence[RunData]) -> str:
+def everybody(runs: Sequence[Run]) -> str:
     """Return on whose samples clients were scored besides their own."""
     how = {"balanced": ", classes alike", "shifted": ", classes shifted"}
     return "everyone’s samples" + next((how[on] for on in how if on in _scored_on(runs)), "")
 
 
-def _scored_on(runs: Sequence[RunData]) -> set[str]:
+def _scored_on(runs: Sequence[Run]) -> set[str]:
     """Return the values of ``evaluation.on``."""
     return {str(run.config.get("evaluation", {}).get("on")) for run in runs}
 
 
-def headline(runs: Sequence[RunData]) -> str:
+def headline(runs: Sequence[Run]) -> str:
     """Return one method's final accuracy by its main rule, over its seeds."""
     scored = [run for run in settled(runs) if run.evaluations]
     if not scored:
@@ -216,13 +216,13 @@ def headline(runs: Sequence[RunData]) -> str:
     return f"{mean_std(values)} final accuracy by {rule_title(rule).lower()}"
 
 
-def seeds(runs: Sequence[RunData]) -> str:
+def seeds(runs: Sequence[Run]) -> str:
     """Return the seeds of some runs."""
     numbers = sorted({run.seed for run in runs})
     return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def bytes_per_round(run: RunData, way: str) -> float:
+def bytes_per_round(run: Run, way: str) -> float:
     """Return the mean number of bytes over the rounds that sent any ``up`` or ``down``, of all clients together.
 
     Args:
@@ -232,12 +232,12 @@ def bytes_per_round(run: RunData, way: str) -> float:
     return statistics.fmean(sent) if sent else 0.0
 
 
-def silent(runs: Sequence[RunData]) -> bool:
+def silent(runs: Sequence[Run]) -> bool:
     """Return whether nothing was sent at all."""
     return not any(r.sent for run in runs for r in run.rounds)
 
 
-def elsewhere(run: RunData) -> str:
+def elsewhere(run: Run) -> str:
     """Return what it takes to repeat a run of a network."""
     if _of_node(run):
         return "This folder holds what the node of one client knows of a run; only the server can repeat that."
@@ -249,7 +249,7 @@ def elsewhere(run: RunData) -> str:
     )
 
 
-def again(run: RunData, *, resume: bool = False) -> str:
+def again(run: Run, *, resume: bool = False) -> str:
     """Return the command that repeats a run of a network, or goes on with it; ``""`` at a node.
 
     Args:
@@ -266,17 +266,17 @@ def again(run: RunData, *, resume: bool = False) -> str:
     return f"flwr run APP --stream -c {shlex.quote(chosen)}"
 
 
-def _of_node(run: RunData) -> bool:
+def _of_node(run: Run) -> bool:
     """Return whether the directory of a run of a network is that of one of its nodes."""
     return (run.directory / "clients").is_dir()
 
 
-def configuration(run: RunData) -> str:
+def configuration(run: Run) -> str:
     """Return the text of ``config.toml``."""
     return read_text(run.directory / "config.toml").strip()
 
 
-def version(runs: Sequence[RunData]) -> str:
+def version(runs: Sequence[Run]) -> str:
     """Return the versions of protofed that made the runs."""
     versions = sorted({run.summary.protofed for run in runs if run.summary} - {""})
     return ", ".join(versions)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from protofed.analysis.metrics import overall_text, spread_text, writer
 from protofed.analysis.report import facts
-from protofed.analysis.report.tables import Cell, Table
+from protofed.analysis.report.tables import ReportCell, ReportTable
 from protofed.analysis.style import rule_title
-from protofed.runs import HEADLINES, RunData, SampleMetrics, by_label
+from protofed.runs import HEADLINES, Run, SampleMetrics, by_label
 from protofed.text import number
 
 BY_CLASS = {
@@ -21,29 +21,29 @@ BY_CLASS = {
 SHOWN = {"accuracy": "Accuracy", **HEADLINES}
 
 
-def methods(runs: Sequence[RunData]) -> Table | None:
+def methods(runs: Sequence[Run]) -> ReportTable | None:
     """Return one row per method that has metrics, mean ± std over its runs; None if no run has any."""
-    table = Table(["Method", *SHOWN.values()])
-    for label, group in by_label(run for run in runs if run.metrics).items():
-        found = [run.metrics for run in group if run.metrics]
-        cells = (Cell(overall_text(found, name), spread_text(found, name)) for name in SHOWN)
-        table.add(Cell(label, rule_title(found[0].rule).lower()), *cells)
+    table = ReportTable(["Method", *SHOWN.values()])
+    for label, group in by_label(run for run in runs if run.measured).items():
+        found = [run.measured for run in group if run.measured]
+        cells = (ReportCell(overall_text(found, name), spread_text(found, name)) for name in SHOWN)
+        table.add(ReportCell(label, rule_title(found[0].rule).lower()), *cells)
     return table if table.rows else None
 
 
-def overall(run: RunData) -> Table | None:
+def overall(run: Run) -> ReportTable | None:
     """Return the metrics of all test samples, and their means over clients; None if the run has none."""
-    if run.metrics is None:
+    if run.measured is None:
         return None
-    of, table = run.metrics.overall, Table(["", *SHOWN.values()])
-    table.add("All test samples", *(Cell(writer(n)(getattr(of, n)), _why(of, n)) for n in SHOWN))
+    of, table = run.measured.overall, ReportTable(["", *SHOWN.values()])
+    table.add("All test samples", *(ReportCell(writer(n)(getattr(of, n)), _why(of, n)) for n in SHOWN))
     cells = []
     for name in SHOWN:
-        over = run.metrics.over_clients(name)
+        over = run.measured.over_clients(name)
         cells.append(
-            Cell(spread_text([run.metrics], name), f"of {facts.plural(over[2], 'client')}" if over else "")
+            ReportCell(spread_text([run.measured], name), f"of {facts.plural(over[2], 'client')}" if over else "")
         )
-    table.add(Cell("Mean over clients", "± standard deviation"), *cells)
+    table.add(ReportCell("Mean over clients", "± standard deviation"), *cells)
     return table
 
 
@@ -51,12 +51,12 @@ def _why(metrics: SampleMetrics, name: str) -> str:
     return (metrics.undefined or {}).get(name, "")
 
 
-def by_class(run: RunData) -> Table | None:
+def by_class(run: Run) -> ReportTable | None:
     """Return the metrics of each class against all others, over all test samples; None if the run has none."""
-    if run.metrics is None:
+    if run.measured is None:
         return None
-    table = Table(["Class", "Test samples", *BY_CLASS.values()])
-    for each in run.metrics.overall.classes:
+    table = ReportTable(["Class", "Test samples", *BY_CLASS.values()])
+    for each in run.measured.overall.classes:
         values = (writer(name)(getattr(each, name)) for name in BY_CLASS)
         table.add(run.class_names[each.label], number(each.samples), *values)
     return table

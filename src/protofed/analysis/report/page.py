@@ -10,7 +10,7 @@ from protofed.analysis import grid
 from protofed.analysis.report import comparison, facts, metrics, tables
 from protofed.analysis.style import rule_title
 from protofed.errors import CheckpointError, DataError
-from protofed.runs import RunData, axes_of, by_label, flat, load_runs
+from protofed.runs import Run, axes_of, by_label, flat, load_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,7 +53,7 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
     return out
 
 
-def _along(axes: Mapping[str, Sequence[str]], runs: list[RunData]) -> list[Plot]:
+def _along(axes: Mapping[str, Sequence[str]], runs: list[Run]) -> list[PageFigure]:
     """Return the figure of a comparison whose one or two axes are options by their dotted names."""
     options = {name for run in runs for name in flat(run.config)}
     if not set(axes) <= options or len(axes) > 2:
@@ -64,7 +64,7 @@ def _along(axes: Mapping[str, Sequence[str]], runs: list[RunData]) -> list[Plot]
     return [plot] if plot.svg else []
 
 
-def render(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
+def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
     """Return the page: about one run, or a comparison of several, and why others were ``left_out``.
 
     Args:
@@ -98,7 +98,7 @@ def environment() -> Environment:
     )
 
 
-class Plot(NamedTuple):
+class PageFigure(NamedTuple):
     """A figure of the page.
 
     Attributes:
@@ -116,7 +116,7 @@ class Plots:
     def __init__(self) -> None:
         self.count = 0
 
-    def draw(self, name: str, runs: list[RunData], **options: Any) -> Plot:
+    def draw(self, name: str, runs: list[Run], **options: Any) -> PageFigure:
         """Draw the registered figure ``name``."""
         from markupsafe import Markup
 
@@ -126,8 +126,8 @@ class Plots:
         try:
             fig = draw(runs, **options)
         except (CheckpointError, DataError) as error:
-            return Plot(None, str(error))
+            return PageFigure(None, str(error))
         self.count += 1
         methods = ", ".join(by_label(runs))
         summary = (draw.__doc__ or name).strip().splitlines()[0]
-        return Plot(Markup(inline_svg(fig, f"f{self.count}", f"{summary} Shown: {methods}.")))
+        return PageFigure(Markup(inline_svg(fig, f"f{self.count}", f"{summary} Shown: {methods}.")))

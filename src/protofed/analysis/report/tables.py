@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from protofed.analysis.grid import SERIOUS, Axes, Row
+from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
 from protofed.analysis.style import LineStyle, rule_title
-from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, RunData, rule_of, settled
+from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, Run, rule_of, settled
 from protofed.text import duration, mean_std, number, percent, size
 
 
-class Cell(NamedTuple):
+class ReportCell(NamedTuple):
     """One entry: its text, a smaller note below, emphasis, and a sample of a line for a legend."""
 
     text: str
@@ -27,29 +27,29 @@ class Cell(NamedTuple):
 
 
 @dataclass
-class Table:
+class ReportTable:
     """A table.
 
     Attributes:
         head: Column headings.
-        rows: Entries, text or :class:`Cell`.
+        rows: Entries, text or :class:`ReportCell`.
         text_columns: How many leading columns hold words; the others hold numbers.
         groups: Headings above the columns, each with the number of columns it spans.
         sections: Headings above rows, by the row they precede.
     """
 
     head: list[str]
-    rows: list[list[Cell]] = field(default_factory=list)
+    rows: list[list[ReportCell]] = field(default_factory=list)
     text_columns: int = 1
     groups: list[tuple[str, int]] = field(default_factory=list)
     sections: dict[int, str] = field(default_factory=dict)
 
-    def add(self, *cells: str | Cell) -> None:
+    def add(self, *cells: str | ReportCell) -> None:
         """Append a row."""
-        self.rows.append([cell if isinstance(cell, Cell) else Cell(cell) for cell in cells])
+        self.rows.append([cell if isinstance(cell, ReportCell) else ReportCell(cell) for cell in cells])
 
 
-class Column(NamedTuple):
+class OutcomeColumn(NamedTuple):
     """A column of :class:`~protofed.runs.RuleOutcome` in tables.
 
     Attributes:
@@ -66,7 +66,7 @@ class Column(NamedTuple):
     spread: str = ""
     mean: str = ""
 
-    def cell(self, runs: Sequence[RunData], rule: str) -> Cell:
+    def cell(self, runs: Sequence[Run], rule: str) -> ReportCell:
         """Return the mean over runs, with the standard deviation over several.
 
         Args:
@@ -75,13 +75,13 @@ class Column(NamedTuple):
         values = accuracies(runs, rule, self.name)
         if self.name == CONVERGED:
             some = f"{len(values)} of {len(runs)} runs" if 0 < len(values) < len(runs) else ""
-            return Cell(mean_std(values, number), some)
+            return ReportCell(mean_std(values, number), some)
         if self.spread and values:
             spread = f"± {100 * statistics.fmean(accuracies(runs, rule, self.spread)):.1f}"
             mean = percent(statistics.fmean(accuracies(runs, rule, self.mean))) if self.mean else ""
-            return Cell(mean_std(values), f"{mean.removesuffix('%')} {spread}".strip())
+            return ReportCell(mean_std(values), f"{mean.removesuffix('%')} {spread}".strip())
         rounds = accuracies(runs, rule, f"{self.name}_round") if self.name in WITH_ROUND else []
-        return Cell(mean_std(values), f"round {', '.join(map(str, rounds))}" if rounds else "")
+        return ReportCell(mean_std(values), f"round {', '.join(map(str, rounds))}" if rounds else "")
 
 
 CONVERGED = "rounds_to_convergence"
@@ -89,53 +89,55 @@ WITH_ROUND = ("best", "best_validated")
 """Attributes of accuracies beside which there is that of their round."""
 
 
-def outcome_columns(runs: Sequence[RunData]) -> list[Column]:
+def outcome_columns(runs: Sequence[Run]) -> list[OutcomeColumn]:
     """Return the columns on accuracy that some of the runs can fill."""
     outcomes = [outcome for run in runs for outcome in run.outcome.accuracy.values()]
     other = facts.everybody(runs).capitalize()
     columns = [
-        Column("Of all test samples", "Final", "final"),
-        Column("Of all test samples", "Best validated", "best_validated"),
-        Column("Of all test samples", "Best", "best"),
-        Column("Mean over clients", "Final", "client_mean", "client_std"),
-        Column("Mean over clients", "Best round", "best_client_mean", "best_client_std"),
-        Column(other, "All classes", "union"),
-        Column(other, "Unseen classes", "unseen"),
-        Column("", "Newcomers", "newcomers"),
-        Column("", "Converged at round", CONVERGED),
+        OutcomeColumn("Of all test samples", "Final", "final"),
+        OutcomeColumn("Of all test samples", "Best validated", "best_validated"),
+        OutcomeColumn("Of all test samples", "Best", "best"),
+        OutcomeColumn("Mean over clients", "Final", "client_mean", "client_std"),
+        OutcomeColumn("Mean over clients", "Best round", "best_client_mean", "best_client_std"),
+        OutcomeColumn(other, "All classes", "union"),
+        OutcomeColumn(other, "Unseen classes", "unseen"),
+        OutcomeColumn("", "Newcomers", "newcomers"),
+        OutcomeColumn("", "Converged at round", CONVERGED),
     ]
     always = ("final", "best", "client_mean", "best_client_mean", CONVERGED)
     return [c for c in columns if c.name in always or any(getattr(o, c.name) is not None for o in outcomes)]
 
 
-def groups_of(columns: Sequence[Column]) -> list[tuple[str, int]]:
+def groups_of(columns: Sequence[OutcomeColumn]) -> list[tuple[str, int]]:
     """Return the headings above columns, each with the number of columns it spans."""
     return [(name, len(list(own))) for name, own in itertools.groupby(column.group for column in columns)]
 
 
-def rules(runs: Sequence[RunData]) -> Table:
+def rules(runs: Sequence[Run]) -> ReportTable:
     """Return one row per inference rule of one method."""
     chosen = settled(runs)
     columns = outcome_columns(chosen)
-    table = Table(["A sample is given …", *(column.heading for column in columns)])
+    table = ReportTable(["A sample is given …", *(column.heading for column in columns)])
     table.groups = [("", 1), *groups_of(columns)]
     for rule in dict.fromkeys(rule for run in chosen for rule in run.rules):
         main = rule == rule_of(chosen)
-        title = Cell(rule_title(rule) + " (main rule)" * main, facts.rule_text(rule), main)
+        title = ReportCell(rule_title(rule) + " (main rule)" * main, facts.rule_text(rule), main)
         table.add(title, *(column.cell(chosen, rule) for column in columns))
     return table
 
 
-def clients(run: RunData) -> Table:
+def clients(run: Run) -> ReportTable:
     """Return one row per client: model, data, and final accuracy by every rule."""
-    table = Table(["Client", "Architecture", "Parameters", "d", "Training", "Test", "Classes"], text_columns=2)
+    table = ReportTable(
+        ["Client", "Architecture", "Parameters", "d", "Training", "Test", "Classes"], text_columns=2
+    )
     table.groups = [("", 2), ("Model", 2), ("Samples", 2), ("", 1)]
     if run.rules:
         table.head += [rule_title(rule) for rule in run.rules]
         table.groups.append(("Final accuracy", len(run.rules)))
-    if run.metrics:
+    if run.measured:
         table.head += HEADLINES.values()
-        table.groups.append((f"Metrics by {rule_title(run.metrics.rule).lower()}", len(HEADLINES)))
+        table.groups.append((f"Metrics by {rule_title(run.measured.rule).lower()}", len(HEADLINES)))
     added = any(client.extras for client in run.clients)
     if added:
         table.head.insert(3, "Added by the method")
@@ -158,12 +160,12 @@ def clients(run: RunData) -> Table:
     return table
 
 
-def _client_metrics(run: RunData, client: str) -> list[Cell]:
+def _client_metrics(run: Run, client: str) -> list[ReportCell]:
     """Return the metrics of a client, and why one is not defined."""
-    if run.metrics is None:
+    if run.measured is None:
         return []
-    own = run.metrics.clients[client]
-    return [Cell(writer(name)(getattr(own, name)), (own.undefined or {}).get(name, "")) for name in HEADLINES]
+    own = run.measured.clients[client]
+    return [ReportCell(writer(name)(getattr(own, name)), (own.undefined or {}).get(name, "")) for name in HEADLINES]
 
 
 def _samples(client: ClientDescription, per_class: Sequence[int]) -> str:
@@ -177,10 +179,10 @@ def _extras(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number(size)}" for name, size in sizes.items()) or "–"
 
 
-def communication(runs: Sequence[RunData]) -> Table:
+def communication(runs: Sequence[Run]) -> ReportTable:
     """Return what is sent up, down and in both directions: parameters as papers count them, and real bytes."""
     chosen = settled(runs)
-    table = Table(
+    table = ReportTable(
         [
             "Direction",
             "Parameters per round",
@@ -192,7 +194,7 @@ def communication(runs: Sequence[RunData]) -> Table:
     )
     rows = {"Up, clients to server": ("up",), "Down, server to clients": ("down",), "Both": ("up", "down")}
 
-    def mean(ways: tuple[str, ...], of: Callable[[RunData, str], float]) -> float:
+    def mean(ways: tuple[str, ...], of: Callable[[Run, str], float]) -> float:
         return statistics.fmean(sum(of(run, way) for way in ways) for run in chosen)
 
     for name, ways in rows.items():
@@ -207,7 +209,7 @@ def communication(runs: Sequence[RunData]) -> Table:
     return table
 
 
-def geometry(run: RunData) -> Table | None:
+def geometry(run: Run) -> ReportTable | None:
     """Return distances, angles and lengths of the global prototypes; None if there are none."""
     from protofed.analysis.figures.geometry import global_prototypes
     from protofed.prototypes.geometry import summary
@@ -216,11 +218,11 @@ def geometry(run: RunData) -> Table | None:
     values = summary(*table_and_present) if table_and_present else {}
     if not values.get("classes"):
         return None
-    table = Table(["Between the prototypes of two classes", "Smallest", "Mean", "Largest"])
+    table = ReportTable(["Between the prototypes of two classes", "Smallest", "Mean", "Largest"])
     for name, title, unit in (("distance", "Euclidean distance", ""), ("angle", "Angle", "°")):
         table.add(title, *(f"{values[f'{name}_{which}']:.3g}{unit}" for which in ("min", "mean", "max")))
     table.add(
-        Cell("Normalised margin", "distance to the nearest other class, divided by the largest"),
+        ReportCell("Normalised margin", "distance to the nearest other class, divided by the largest"),
         f"{values['margin_min']:.2f}",
         f"{values['margin_mean']:.2f}",
         "1.00",
@@ -229,28 +231,28 @@ def geometry(run: RunData) -> Table | None:
     return table
 
 
-def refused(runs: Sequence[RunData]) -> Table | None:
+def refused(runs: Sequence[Run]) -> ReportTable | None:
     """Return the uploads that broke their schema; None if there were none."""
     return _incidents(runs, "refused", ("client", "field", "reason"))
 
 
-def missing(runs: Sequence[RunData]) -> Table | None:
+def missing(runs: Sequence[Run]) -> ReportTable | None:
     """Return the clients of a network that gave no result, and why; None if there were none."""
     return _incidents(runs, "missing", ("client", "phase", "reason"))
 
 
-def left_out(runs: Sequence[RunData]) -> Table | None:
+def left_out(runs: Sequence[Run]) -> ReportTable | None:
     """Return the clients of a network that did not fit the others, and why; None if all did."""
     rows = dict.fromkeys((*entry, str(run.seed)) for run in runs for entry in run.federation.left_out.items())
     if not rows:
         return None
-    table = Table(["Client", "Reason", "Seed"], text_columns=2)
+    table = ReportTable(["Client", "Reason", "Seed"], text_columns=2)
     for row in rows:
         table.add(*row)
     return table
 
 
-def without_effect(runs: Sequence[RunData]) -> Table | None:
+def without_effect(runs: Sequence[Run]) -> ReportTable | None:
     """Return the rounds after which the server kept its state, and why; None if there were none."""
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
@@ -264,12 +266,12 @@ STEPS = 20
 """Rounds, besides the first and the last, that the table of the cost of privacy has at most."""
 
 
-def privacy(run: RunData) -> Table | None:
+def privacy(run: Run) -> ReportTable | None:
     """Return what differential privacy had cost after each round, of many rounds after some; None without noise."""
     spent = [(record.round, record.privacy) for record in run.rounds if record.privacy and record.privacy.noise]
     if not spent:
         return None
-    table = Table(["After round", "ε", "Noisy sums", *["Noisy statistics"] * (spent[-1][1].means > 0)])
+    table = ReportTable(["After round", "ε", "Noisy sums", *["Noisy statistics"] * (spent[-1][1].means > 0)])
     step = -(-len(spent) // STEPS)
     for place, (round, cost) in enumerate(spent, start=1):
         if place == 1 or place % step == 0 or place == len(spent):
@@ -278,7 +280,7 @@ def privacy(run: RunData) -> Table | None:
     return table
 
 
-def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> Table | None:
+def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> ReportTable | None:
     """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
@@ -289,11 +291,13 @@ def _incidents(runs: Sequence[RunData], kind: str, fields: tuple[str, ...]) -> T
     return _counted([*(name.capitalize() for name in fields), "Seed"], len(fields), rounds)
 
 
-def _counted(columns: list[str], text_columns: int, rounds: Mapping[tuple[str, ...], list[int]]) -> Table | None:
+def _counted(
+    columns: list[str], text_columns: int, rounds: Mapping[tuple[str, ...], list[int]]
+) -> ReportTable | None:
     """Return how often and in which rounds something happened, the most frequent first; None if nothing did."""
     if not rounds:
         return None
-    table = Table([*columns, "Times", "Rounds"], text_columns=text_columns)
+    table = ReportTable([*columns, "Times", "Rounds"], text_columns=text_columns)
     for key, when in sorted(rounds.items(), key=lambda item: -len(item[1])):
         table.add(*key, str(len(when)), str(when[0]) if when[0] == when[-1] else f"{when[0]} to {when[-1]}")
     return table
@@ -303,7 +307,7 @@ NAMED = 20
 """Clients to which the same was done in the same rounds and that have rows of their own; more share one."""
 
 
-def robust(runs: Sequence[RunData]) -> Table | None:
+def robust(runs: Sequence[Run]) -> ReportTable | None:
     """Return what the robust rule did to which client's uploads; None if it did nothing.
 
     Classes that one client alone reported stand in a row of their own: nothing protects them.
@@ -315,7 +319,7 @@ def robust(runs: Sequence[RunData]) -> Table | None:
                 interventions.setdefault((client, what), []).append(record.round)
     if not interventions:
         return None
-    table = Table(["Client", "What was done", "Rounds", "First", "Last"], text_columns=2)
+    table = ReportTable(["Client", "What was done", "Rounds", "First", "Last"], text_columns=2)
     alike: dict[tuple[str, ...], list[str]] = {}
     for (client, what), when in sorted(interventions.items(), key=lambda item: (item[0][1], -len(item[1]))):
         alike.setdefault((what, str(len(when)), str(min(when)), str(max(when))), []).append(client)
@@ -340,7 +344,7 @@ def _interventions(findings: Findings) -> Iterator[tuple[str, str]]:
         yield "", f"class {label} was reported by one client alone and cannot be protected"
 
 
-def grid(rows: Sequence[Row], axes: Axes) -> Table:
+def grid(rows: Sequence[GridRow], axes: Axes) -> ReportTable:
     """Return the table of a comparison along axes; losses of more than 3 points are emphasised.
 
     Args:
@@ -348,14 +352,18 @@ def grid(rows: Sequence[Row], axes: Axes) -> Table:
         axes: Names of the values along each axis.
     """
     columns, *others = axes
-    table = Table([*others, *axes[columns]] if others else ["", *axes[columns]], text_columns=max(1, len(others)))
+    table = ReportTable(
+        [*others, *axes[columns]] if others else ["", *axes[columns]], text_columns=max(1, len(others))
+    )
     method = ""
     for row in rows:
         if row.method != method:
             method = table.sections[len(table.rows)] = row.method
         cells = [row.cells.get(name) for name in axes[columns]]
         shown = [
-            Cell(c.text, _difference(-c.worst) if c.main_loss else "", c.worst > SERIOUS) if c else Cell("–")
+            ReportCell(c.text, _difference(-c.worst) if c.main_loss else "", c.worst > SERIOUS)
+            if c
+            else ReportCell("–")
             for c in cells
         ]
         table.add(*(row.values or ("",)), *shown)
@@ -368,12 +376,12 @@ def _difference(points: float) -> str:
     return "0.0" if float(text) == 0 else text.replace("-", "−")
 
 
-def environment(runs: Sequence[RunData]) -> Table | None:
+def environment(runs: Sequence[Run]) -> ReportTable | None:
     """Return where the first finished run was computed; None if none has finished."""
     run = next((run for run in runs if run.summary), None)
     if run is None or run.summary is None:
         return None
-    table = Table(["Environment", ""], text_columns=2)
+    table = ReportTable(["Environment", ""], text_columns=2)
     if run.summary.protofed:
         table.add("protofed", run.summary.protofed)
     for name, value in run.summary.environment.items():
@@ -385,7 +393,7 @@ def environment(runs: Sequence[RunData]) -> Table | None:
     return table
 
 
-def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
+def accuracies(runs: Sequence[Run], rule: str, name: str) -> list[Any]:
     """Return one attribute of :class:`~protofed.runs.RuleOutcome` for every run that has it.
 
     Args:
@@ -397,14 +405,14 @@ def accuracies(runs: Sequence[RunData], rule: str, name: str) -> list[Any]:
     return [value.final if isinstance(value, Beyond) else value for value in values]
 
 
-def _over_all_rounds(run: RunData, way: str) -> float:
+def _over_all_rounds(run: Run, way: str) -> float:
     """Return the mean number of parameters over all rounds."""
     overall = run.outcome.communication.parameters_over_all_rounds
     assert overall is not None  # an outcome that was computed from rounds has it
     return overall[way]
 
 
-def _bytes_per_client(run: RunData, way: str) -> float:
+def _bytes_per_client(run: Run, way: str) -> float:
     """Return the mean bytes of a client in a round that sent any; all participants count."""
     sent = [r.bytes[way] / len(r.participants) for r in run.rounds if r.bytes[way] and r.participants]
     return statistics.fmean(sent) if sent else 0.0

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from protofed.analysis.figures.base import legend_below, panels, percent_axis, write_title
 from protofed.analysis.figures.saving import inline_svg
-from protofed.analysis.report.page import Plot, environment
-from protofed.analysis.report.tables import Cell, Table
+from protofed.analysis.report.page import PageFigure, environment
+from protofed.analysis.report.tables import ReportCell, ReportTable
 from protofed.analysis.style import BLUE, GREY, theme
-from protofed.experiments.curves import SHARES
 from protofed.storage.files import write_text
 from protofed.text import number, percent, size
+from protofed.trained.curves import SHARES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from protofed.experiments.worth import Worth
+    from protofed.trained.worth import Worth
 
 PANELS = 24
 """Most sites whose curves are drawn."""
@@ -34,17 +34,17 @@ def write_worth(worth: Worth, out: Path) -> None:
     drawing = _drawn(worth)
     told = "Accuracy on own test samples against the share of samples, alone and together, of every site."
     plot = (
-        Plot(Markup(inline_svg(drawing, "w", told)))
+        PageFigure(Markup(inline_svg(drawing, "w", told)))
         if drawing
-        else Plot(None, "too many sites, or no test samples")
+        else PageFigure(None, "too many sites, or no test samples")
     )
     template = environment().get_template("worth.html")
     write_text(out, template.render(worth=worth, sites=_table(worth), plot=plot, gain=_gain(worth.gain), size=size))
 
 
-def _table(worth: Worth) -> Table:
+def _table(worth: Worth) -> ReportTable:
     """Return one row per site."""
-    table = Table(["Site", "Training", "Test", "Classes", "Alone", "Together", "Gain", "Alone", "Together"])
+    table = ReportTable(["Site", "Training", "Test", "Classes", "Alone", "Together", "Gain", "Alone", "Together"])
     table.groups = [("", 1), ("Samples", 2), ("", 1), ("Own test samples", 3), ("All sites’ test samples", 2)]
     for site in worth.sites:
         table.add(
@@ -54,7 +54,7 @@ def _table(worth: Worth) -> Table:
             f"{site.classes} of {site.classes + len(site.lacks)}",
             _share(site.alone),
             _share(site.together),
-            Cell(*_gain(site.gain)),
+            ReportCell(*_gain(site.gain)),
             *map(_share, site.everywhere),
         )
     return table

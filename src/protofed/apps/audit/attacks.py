@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protofed.apps.audit.findings import Finding
-from protofed.apps.audit.measures import Line, Logistic, auc, auc_error
+from protofed.apps.audit.measures import LeastSquares, Logistic, auc, auc_error
 from protofed.apps.audit.seen import Seen, Sender, told
 from protofed.compute.seeding import generator
 from protofed.methods.contract import Method, Tensors, Upload
@@ -168,7 +168,7 @@ def counts(seen: Seen, shadow: Seen) -> list[Finding]:
         stated = torch.cat([s.counts[0] for s in seen.senders if s.counts[0] is not None]).double()[held]
         off, note = float((stated / n - 1).abs().median()), "the upload states them"
     else:
-        estimate = Line(x_there[held_there], n_there.log())(x[held]).exp()
+        estimate = LeastSquares(x_there[held_there], n_there.log())(x[held]).exp()
         off, note = float((estimate / n - 1).abs().median()), f"rank correlation {_ranks(estimate, n):.2f}"
     result = [Finding(attack, SERVER, measure, off, guess, None, note, key)]
     totals = [(s.counts[1], len(s.train)) for s in seen.senders]

@@ -15,7 +15,7 @@ from protofed.apps.audit.pictures import reconstruct
 from protofed.apps.audit.seen import Seen, observe, reopened, shadow
 from protofed.apps.audit.sums import sums
 from protofed.config.schema import Experiment
-from protofed.runs import RunData, load_run
+from protofed.runs import Run, load_run
 
 
 def audit_run(directory: Path, trust_code: bool = False) -> Audit:
@@ -46,7 +46,7 @@ def audit_run(directory: Path, trust_code: bool = False) -> Audit:
     )
 
 
-def compared(run: RunData, trust_code: bool = False) -> tuple[Experiment, Seen, Seen, list[Finding]]:
+def compared(run: Run, trust_code: bool = False) -> tuple[Experiment, Seen, Seen, list[Finding]]:
     """Return a run's experiment, one more round as its server sees it, and the same of a shadow federation.
 
     The findings are those of a server that does more than look on.

@@ -84,7 +84,7 @@ class Logistic:
         return F.pad((features.double() - self.mean) / self.scale, (0, 1), value=1.0)
 
 
-class Line:
+class LeastSquares:
     """Least squares on standardised features, with a small ridge.
 
     Args:

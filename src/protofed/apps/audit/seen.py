@@ -23,7 +23,7 @@ from protofed.methods.fedkd import FedKD
 from protofed.methods.tinyproto import TinyProto
 from protofed.models import SplitModel
 from protofed.rounds import Federation
-from protofed.runs import RunData
+from protofed.runs import Run
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.robust.vectors import parts_of
 from protofed.wire.schema import Payload
@@ -104,7 +104,7 @@ class Seen:
     outside: Seen | None = None
 
 
-def reopened(run: RunData, trust_code: bool = False) -> tuple[Experiment, Federation, FederatedData]:
+def reopened(run: Run, trust_code: bool = False) -> tuple[Experiment, Federation, FederatedData]:
     """Return the federation of a finished run as the run left it; the caller closes its executor.
 
     Args:

@@ -25,7 +25,7 @@ from protofed.config.architectures import (
     with_embeddings,
 )
 from protofed.config.schema import Experiment
-from protofed.data.comparing import Finding, Site, compare, majority, told
+from protofed.data.comparing import Mismatch, Site, compare, majority, told
 from protofed.data.tables import Table
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
@@ -216,7 +216,7 @@ def _sites(
         )
         for d in descriptions
     ]
-    unfit: dict[str, list[Finding]] = {}
+    unfit: dict[str, list[Mismatch]] = {}
     for finding in compare(sites, experiment.data, chosen):
         unfit.setdefault(finding.site, []).append(finding)
     return {name: claims.clean(told(findings, named=False), 2 * limits.REASON) for name, findings in unfit.items()}

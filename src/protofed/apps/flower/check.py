@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckRequest:
     """Inputs of the checks; a check is skipped if its input is None.
 
     Attributes:
@@ -63,7 +63,7 @@ class Request:
     authority: Path | None = None
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """The outcome of one check."""
 
     name: str
@@ -75,7 +75,7 @@ class _SkippedError(Exception):
     """Raised by a check that cannot be carried out."""
 
 
-def check_node(request: Request) -> Iterator[Finding]:
+def check_node(request: CheckRequest) -> Iterator[CheckResult]:
     """Yield the outcome of every check, in the order in which an operator would fix problems."""
     node = _Node(request)
     steps: list[tuple[str, Callable[[], str]]] = [
@@ -91,20 +91,20 @@ def check_node(request: Request) -> Iterator[Finding]:
     ]
     for name, step in steps:
         try:
-            yield Finding(name, "ok", step())
+            yield CheckResult(name, "ok", step())
         except _SkippedError as reason:
-            yield Finding(name, "skipped", str(reason))
+            yield CheckResult(name, "skipped", str(reason))
         except ProtofedError as error:
-            yield Finding(name, "problem", str(error))
+            yield CheckResult(name, "problem", str(error))
         except OSError as error:  # e.g. no permission to list a folder or to read a file
             text = f"{error.filename}: {error.strerror}: correct the path or its permissions"
-            yield Finding(name, "problem", text)
+            yield CheckResult(name, "problem", text)
 
 
 class _Node:
     """A node as its operator describes it; checks keep results that later ones use."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: CheckRequest) -> None:
         self.request = request
         self.experiment: Experiment | None = None
         self.federated: FederatedData | None = None

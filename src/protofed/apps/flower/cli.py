@@ -116,12 +116,12 @@ def check(
 ) -> None:
     """Check a node before the first round: one line per check, exit status 1 for a problem."""
     _need_cryptography()
-    from protofed.apps.flower.check import Request, check_node
+    from protofed.apps.flower.check import CheckRequest, check_node
 
     items = list(arguments or [])
     recipe = (items.pop(0) if "=" not in items[0] else "quickstart") if items else None
     names = [name.strip() for name in classes.split(",") if name.strip()]
-    request = Request(
+    request = CheckRequest(
         client_dir, names, recipe, items, state_dir, superlink, root_certificates, key, roster, authority
     )
     problems = 0

@@ -21,7 +21,7 @@ from protofed.apps.flower.policy import ANY, Policy
 from protofed.apps.flower.sources import Source, check_counts
 from protofed.apps.flower.state import RUNS, ClientFolder, locked
 from protofed.apps.flower.summary import read_summary
-from protofed.apps.flower.visits import Carried, Kept, Place
+from protofed.apps.flower.visits import Carried, ClientStorage, Kept
 from protofed.config.architectures import Architecture, is_code, recipe_names
 from protofed.config.coverage import withholds_scores
 from protofed.config.schema import Experiment, resolve
@@ -120,7 +120,7 @@ class Node:
         """Return whether uploads stay at the node, which sends only masked ones, given a configuration as JSON."""
         return self._experiment(config).secure.aggregation
 
-    def _check_told(self, job: Job, place: Place) -> None:
+    def _check_told(self, job: Job, place: ClientStorage) -> None:
         """Refuse to train for a sum from the broadcast of an earlier request: others may have been sent another.
 
         Those of the request itself are compared (:mod:`protofed.apps.flower.held`).
@@ -166,7 +166,7 @@ class Node:
         return replace(experiment, execution=replace(experiment.execution, device=self.device, weights_dir=folder))
 
     @contextmanager
-    def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, Place]]:
+    def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, ClientStorage]]:
         """Open the builder, the roster and the storage for a visit; a node never gives a stored client away.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +31,12 @@ from protofed.experiments.executors import bfloat16_kinds, resting_place
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory, directory_for
-from protofed.experiments.running import Progress, Run, run_federation
+from protofed.experiments.running import Measure, Progress, Report, run_federation
 from protofed.rounds import Federation, ServerState
+from protofed.runs import RoundRecord, Run
 from protofed.samples import FederatedData
 from protofed.storage.files import write_json
+from protofed.trained.metrics import measure
 from protofed.untrusted import claims, limits
 from protofed.visits import Memory
 
@@ -51,8 +53,8 @@ def serve(
     *,
     resume: bool = False,
     progress: Progress | None = None,
-    label: str = "",
-    report: bool = True,
+    report: Report | None = None,
+    measure: Measure | None = None,
     simulated: bool = False,
 ) -> Run:
     """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.run_federation`.
@@ -61,8 +63,8 @@ def serve(
         grid: Flower's grid.
         gathering: Conditions for the clients.
         resume: Whether ``files`` may contain a part of this run.
-        label: Name of the run for ``progress``.
-        report: Whether to write the HTML report.
+        report: Writes the HTML report; None for no report.
+        measure: Stores the metrics, if ``evaluation.metrics`` asks for them.
         simulated: Whether the nodes hold shares of data that the server has too. Clients are then stored at the
             server and travel with their visits to any machine; otherwise each is stored at its node.
 
@@ -77,13 +79,12 @@ def serve(
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:
         return _federation(grid, experiment, hardware, files, gathering, simulated)
 
-    writer = write_report if report else None
     # Fail before any node is asked.
     done = files.finished and not files.changed(experiment)
     claim = nullcontext() if done else files.claimed(experiment, resume=resume)
     with claim:
         return run_federation(
-            _as_server(experiment), files, begin, resume=True, progress=progress, label=label, report=writer
+            _as_server(experiment), files, begin, resume=True, progress=progress, report=report, measure=measure
         )
 
 
@@ -236,13 +237,15 @@ class Log(Progress):
         """Log the run directory."""
         log.info("%s: rounds %d to %d, run directory %s", label, done + 1, rounds, directory)
 
-    def round(self, label: str, record: Mapping[str, Any]) -> None:
+    def round(self, label: str, record: RoundRecord) -> None:
         """Log accuracy, traffic and missing clients."""
-        accuracy = {rule: round(100 * a["weighted"], 1) for rule, a in record.get("accuracy", {}).items()}
-        missing = [f"{m['client']} ({m['reason']})" for m in record["missing"]]
-        missing += [f"{r['client']} (refused: {r['field']} {r['reason']})" for r in record["refused"]]
-        traffic = f"{record['bytes']['up']} B up, {record['bytes']['down']} B down"
-        log.info("%s round %d: %s, %s%s", label, record["round"], accuracy, traffic, _listed(missing))
+        accuracy = {
+            rule: round(100 * own, 1) for rule, own in (record.accuracy.weighted if record.accuracy else {}).items()
+        }
+        missing = [f"{m.client} ({m.reason})" for m in record.missing]
+        missing += [f"{r.client} (refused: {r.field} {r.reason})" for r in record.refused]
+        traffic = f"{record.bytes['up']} B up, {record.bytes['down']} B down"
+        log.info("%s round %d: %s, %s%s", label, record.round, accuracy, traffic, _listed(missing))
 
     def finished(self, label: str, run: Run) -> None:
         """Log the path of the report."""
@@ -288,7 +291,8 @@ def main(grid: Grid, context: Context) -> None:
         # Flower's own simulation; its module moves between releases.
         simulated = type(grid).__name__ == "InMemoryGrid"
         files = RunDirectory(directory)
-        serve(grid, experiment, files, gathering, resume=bool(resume), progress=Log(), simulated=simulated)
+        more: dict[str, Any] = {"progress": Log(), "report": write_report, "measure": measure}
+        serve(grid, experiment, files, gathering, resume=bool(resume), simulated=simulated, **more)
     except ProtofedError as error:
         log.error("error: %s", error)
         raise

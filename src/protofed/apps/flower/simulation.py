@@ -20,21 +20,20 @@ from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, FederationError
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
-from protofed.experiments.running import Progress, Run
+from protofed.runs import Run
 
 NODES = 32
 """Maximum number of simulated nodes: Flower's engine looks through all messages for each, ten times a second."""
 
 
-def simulate(
-    experiment: Experiment, directory: Path, *, resume: bool = False, progress: Progress | None = None
-) -> Run:
+def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, **more: Any) -> Run:
     """Run an experiment on Flower's simulation engine, whose nodes share the clients.
 
     The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
 
     Args:
         resume: Whether ``directory`` may contain a part of this run.
+        more: As for :func:`~protofed.apps.flower.server_app.serve`.
 
     Returns:
         The finished run.
@@ -54,9 +53,7 @@ def simulate(
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            results.append(
-                serve(grid, experiment, files, gathering, resume=resume, progress=progress, simulated=True)
-            )
+            results.append(serve(grid, experiment, files, gathering, resume=resume, simulated=True, **more))
         except BaseException as error:
             errors.append(error)
             raise

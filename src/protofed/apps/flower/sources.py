@@ -158,7 +158,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Share:
+class SimulatedShare:
     """Clients ``index``, ``index + count``, … of the experiment's data, for a node of a simulation.
 
     Attributes:
@@ -194,9 +194,9 @@ class Share:
         return replace(federated, clients=clients)
 
     @property
-    def company(self) -> Share:
+    def company(self) -> SimulatedShare:
         """The whole federation: a process of a simulation serves any node."""
-        return Share(0, 1)
+        return SimulatedShare(0, 1)
 
     def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
         """Return the samples of all clients of the experiment.
@@ -232,7 +232,7 @@ def source_of(node: Mapping[str, bool | float | int | str]) -> Source:
             raise ConfigError(f"{error} (in --node-config, or the folder's name)") from None
         return Folder(path, name, withhold, least)
     if "partition-id" in node and "num-partitions" in node:
-        return Share(int(node["partition-id"]), int(node["num-partitions"]))
+        return SimulatedShare(int(node["partition-id"]), int(node["num-partitions"]))
     raise ConfigError("the node has no data: start it with --node-config 'client-dir=\"FOLDER\"'")
 
 

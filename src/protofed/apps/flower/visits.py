@@ -13,7 +13,7 @@ from protofed.untrusted import claims
 from protofed.visits import Roster, Trained
 
 
-class Place(Protocol):
+class ClientStorage(Protocol):
     """The storage from which a visit loads a client and to which it returns it."""
 
     def answered(self) -> tuple[Trained, VisitOutcome] | None:

@@ -3,20 +3,3 @@
 What a paper prints and claims is data (``papers/``), and so are results (``results/``, and the output folder). A
 table is laid out as in its paper; a verdict follows from values of seeds by a fixed rule (``verdicts.py``).
 """
-
-from protofed.apps.reproduction.papers import Claim, Figure, Paper, Printed, Table, papers
-from protofed.apps.reproduction.results import Result, committed
-from protofed.apps.reproduction.running import Request, reproduce
-
-__all__ = [
-    "Claim",
-    "Figure",
-    "Paper",
-    "Printed",
-    "Request",
-    "Result",
-    "Table",
-    "committed",
-    "papers",
-    "reproduce",
-]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from protofed.apps.reproduction.papers import CODED, Figure, Paper, Table
+from protofed.apps.reproduction.papers import CODED, Figure, Paper, PaperTable
 from protofed.config.schema import Experiment, Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.sweeping import grid
@@ -55,7 +55,7 @@ def overrides_of(paper: Paper, tree: Tree, settings: Mapping[str, str], *, metho
 
 def experiment_of(
     paper: Paper,
-    table: Table,
+    table: PaperTable,
     settings: Mapping[str, str],
     method: str,
     seed: int,
@@ -88,7 +88,7 @@ def _recipe(name: str) -> Tree:
     return load_recipe(name)
 
 
-def is_added(table: Table, method: str) -> bool:
+def is_added(table: PaperTable, method: str) -> bool:
     """Return whether a row is no printed one: of a method that sends nothing, or of a variant."""
     added = method in (*CONTROLS, *table.added) or method.endswith(CODED)
     return added and all(printed.method != method for printed in table.printed)

@@ -1,174 +1,81 @@
-"""The command ``protofed reproduce``."""
+"""The command ``protofed reproduce``. Heavy imports happen inside it."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-import textwrap
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from protofed.analysis.tables import RULES
-from protofed.apps.reproduction.cells import SCALES
-from protofed.apps.reproduction.judging import judged
-from protofed.apps.reproduction.layout import Scope, Sheet, formula_runs, formulas, hyperparameters
-from protofed.apps.reproduction.output import (
-    FORMATS,
-    WIDTH,
-    claim_lines,
-    facts_of,
-    formula_lines,
-    hyperparameter_lines,
+import typer
+
+from protofed.cli.common import (
+    Budget,
+    DataDir,
+    Device,
+    Jobs,
+    Quiet,
+    Seeds,
+    console,
+    overrides_of,
+    reported,
+    seeds_of,
 )
-from protofed.apps.reproduction.page import write_page
-from protofed.apps.reproduction.papers import papers
-from protofed.apps.reproduction.running import Library, Reproduced, Request, reproduce
-from protofed.config.schema import check_number
+from protofed.compute.imports import uncollected
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments.batch import claim
-from protofed.storage.files import write_text
-
-Write = Callable[[str], None]
 
 
-def listing(scope: Scope, out: Path) -> list[str]:
-    """Return all papers with the state of their tables, figures and claims.
+def reproduce(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A paper or a part of one, e.g. protonorm/table1, gfpl/figure3a, fedproto/claim2; or all. "
+            "Without one, everything is listed with its state.",
+        ),
+    ] = "",
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE]...", help="Options that differ from the paper's, e.g. rounds=30."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="full: as printed; tenth: a tenth of the images; smoke: seconds, other data.")
+    ] = "full",
+    seeds: Seeds = "0,1,2",
+    jobs: Jobs = 1,
+    budget: Budget = "",
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or show what is there.")] = True,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE,…", help="Run only these cells, e.g. dataset=mnist; repeatable."),
+    ] = None,
+    rule: Annotated[
+        str, typer.Option(help="Show accuracies by another inference rule than the paper's, e.g. head.")
+    ] = "",
+    output: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    out: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduction"),
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
+    with uncollected():
+        from protofed.apps.reproduction import running, showing
+        from protofed.apps.reproduction.output import FORMATS
+        from protofed.experiments.batch import seconds
 
-    Raises:
-        ProtofedError: If its results cannot be read.
-    """
-    find = Library(out).find
-    seeds = ", ".join(map(str, scope.seeds))
-    lines = textwrap.wrap(f"Scale {scope.scale}, seeds {seeds}; results in {out} and in the library.", WIDTH)
-    for paper in papers().values():
-        lines += ["", *textwrap.wrap(f"{paper.name}: {paper.title} ({paper.reference})", WIDTH)]
-        for table in paper.tables:
-            lines += _entry(f"{paper.name}/table{table.number}", _state(paper, table, scope, find), table.caption)
-        for figure in paper.figures:
-            drawn = (out / "figures" / f"{paper.name}-figure{figure.number}-{scope.scale}.png").is_file()
-            state = "drawn" if drawn else "not run"
-            lines += _entry(f"{paper.name}/figure{figure.number}", state, figure.caption)
-        for own in paper.claims:
-            judgement = judged(paper, own, scope, find)
-            lines += _entry(f"{paper.name}/claim{own.number}", scope.shown(judgement.verdict), own.text)
-    return lines
-
-
-def _state(paper: Any, table: Any, scope: Scope, find: Any) -> str:
-    if table.kind == "hyperparameters":
-        differ = sum(row.verdict != "agrees" for row in hyperparameters(paper.name, table.number))
-        return f"{differ} differ" if differ else "agrees"
-    if table.kind == "formulas":
-        ran = sum(find(e.key) is not None for e in formula_runs(paper, table, scope).values())
-        return f"{ran} of {len(table.printed)} runs" if ran else "not run"
-    states = Counter(find(own) is not None for own in Sheet(paper, table, scope, find).all_keys())
-    return "not run" if not states[True] else f"{states[True]} of {states.total()} runs"
-
-
-def _entry(name: str, state: str, text: str) -> list[str]:
-    first, *rest = textwrap.wrap(text, WIDTH - 40) or [""]
-    return [f"  {name:<20} {state:<16} {first}", *(" " * 40 + line for line in rest)]
-
-
-def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: str = "") -> Scope:
-    """Return what to run.
-
-    Args:
-        scale: One of :data:`~protofed.apps.reproduction.cells.SCALES`.
-        overrides: Options that differ from the paper's.
-        rule: Inference rule of accuracies; ``""`` for the paper's.
-
-    Raises:
-        ConfigError: If there is no such scale or rule, or no, a repeated or an impossible seed.
-    """
-    if scale not in SCALES:
-        raise ConfigError(unknown_name("scale", scale, SCALES))
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError("--seeds must name different seeds")
-    for seed in seeds:
-        check_number("seed", seed)
-    if rule and rule not in RULES:
-        raise ConfigError(f"--rule: {unknown_name('rule', rule, RULES)}")
-    return Scope(scale, tuple(seeds), overrides, rule)
-
-
-def only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the settings to keep.
-
-    Args:
-        items: Texts such as ``dataset=mnist,cifar10``.
-
-    Raises:
-        ConfigError: If one has no name or no value.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for item in items:
-        name, _, values = item.partition("=")
-        if not name or not all(values.split(",")):
-            raise ConfigError(f"--only {item!r} is not NAME=VALUE, e.g. dataset=mnist")
-        found[name] = (*found.get(name, ()), *values.split(","))
-    return found
-
-
-def check_kind(kind: str) -> None:
-    """Refuse a format that there is not, before hours of runs rather than after them.
-
-    Args:
-        kind: Format to print tables in.
-
-    Raises:
-        ConfigError: If it is no key of :data:`~protofed.apps.reproduction.output.FORMATS`.
-    """
-    if kind not in FORMATS:
-        raise ConfigError(unknown_name("format", kind, FORMATS))
-
-
-def show(found: Reproduced, request: Request, kind: str, write: Write) -> None:
-    """Write the files of what was reproduced and print it.
-
-    Args:
-        request: What was asked for.
-        kind: Format to print tables in, a key of :data:`~protofed.apps.reproduction.output.FORMATS`.
-
-    Raises:
-        ConfigError: If there is no such format, or the folder holds something else.
-        CheckpointError: If another version of the library wrote the folder.
-        OutputError: If a file cannot be written.
-    """
-    check_kind(kind)
-    claim(request.out)
-    for name, why in found.missing.items():
-        columns = sorted({" ".join(c) for s in found.sheets for c in s.columns_of(name)})
-        about = f" (missing columns: {', '.join(columns)})" if columns else ""
-        write(f"not at hand: {name}{about}: {why}")
-    for label, why in found.failed.items():
-        write(f"failed: {label}: {why}")
-    command = " ".join(["protofed", *map(shlex.quote, sys.argv[1:])])
-    folder = request.out / "tables"
-    for sheet in found.sheets:
-        facts = facts_of(sheet, command)
-        stem = f"{sheet.paper.name}-table{sheet.table.number}-{sheet.scope.scale}"
-        for suffix, writer in FORMATS.values():
-            write_text(folder / f"{stem}.{suffix}", writer(sheet, facts))
-        write(FORMATS[kind][1](sheet, facts))
-    for paper, table in found.others:
-        if table.kind == "formulas":
-            lines = formula_lines(paper, table, formulas(paper, table, request.scope, found.find))
-        else:
-            lines = hyperparameter_lines(paper, table)
-        write("\n".join(lines) + "\n")
-    for paper, figure, paths, why in found.figures:
-        place = ", ".join(map(str, paths)) or why
-        write(f"{paper.name}/figure{figure.number}: {place}")
-    details = "/claim" in request.target
-    for paper, own, judgement in found.claims:
-        write("\n".join(claim_lines(paper, own, judgement, request.scope, details=details)))
-    write_page(request.out / "report.html", found, request.scope, command)
-    if found.waiting:
-        write(f"Time is up: {found.waiting} runs are not finished; repeat the command to go on.")
-    write(f"Files: {folder}; report: {request.out / 'report.html'}")
-
-
-__all__ = ["Request", "check_kind", "listing", "only", "reproduce", "scope", "show"]
+    if "=" in target:
+        raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
+    numbers = tuple(seeds_of(seeds))
+    scope = showing.scope(scale, numbers, overrides_of(items or [], "auto", None), rule)
+    if not target:
+        for line in showing.listing(scope, out):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    if output not in FORMATS:
+        raise ConfigError(unknown_name("format", output, FORMATS))
+    cells = showing.only(only or [])
+    place = overrides_of([], device, data_dir)
+    request = running.Reproduction(target, scope, out, jobs, seconds(budget), run, cells, place)
+    with reported(quiet=quiet or not run, resume=False) as progress:
+        found = running.reproduce(request, progress)
+    showing.show(
+        found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    )

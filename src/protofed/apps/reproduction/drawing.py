@@ -26,7 +26,7 @@ from protofed.apps.reproduction.papers import ACCURACY, Figure, Paper
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
-from protofed.runs import RunData, by_label, flat, settled
+from protofed.runs import Run, by_label, flat, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def draw(
-    paper: Paper, figure: Figure, runs: list[RunData], scope: Scope, find: Find, place: Mapping[str, Any]
+    paper: Paper, figure: Figure, runs: list[Run], scope: Scope, find: Find, place: Mapping[str, Any]
 ) -> Drawing:
     """Draw a figure of a paper.
 
@@ -206,7 +206,7 @@ def error_bars(sheet: Sheet, over: Mapping[str, Sequence[str]]) -> Drawing:
 
 
 @themed
-def response(runs: list[RunData], option: str, recorded: str) -> Drawing:
+def response(runs: list[Run], option: str, recorded: str) -> Drawing:
     """FedProto Figure 3: accuracy and the distance to the prototypes against an option.
 
     Args:
@@ -237,7 +237,7 @@ def response(runs: list[RunData], option: str, recorded: str) -> Drawing:
 
 
 @themed
-def equal_traffic(runs: list[RunData]) -> Drawing:
+def equal_traffic(runs: list[Run]) -> Drawing:
     """TinyProto Figure 6: accuracy against the numbers sent per class, by sending fewer entries or having fewer.
 
     Args:
@@ -266,7 +266,7 @@ def equal_traffic(runs: list[RunData]) -> Drawing:
 
 
 @themed
-def alignment_accuracy(runs: list[RunData]) -> Drawing:
+def alignment_accuracy(runs: list[Run]) -> Drawing:
     """ProtoNorm Figure 3: alignment iterations and test accuracy in each round."""
     groups = {label: settled(group) for label, group in by_label(runs).items()}
     styles = method_styles(groups)

@@ -11,7 +11,7 @@ from protofed.analysis.paired import POINT
 from protofed.apps.reproduction.cells import figure_cells
 from protofed.apps.reproduction.layout import Entry, Find, Scope, Sheet, measured
 from protofed.apps.reproduction.papers import ACCURACY, Claim, Paper, Printed, papers
-from protofed.apps.reproduction.verdicts import CONTRADICTED, UNTESTABLE, Comparison, Judgement, judge
+from protofed.apps.reproduction.verdicts import CONTRADICTED, UNTESTABLE, Contrast, Judgement, judge
 
 Cells = dict[str, list[dict[int, float]]]
 """Differences by seed, for every cell of every comparison."""
@@ -35,7 +35,7 @@ def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:
     kind = "every" if claim.every or "traffic" in claim.metric else "alike" if claim.better == "equal" else "order"
     ordered = kind == "order" and (claim.metric != "accuracy" or claim.margin or claim.factor != 1)
     margin = 0.0 if ordered else POINT
-    comparisons = [Comparison(what, own, kind, margin) for what, own in cells.items()]
+    comparisons = [Contrast(what, own, kind, margin) for what, own in cells.items()]
     if scope.scale == "smoke" and any(c.differences for c in comparisons):
         return Judgement(UNTESTABLE, tuple(comparisons), "the scale smoke runs other data for two rounds")
     return judge(comparisons)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from protofed.analysis.paired import POINT, interval
 from protofed.apps.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
-from protofed.apps.reproduction.papers import ACCURACY, CODED, Paper, Printed, Table
+from protofed.apps.reproduction.papers import ACCURACY, CODED, Paper, PaperTable, Printed
 from protofed.apps.reproduction.results import FOLDER, Result, committed
 from protofed.apps.reproduction.verdicts import (
     AGREES,
@@ -30,13 +30,13 @@ Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""
 NEARLY_ALL = 0.95
 """Share of a data set's images from which a run is at the paper's scale: a partition may leave a few out."""
-Run = tuple[tuple[tuple[str, str], ...], str]
+RunKey = tuple[tuple[tuple[str, str], ...], str]
 """Settings and method behind a number."""
 Only = Mapping[str, Collection[str]]
 """Values to keep of settings, by their printed names; ``method`` is one of them."""
 
 
-def _printed(run: Run) -> dict[str, str]:
+def _printed(run: RunKey) -> dict[str, str]:
     return {**dict(run[0]), "method": run[1]}
 
 
@@ -59,11 +59,11 @@ class Entry(NamedTuple):
 
     printed: Printed | None
     metric: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunKey, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """A table's rows and columns.
 
     Attributes:
@@ -81,7 +81,7 @@ def _frozen(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(settings.items())
 
 
-def layout(table: Table) -> Layout:
+def layout(table: PaperTable) -> TableLayout:
     """Return the layout of a table of runs."""
     entries: dict[tuple[Row, tuple[str, ...]], Entry] = {}
     rows: dict[Row, None] = {}
@@ -105,11 +105,11 @@ def layout(table: Table) -> Layout:
     for printed in table.printed:
         if printed.metric != ACCURACY:
             _add_count(table, printed, scores, rows, columns, entries)
-    return Layout(_grouped(list(rows)), _ordered(table, list(columns)), entries)
+    return TableLayout(_grouped(list(rows)), _ordered(table, list(columns)), entries)
 
 
 def _add_count(
-    table: Table,
+    table: PaperTable,
     printed: Printed,
     scores: Sequence[Printed],
     rows: Mapping[Row, None],
@@ -141,7 +141,7 @@ def _grouped(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: sections.index(row.section))
 
 
-def _ordered(table: Table, columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _ordered(table: PaperTable, columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return columns with counts beside the accuracies of the same settings, or at the end."""
     n = len(table.columns)
     plain = [column for column in columns if len(column) == n]
@@ -289,18 +289,18 @@ class Sheet:
     """
 
     paper: Paper
-    table: Table
+    table: PaperTable
     scope: Scope
     find: Find
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def _known(self) -> dict[Run, dict[int, Experiment]]:
+    def _known(self) -> dict[RunKey, dict[int, Experiment]]:
         """Experiments that were resolved before, with any seed."""
         return {}
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> TableLayout:
         """Rows, columns and entries."""
         return layout(self.table)
 
@@ -308,7 +308,7 @@ class Sheet:
         """Return the runs behind a number with one seed."""
         return [self._experiment(run, seed) for run in entry.runs]
 
-    def _experiment(self, run: Run, seed: int) -> Experiment:
+    def _experiment(self, run: RunKey, seed: int) -> Experiment:
         known = self._known.setdefault(run, {})
         if seed not in known:
             scope = (self.scope.scale, self.scope.overrides)
@@ -473,13 +473,13 @@ class Formula(NamedTuple):
         return AGREES if abs(self.counted - self.expected) <= 0.005 * self.expected else "differs"
 
 
-def formula_runs(paper: Paper, table: Table, scope: Scope) -> dict[str, Experiment]:
+def formula_runs(paper: Paper, table: PaperTable, scope: Scope) -> dict[str, Experiment]:
     """Return a run of each method of a table of formulas, with the first seed."""
     given = (scope.seeds[0], scope.scale, scope.overrides)
     return {p.method: experiment_of(paper, table, {}, p.method, *given) for p in table.printed}
 
 
-def formulas(paper: Paper, table: Table, scope: Scope, find: Find) -> list[Formula]:
+def formulas(paper: Paper, table: PaperTable, scope: Scope, find: Find) -> list[Formula]:
     """Return a table of formulas with what runs of its methods sent.
 
     Args:

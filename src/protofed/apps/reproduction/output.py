@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from protofed.apps.reproduction.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
-from protofed.apps.reproduction.papers import ACCURACY, Claim, Paper, Table
+from protofed.apps.reproduction.papers import ACCURACY, Claim, Paper, PaperTable
 from protofed.apps.reproduction.verdicts import NOT_RUN, Judgement
 
 WIDTH = 80
@@ -165,7 +165,7 @@ def section_label(sheet: Sheet, row: Row) -> str:
     return ", ".join(f"{SYMBOLS[n]} {v}" if n in SYMBOLS else SHORT.get(v, v) for n, v in parts)
 
 
-def title_of(paper: Paper, table: Table) -> str:
+def title_of(paper: Paper, table: PaperTable) -> str:
     """Return the title of a table."""
     return f"{paper.name}/table{table.number}: {table.caption}"
 
@@ -317,7 +317,7 @@ FORMATS: dict[str, tuple[str, Callable[[Sheet, Facts], str]]] = {
 """Suffix and writer of every format."""
 
 
-def hyperparameter_lines(paper: Paper, table: Table) -> list[str]:
+def hyperparameter_lines(paper: Paper, table: PaperTable) -> list[str]:
     """Return a table of hyperparameters as text."""
     rows: Sequence[Hyperparameter] = hyperparameters(paper.name, table.number)
     lines = [f"{'method':<12}{'name':<16}{'data set':<14}{'paper':>8}{'ours':>10}  verdict"]
@@ -327,7 +327,7 @@ def hyperparameter_lines(paper: Paper, table: Table) -> list[str]:
     return [*textwrap.wrap(title_of(paper, table), WIDTH), *lines]
 
 
-def formula_lines(paper: Paper, table: Table, rows: Sequence[Formula]) -> list[str]:
+def formula_lines(paper: Paper, table: PaperTable, rows: Sequence[Formula]) -> list[str]:
     """Return a table of formulas as text."""
     lines = [f"{'method':<13}{'formula':<40}{'expected':>9}{'counted':>9}  verdict"]
     for row in rows:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.analysis.report.page import environment
-from protofed.analysis.report.tables import Cell, Table
+from protofed.analysis.report.tables import ReportCell, ReportTable
 from protofed.apps.reproduction.layout import Scope, Sheet, formulas, hyperparameters
 from protofed.apps.reproduction.output import cell_lines, facts_of, heading, row_labels, section_label, title_of
 from protofed.apps.reproduction.running import Reproduced
@@ -28,12 +28,12 @@ def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Pat
     ]
     for paper, table in found.others:
         if table.kind == "formulas":
-            own = Table(["Method", "Formula", "Expected", "Counted", "Verdict"], text_columns=2)
+            own = ReportTable(["Method", "Formula", "Expected", "Counted", "Verdict"], text_columns=2)
             for line in formulas(paper, table, scope, found.find):
                 own.add(line.method, line.text, counted(line.expected), counted(line.counted), line.verdict)
             sections.append({"title": title_of(paper, table), "table": own, "lines": []})
             continue
-        own = Table(["Method", "Name", "Data set", "Paper", "Ours", "Verdict"], text_columns=3)
+        own = ReportTable(["Method", "Name", "Data set", "Paper", "Ours", "Verdict"], text_columns=3)
         for row in hyperparameters(paper.name, table.number):
             own.add(row.method, row.name, row.column, row.printed, row.ours or "none", row.verdict)
         sections.append({"title": title_of(paper, table), "table": own, "lines": []})
@@ -45,20 +45,20 @@ def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Pat
         }
         for paper, figure, paths, why in found.figures
     ]
-    claims = Table(["Number", "Claim", "Verdict", "Comparisons"], text_columns=4)
+    claims = ReportTable(["Number", "Claim", "Verdict", "Comparisons"], text_columns=4)
     for paper, claim, judgement in found.claims:
         name = f"{paper.name}/claim{claim.number}"
         verdict = scope.shown(judgement.verdict)
-        claims.add(name, Cell(claim.text, claim.origin), verdict, judgement.why or judgement.tally)
+        claims.add(name, ReportCell(claim.text, claim.origin), verdict, judgement.why or judgement.tally)
     template = environment().get_template("reproduction.html")
     text = template.render(sections=sections, figures=figures, claims=claims, command=command)
     write_text(path, text)
     return path
 
 
-def _table(sheet: Sheet) -> Table:
+def _table(sheet: Sheet) -> ReportTable:
     columns = sheet.layout.columns
-    table = Table(["", *(" ".join(heading(sheet, column)) for column in columns)])
+    table = ReportTable(["", *(" ".join(heading(sheet, column)) for column in columns)])
     last = ""
     for row in sheet.layout.rows:
         if (section := section_label(sheet, row)) != last:
@@ -67,6 +67,6 @@ def _table(sheet: Sheet) -> Table:
         for column in columns:
             printed, ours, half, verdict = cell_lines(sheet.filled(row, column))
             note = ", ".join(part for part in (f"paper {printed}" if printed else "", verdict) if part)
-            cells.append(Cell(f"{ours} {half}".strip(), note))
+            cells.append(ReportCell(f"{ours} {half}".strip(), note))
         table.add(" ".join(row_labels(sheet, row)), *cells)
     return table

@@ -46,7 +46,7 @@ class Printed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of a paper.
 
     Attributes:
@@ -205,7 +205,7 @@ class Paper:
     traffic: str
     scope: str
     recipes: Mapping[str, str]
-    tables: Sequence[Table]
+    tables: Sequence[PaperTable]
     claims: Sequence[Claim]
     figures: Sequence[Figure]
     coded: str = ""
@@ -216,9 +216,9 @@ class Paper:
     translate: Mapping[str, Any] = field(default_factory=dict)
     adjust: Mapping[str, Any] = field(default_factory=dict)
 
-    def table(self, number: int) -> Table:
+    def table(self, number: int) -> PaperTable:
         """Return a table by its number."""
-        table: Table = _numbered(self.tables, number, f"table of {self.name}")
+        table: PaperTable = _numbered(self.tables, number, f"table of {self.name}")
         return table
 
     def claim(self, number: int) -> Claim:
@@ -259,7 +259,7 @@ def find_paper(name: str) -> Paper:
 def _read(name: str) -> Paper:
     tree = read_toml(FOLDER / f"{name}.toml")
     tables = [
-        Table(**{**entry, "printed": read_printed(FOLDER / f"{name}-table{entry['number']}.csv")})
+        PaperTable(**{**entry, "printed": read_printed(FOLDER / f"{name}-table{entry['number']}.csv")})
         for entry in tree.pop("tables")
     ]
     claims = [Claim(number, **entry) for number, entry in enumerate(_texts(tree.pop("claims"), "figure"), start=1)]

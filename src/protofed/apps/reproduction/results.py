@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.errors import CheckpointError
-from protofed.runs import RunData
+from protofed.runs import Run
 from protofed.runs.trouble import diverged
 from protofed.storage.files import write_text
 from protofed.untrusted import claims
@@ -94,13 +94,13 @@ class Result:
         return {**rest, **self.others.get(rule, {})}
 
 
-def split_hash(run: RunData) -> str:
+def split_hash(run: Run) -> str:
     """Return a hash of every client's training and test samples per class."""
     content = [run.class_names, [[c.train, c.test] for c in run.clients]]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
-def result_of(run: RunData, key: str, scale: str, method: str) -> Result:
+def result_of(run: Run, key: str, scale: str, method: str) -> Result:
     """Return what a finished run gave.
 
     Args:
@@ -127,7 +127,7 @@ def result_of(run: RunData, key: str, scale: str, method: str) -> Result:
     return Result(key, scale, run.recipe, method, *facts, by_rule.pop(rule) | _finite(known), by_rule)
 
 
-def _by_rule(run: RunData, rule: str) -> dict[str, float | None]:
+def _by_rule(run: Run, rule: str) -> dict[str, float | None]:
     own = run.outcome.accuracy[rule]
     return {
         **{name: getattr(own, name) for name in ("final", "best", "client_mean", "best_client_mean", "client_std")},
@@ -140,7 +140,7 @@ def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
     return {n: float(v) for n, v in values.items() if v is not None and math.isfinite(v)}
 
 
-def _made(run: RunData) -> str:
+def _made(run: Run) -> str:
     facts = run.summary.environment if run.summary else {}
     version = run.summary.protofed if run.summary else ""
     device = facts.get("device")
@@ -151,7 +151,7 @@ def _made(run: RunData) -> str:
     return f"protofed {version}, torch {facts.get('torch', '')}, {where}, {os.cpu_count()} cores{executor}"
 
 
-def _moved(run: RunData, rule: str) -> float | None:
+def _moved(run: Run, rule: str) -> float | None:
     """Return how much the accuracy changed in the last tenth of the rounds, at least one."""
     scores = run.accuracy(rule)
     if len(scores) < 2:
@@ -161,7 +161,7 @@ def _moved(run: RunData, rule: str) -> float | None:
     return scores[last] - scores[before]
 
 
-def _formula(run: RunData) -> float | None:
+def _formula(run: Run) -> float | None:
     """Return the parameters per round that the papers' formula for the method gives for these clients.
 
     TinyProto Table 2, ProtoNorm Table 7; both directions together.

@@ -13,19 +13,20 @@ from protofed.apps.reproduction.cells import figure_runs
 from protofed.apps.reproduction.drawing import draw
 from protofed.apps.reproduction.judging import judged
 from protofed.apps.reproduction.layout import Find, Only, Scope, Sheet, formula_runs
-from protofed.apps.reproduction.papers import Claim, Figure, Paper, Table, find_paper, papers
+from protofed.apps.reproduction.papers import Claim, Figure, Paper, PaperTable, find_paper, papers
 from protofed.apps.reproduction.results import Result, committed, read_results, result_of, write_results
 from protofed.apps.reproduction.verdicts import NOT_RUN, Judgement
 from protofed.config.schema import Experiment, apply_overrides, check_method_options, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError, OutputError, ProtofedError, unknown_name
-from protofed.experiments.batch import Task, claim, folder, run_tasks
+from protofed.experiments.batch import RunTask, claim, folder, run_tasks
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress
 from protofed.runs import load_run, load_runs
+from protofed.trained.metrics import measure
 
 
 @dataclass(frozen=True)
-class Request:
+class Reproduction:
     """What to reproduce.
 
     Attributes:
@@ -66,7 +67,7 @@ class Reproduced:
     """
 
     sheets: list[Sheet] = field(default_factory=list)
-    others: list[tuple[Paper, Table]] = field(default_factory=list)
+    others: list[tuple[Paper, PaperTable]] = field(default_factory=list)
     claims: list[tuple[Paper, Claim, Judgement]] = field(default_factory=list)
     figures: list[tuple[Paper, Figure, list[Path], str]] = field(default_factory=list)
     waiting: int = 0
@@ -75,14 +76,14 @@ class Reproduced:
     find: Find = field(default=lambda key: None)
 
 
-Parts = tuple[list[tuple[Paper, Table]], list[tuple[Paper, Figure]], list[tuple[Paper, Claim]]]
+Parts = tuple[list[tuple[Paper, PaperTable]], list[tuple[Paper, Figure]], list[tuple[Paper, Claim]]]
 
 
 def parts_of(target: str) -> Parts:
     """Return the tables, figures and claims that a target names.
 
     Args:
-        target: See :class:`Request`.
+        target: See :class:`Reproduction`.
 
     Raises:
         ConfigError: If there is no such part.
@@ -118,7 +119,7 @@ def _whole(text: str, target: str) -> int:
     return int(text)
 
 
-class Library:
+class ResultLibrary:
     """Results at hand: those that come with the library, and those of a folder.
 
     Raises:
@@ -157,14 +158,14 @@ class _Wanted:
     models: bool = False
 
 
-def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
+def reproduce(request: Reproduction, progress: Progress | None = None) -> Reproduced:
     """Run what is missing of tables and figures, and judge claims.
 
     Raises:
         ProtofedError: If there is no such part, or the folder holds something else.
     """
     tables, figures, claims = parts_of(request.target)
-    library = Library(request.out)
+    library = ResultLibrary(request.out)
     found = Reproduced()
     scope = request.scope
     for paper, table in tables:
@@ -195,7 +196,7 @@ def reproduce(request: Request, progress: Progress | None = None) -> Reproduced:
     return found
 
 
-def _check_only(request: Request, sheets: Sequence[Sheet]) -> None:
+def _check_only(request: Reproduction, sheets: Sequence[Sheet]) -> None:
     """Refuse settings to keep that no table has."""
     if not request.only:
         return
@@ -211,16 +212,20 @@ def _check_only(request: Request, sheets: Sequence[Sheet]) -> None:
                 raise ConfigError(f"--only: {unknown_name(name, value, sorted(known[name]))} in {request.target}")
 
 
-def _directory(request: Request, experiment: Experiment, models: bool) -> Path:
+def _directory(request: Reproduction, experiment: Experiment, models: bool) -> Path:
     return request.out / ("models" if models else "runs") / folder(experiment)
 
 
 def _run(
-    wanted: Sequence[_Wanted], request: Request, library: Library, found: Reproduced, progress: Progress
+    wanted: Sequence[_Wanted],
+    request: Reproduction,
+    library: ResultLibrary,
+    found: Reproduced,
+    progress: Progress,
 ) -> None:
     """Run what has no result yet, or whose models a figure needs."""
     probed: dict[str, bool] = {}
-    tasks: dict[Path, tuple[Task, _Wanted]] = {}
+    tasks: dict[Path, tuple[RunTask, _Wanted]] = {}
     for want in wanted:
         experiment = want.experiment
         directory = _directory(request, experiment, want.models)
@@ -238,7 +243,7 @@ def _run(
                 probed[source], found.missing[source] = False, str(error)
         if probed[source]:
             label = f"{experiment.recipe} {want.method} seed {experiment.seed}"
-            tasks[directory] = (Task(tree, directory, label, True), want)
+            tasks[directory] = (RunTask(tree, directory, label, True, measure), want)
     progress.planned(len(tasks))
     deadline = None if request.budget is None else time.monotonic() + request.budget
     jobs = [task for task, _ in tasks.values()]
@@ -261,7 +266,7 @@ def _run(
 
 
 def _drawn(
-    paper: Paper, figure: Figure, request: Request, library: Library, found: Reproduced
+    paper: Paper, figure: Figure, request: Reproduction, library: ResultLibrary, found: Reproduced
 ) -> tuple[list[Path], str]:
     """Draw a figure from the runs that are there; return its files, or why there are none."""
     from protofed.analysis.figures import save_figure

@@ -53,7 +53,7 @@ def number_verdict(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Contrast:
     """One of the comparisons that test a claim: a contrast over all of the claim's cells.
 
     Attributes:
@@ -128,7 +128,7 @@ class Judgement(NamedTuple):
     """
 
     verdict: str
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[Contrast, ...] = ()
     why: str = ""
 
     @property
@@ -146,7 +146,7 @@ class Judgement(NamedTuple):
         return f"{least.text}{aside}"
 
 
-def judge(comparisons: Sequence[Comparison]) -> Judgement:
+def judge(comparisons: Sequence[Contrast]) -> Judgement:
     """Return the verdict that comparisons give.
 
     A claim is reproduced if all that were run lie on the claimed side (no correction: each has to), contradicted if

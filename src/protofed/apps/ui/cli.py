@@ -15,12 +15,6 @@ Port = Annotated[
 Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(demo)
-    app.command(name="ui")(runs)
-
-
 def demo(host: Host = "127.0.0.1", port: Port = None, browser: Browser = True) -> None:
     """See it learn: two federations side by side on real digits, live in the browser."""
     _need_nicegui()

@@ -9,13 +9,13 @@ from protofed.models.encoders.building import (
     chosen_name,
     encoded_width,
 )
-from protofed.models.encoders.contract import EncoderOptions, Entry, encoder, encoders
+from protofed.models.encoders.contract import EncoderOptions, NamedEncoder, encoder, encoders
 
 __all__ = [
     "Encoder",
     "EncoderOptions",
     "Encoders",
-    "Entry",
+    "NamedEncoder",
     "build_encoder",
     "build_encoders",
     "chosen_name",

@@ -121,7 +121,7 @@ Make = Callable[[tuple[int, ...], Any, int], Any]
 
 
 @dataclass(frozen=True)
-class Entry:
+class NamedEncoder:
     """A named encoder.
 
     Attributes:
@@ -137,7 +137,7 @@ class Entry:
     make: Make
 
 
-encoders: Registry[Entry] = Registry("encoder")
+encoders: Registry[NamedEncoder] = Registry("encoder")
 
 
 def encoder(
@@ -156,7 +156,7 @@ def encoder(
             module: nn.Module = make(input_shape, options, seed)
             return module
 
-        encoders.register(name)(Entry(name, summary, Options, checked))
+        encoders.register(name)(NamedEncoder(name, summary, Options, checked))
         return make
 
     return register

@@ -37,7 +37,7 @@ EVERYONE = "all clients"
 """Sender of the upload that stands for all."""
 
 
-class Layout:
+class VectorLayout:
     """Uploads as vectors of one length, the same for every client.
 
     A field of weights contributes its change since the broadcast, and so do rows of classes: a table with a row for
@@ -282,7 +282,7 @@ def _releases(rates: Sequence[float], noise: float) -> list[Release]:
     return [Release(noise, rate) for rate in rates]
 
 
-def layout_of(method: Method, options: PrivacyOptions) -> Layout:
+def layout_of(method: Method, options: PrivacyOptions) -> VectorLayout:
     """Return the vectors of a method's uploads.
 
     Raises:
@@ -292,7 +292,7 @@ def layout_of(method: Method, options: PrivacyOptions) -> Layout:
     assert schema is not None
     if reason := method.unclippable() or _unsuited(schema):
         raise ConfigError(f"privacy.mode=client cannot clip the uploads of {method.name}: {reason}")
-    return Layout(schema, options.clip)
+    return VectorLayout(schema, options.clip)
 
 
 class NoisySums:

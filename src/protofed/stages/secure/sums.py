@@ -26,7 +26,7 @@ BITS = 63
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _FieldPlace:
     """A field of an upload in the vector.
 
     Attributes:
@@ -70,7 +70,7 @@ class SumLayout:
             raise ConfigError(
                 f"secure.aggregation reveals sums only, but {method.name} needs single uploads: {hint}"
             )
-        self.entries: list[_Entry] = []
+        self.entries: list[_FieldPlace] = []
         fields = schema.fields if schema is not None else {}
         symbols = schema.sizes if schema is not None else {}
         rows = {f.shape[0]: n for n, f in fields.items() if f.kind == "label" and f.unique and len(f.shape) == 1}
@@ -84,7 +84,7 @@ class SumLayout:
                     f"secure.aggregation adds uploads of one size, but the {name} of {method.name} vary: {hint}"
                 )
             weight = method.weighted_by(name) if field.kind == "real" else ""
-            self.entries.append(_Entry(name, field, tuple(int(s) for s in shape), labels, weight))
+            self.entries.append(_FieldPlace(name, field, tuple(int(s) for s in shape), labels, weight))
         self.length = sum(e.size for e in self.entries)
         self.reals = sum(e.size for e in self.entries if e.field.kind == "real")
 
@@ -109,7 +109,7 @@ class SumLayout:
             parts.append(values.to(torch.int64).flatten().numpy().view(np.uint64))
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
 
-    def _weighted(self, entry: _Entry, payload: Payload) -> Tensor:
+    def _weighted(self, entry: _FieldPlace, payload: Payload) -> Tensor:
         """Return a field's numbers in float64, dense and times their weight; 1 for a class that is present."""
         classes = payload[entry.labels] if entry.labels else None
         if entry.field.kind == "label":

@@ -61,7 +61,7 @@ class Demonstration(Protocol):
         """
 
 
-class Layout:
+class DemoLayout:
     """The parts of one page."""
 
     def __init__(self, demo: Demonstration) -> None:

@@ -16,7 +16,7 @@ from nicegui import Client, app, ui
 
 from protofed.apps.ui import shell
 from protofed.apps.ui.demo import digits
-from protofed.apps.ui.demo.layout import Layout
+from protofed.apps.ui.demo.layout import DemoLayout
 from protofed.apps.ui.demo.setup import SIDES, Chosen, Setup, Side, usual
 from protofed.apps.ui.demo.words import in_rounds, title, why_low
 from protofed.apps.ui.demo.worker import Message, Worker
@@ -71,7 +71,7 @@ class Demo:
         self.client = client
         self.setup = Setup()
         self.running = False
-        self.layout = Layout(self)
+        self.layout = DemoLayout(self)
         self._worker: Worker | None = None
         self._closed = False
         self._newest: dict[str, Any] | None = None

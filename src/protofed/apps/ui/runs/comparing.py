@@ -8,7 +8,7 @@ from nicegui import ui
 
 from protofed.apps.ui.runs import differences, lines, rows
 from protofed.apps.ui.runs.library import Library
-from protofed.apps.ui.runs.parts import Choice, Records, accuracy_plots, check, heading, options_table
+from protofed.apps.ui.runs.parts import Choice, RecordTable, accuracy_plots, check, heading, options_table
 
 NONE = {"": "choose a run"}
 
@@ -31,7 +31,7 @@ class Comparing:
             ]
         with ui.element("div").classes("stack"):
             with ui.element("section").classes("card flush"):
-                self.table = Records(_columns([]), label="Results", empty="No run is chosen.")
+                self.table = RecordTable(_columns([]), label="Results", empty="No run is chosen.")
             with ui.element("section").classes("card flush"):
                 heading("Configuration")
                 with ui.element("div").classes("row").style("padding: 0 18px 8px"):

@@ -14,7 +14,7 @@ from protofed.runs import (
     METRICS,
     Border,
     RoundRecord,
-    RunData,
+    Run,
     Signature,
     check_run,
     is_written,
@@ -133,7 +133,7 @@ class RoundsFile:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenRun:
     """The state of a run at one moment.
 
     Attributes:
@@ -149,7 +149,7 @@ class Seen:
     key: str
     directory: Path
     state: State
-    run: RunData | None = None
+    run: Run | None = None
     reason: str = ""
     changed: float = 0.0
     version: int = 0
@@ -170,11 +170,11 @@ class Follower:
     FILES = ("config.toml", "federation.json", "summary.json", METRICS)
 
     def __init__(self, key: str, directory: Path, border: Border) -> None:
-        self.seen = Seen(key, directory, State.STARTING)
+        self.seen = SeenRun(key, directory, State.STARTING)
         self.border = border
         self.rounds = RoundsFile(directory / "rounds.jsonl", border)
         self._signatures: dict[str, Signature | None] = {}
-        self._description: RunData | None = None
+        self._description: Run | None = None
         self._broken = ""
         self._since = 0.0
 
@@ -216,7 +216,7 @@ class Follower:
             reason = ""
         if not changed and (state, reason) == (before.state, before.reason) and before.version:
             return False
-        self.seen = Seen(before.key, before.directory, state, run, reason, at, before.version + 1)
+        self.seen = SeenRun(before.key, before.directory, state, run, reason, at, before.version + 1)
         return True
 
     def _read(self) -> bool:
@@ -231,7 +231,7 @@ class Follower:
             self._signatures = signatures
         return self.rounds.poll() or changed or bool(self._broken)
 
-    def _run(self) -> RunData | None:
+    def _run(self) -> Run | None:
         if not self.rounds.exists:
             raise CheckpointError(f"{self.rounds.path}: missing")
         assert self._description is not None
@@ -247,7 +247,7 @@ class Follower:
                 continue
         return min(now, max(times))
 
-    def _state(self, run: RunData | None, reason: str, age: float) -> State:
+    def _state(self, run: Run | None, reason: str, age: float) -> State:
         if reason:
             # The files of a run appear one after the other.
             missing = not all((self.seen.directory / n).exists() for n in ("federation.json", "rounds.jsonl"))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protofed.apps.ui.runs.following import Follower, Seen, State
+from protofed.apps.ui.runs.following import Follower, SeenRun, State
 from protofed.errors import CheckpointError, ConfigError
 from protofed.runs import DEEPEST, Border, read_comparison, tell_apart
 
@@ -22,7 +22,7 @@ READING_S = 0.4
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """Where a run is, or will be.
 
     Attributes:
@@ -59,16 +59,16 @@ class Library:
         self.border = Border(root)
         self.version = 0
         self._followers: dict[str, Follower] = {}
-        self._runs: dict[str, Seen] = {}
+        self._runs: dict[str, SeenRun] = {}
         self._labels: dict[str, str] = {}
         self._named: object = None
         self._look_at = self._again_at = 0.0
-        self._places: list[Place] = []
+        self._places: list[RunPlace] = []
         self._complete = True
         self._lock = threading.Lock()
 
     @property
-    def runs(self) -> dict[str, Seen]:
+    def runs(self) -> dict[str, SeenRun]:
         """Key → what is known of each run, in the order in which they are found."""
         return self._runs
 
@@ -98,7 +98,7 @@ class Library:
             self._again_at = started + max(0.3, took / LOOKING_SHARE) if self._complete else 0.0
 
     def _follow(self, first: Collection[str], deadline: float) -> bool:
-        found: dict[str, Seen] = {}
+        found: dict[str, SeenRun] = {}
         self._complete = True
         for place in sorted(self._places, key=lambda place: place.key not in first):
             if place.reason:
@@ -106,7 +106,7 @@ class Library:
                 before = self._runs.get(place.key)
                 same = before is not None and (before.state, before.reason) == (state, place.reason)
                 version = before.version + 1 if before is not None else 1
-                new = Seen(place.key, place.directory, state, None, place.reason, 0.0, version)
+                new = SeenRun(place.key, place.directory, state, None, place.reason, 0.0, version)
                 found[place.key] = before if same and before is not None else new
                 continue
             follower = self._followers.get(place.key)
@@ -128,7 +128,7 @@ class Library:
         self.version += 1
         return True
 
-    def _name(self, known: dict[str, Seen]) -> None:
+    def _name(self, known: dict[str, SeenRun]) -> None:
         """Decide what runs are called: those of one label differ in nothing but their seed."""
         runs = {key: seen.run for key, seen in known.items() if seen.run is not None}
         # A configuration that was read again is another object.
@@ -138,7 +138,7 @@ class Library:
             self._labels = dict(zip(runs, labels, strict=True))
             self._named = described
 
-    def _labelled(self, seen: Seen) -> Seen:
+    def _labelled(self, seen: SeenRun) -> SeenRun:
         before = self._runs.get(seen.key)
         if seen.run is None:
             return before if before is not None and before == seen else seen
@@ -153,7 +153,7 @@ class Library:
         return replace(seen, run=replace(seen.run, label=label))
 
 
-def places(root: Path, border: Border) -> Iterator[Place]:
+def places(root: Path, border: Border) -> Iterator[RunPlace]:
     """Yield the runs at or below ``root``, each once: run directories, and what comparisons are still to run.
 
     Links are followed as long as they stay inside; the folders of a run are not searched.
@@ -169,7 +169,7 @@ def places(root: Path, border: Border) -> Iterator[Place]:
             yield place
 
 
-def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Path]) -> Iterator[Place]:
+def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Path]) -> Iterator[RunPlace]:
     key = _key(path, root)
     try:
         real = path.resolve()
@@ -177,13 +177,13 @@ def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Pat
             return
         visited.add(real)
         if (path / "config.toml").exists() or (path / "rounds.jsonl").exists():
-            yield Place(key, path)
+            yield RunPlace(key, path)
             return
         below = sorted(
             entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
         )
     except OSError as error:
-        yield Place(key, path, f"{path}: cannot be read ({error.strerror or error})", damaged=True)
+        yield RunPlace(key, path, f"{path}: cannot be read ({error.strerror or error})", damaged=True)
         return
     listed: list[str] = []
     if (path / "comparison.json").is_file():
@@ -191,20 +191,20 @@ def _places(path: Path, root: Path, border: Border, depth: int, visited: set[Pat
             border.signature(path / "comparison.json")
             listed = [run.directory for run in read_comparison(path / "comparison.json").runs]
         except CheckpointError as error:
-            yield Place(key, path, str(error), damaged=True)
+            yield RunPlace(key, path, str(error), damaged=True)
     for name in dict.fromkeys([*listed, *below]):
         place = path / name
         if not border.holds(place):
-            yield Place(_key(place, root), place, f"{place}: leads out of {border.root}", damaged=True)
+            yield RunPlace(_key(place, root), place, f"{place}: leads out of {border.root}", damaged=True)
         elif place.is_dir() and depth < DEEPEST:
             started = False
             for inner in _places(place, root, border, depth + 1, visited):
                 started = True
                 yield inner
             if name in listed and not started:
-                yield Place(_key(place, root), place, "the comparison has not come to it yet")
+                yield RunPlace(_key(place, root), place, "the comparison has not come to it yet")
         elif name in listed:
-            yield Place(_key(place, root), place, "the comparison has not come to it yet")
+            yield RunPlace(_key(place, root), place, "the comparison has not come to it yet")
 
 
 def _key(path: Path, root: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from protofed.analysis.figures.lines import recorded
 from protofed.analysis.style import DASHES, MARKERS, PALETTE, RULE_COLOURS, LineStyle, method_styles, rule_title
-from protofed.runs import RunData, by_label, rule_of, settled
+from protofed.runs import Run, by_label, rule_of, settled
 
 Point = list[float]
 """``[x, y]``, or ``[x, y, spread]`` for a mean over several runs."""
@@ -65,7 +65,7 @@ Lines = dict[str, Line]
 """Id → line; an id stays the same as long as the line is about the same thing."""
 
 
-def looks(runs: Iterable[RunData]) -> dict[Path, Look]:
+def looks(runs: Iterable[Run]) -> dict[Path, Look]:
     """Return how each run looks, by its directory: in its label's colour and strokes, with a mark of its own."""
     found: dict[Path, Look] = {}
     groups = by_label(runs)
@@ -78,12 +78,12 @@ def looks(runs: Iterable[RunData]) -> dict[Path, Look]:
 
 
 def accuracy(
-    runs: Sequence[RunData],
+    runs: Sequence[Run],
     *,
     rule: str = "",
     over: str = "rounds",
     each: bool = False,
-    among: Sequence[RunData] = (),
+    among: Sequence[Run] = (),
 ) -> Lines:
     """Return test accuracy in per cent against rounds, or against bytes sent so far by all parties.
 
@@ -131,7 +131,7 @@ def _text(path: Path) -> str:
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
-def _line(name: str, look: Look, runs: Sequence[RunData], rule: str, over: str) -> Line:
+def _line(name: str, look: Look, runs: Sequence[Run], rule: str, over: str) -> Line:
     curves = [run.accuracy(rule) for run in runs]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     heights = [_height([100 * curve[t] for curve in curves]) for t in rounds]
@@ -154,7 +154,7 @@ def _height(values: Sequence[float]) -> Point:
     return [round(mean, 2), round(math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)), 2)]
 
 
-def by_rule(run: RunData, over: str = "rounds") -> Lines:
+def by_rule(run: Run, over: str = "rounds") -> Lines:
     """Return one run's test accuracy in per cent by every inference rule, against rounds or bytes sent so far.
 
     Args:
@@ -179,7 +179,7 @@ def rule_look(rule: str, own: int = 0) -> Look:
     return Look.number(known.index("beacon") + own)  # no method has both its own rules and beacon's
 
 
-def losses(run: RunData) -> Lines:
+def losses(run: Run) -> Lines:
     """Return the terms of one run's training loss, and their total, against rounds."""
     terms = list(dict.fromkeys(t for r in run.rounds for t in r.losses))
     parts = [t for t in terms if t != "total"]
@@ -188,7 +188,7 @@ def losses(run: RunData) -> Lines:
     return {t: Line(t.replace("_", " "), looks[t], _recorded(run, "losses", t)) for t in shown}
 
 
-def measured(run: RunData, names: Mapping[str, str]) -> Lines:
+def measured(run: Run, names: Mapping[str, str]) -> Lines:
     """Return diagnostics of one run against rounds.
 
     Args:
@@ -201,7 +201,7 @@ def measured(run: RunData, names: Mapping[str, str]) -> Lines:
     return {name: line for name, line in curves.items() if line.points}
 
 
-def _recorded(run: RunData, part: str, name: str) -> list[Point]:
+def _recorded(run: Run, part: str, name: str) -> list[Point]:
     curve = recorded(run, part, name)
     return [[t, float(f"{value:.5g}")] for t, value in curve.items() if math.isfinite(value)]
 

@@ -12,21 +12,21 @@ from protofed.analysis.figures.lines import scalars
 from protofed.analysis.report import facts, tables
 from protofed.analysis.style import RULE_COLOURS, rule_title
 from protofed.apps.ui.runs import differences, lines, rows, vectors
-from protofed.apps.ui.runs.following import Seen
+from protofed.apps.ui.runs.following import SeenRun
 from protofed.apps.ui.runs.library import Library
 from protofed.apps.ui.runs.parts import (
     NOTHING_YET,
     Cards,
     Choice,
     Plot,
-    Records,
+    RecordTable,
     Status,
     accuracy_plots,
     heading,
     options_table,
 )
 from protofed.errors import CheckpointError
-from protofed.runs import RunData
+from protofed.runs import Run
 
 DISTANCES = {"distance_max": "largest", "distance_mean": "mean", "distance_min": "smallest"}
 MARGINS = {"margin_mean": "mean", "margin_min": "smallest"}
@@ -80,7 +80,7 @@ class OneRun:
         self.fault.set_text(fault)
         self.fault.set_visibility(bool(fault))
 
-    def _build(self, run: RunData) -> None:
+    def _build(self, run: Run) -> None:
         about = facts.about(run)
         if about:
             ui.label(about).classes("soft").style("max-width: 76ch; margin-top: -6px")
@@ -114,7 +114,7 @@ class OneRun:
         self._build_prototypes(run)
         self._build_configuration(run)
 
-    def _build_clients(self, run: RunData) -> None:
+    def _build_clients(self, run: Run) -> None:
         M, K = len(run.clients), len(run.class_names)
         heading("Clients")
         with ui.element("div").classes("two"):
@@ -147,7 +147,7 @@ class OneRun:
                 legendFrom=2,
             )
         with ui.element("section").classes("card flush"):
-            self.clients = Records(rows.client_columns(run), label="Clients", filterable=M > 12)
+            self.clients = RecordTable(rows.client_columns(run), label="Clients", filterable=M > 12)
 
     def _build_metrics(self) -> None:
         self.metrics = ui.element("div").classes("stack").style("margin-top: 0")
@@ -167,21 +167,21 @@ class OneRun:
                     yName="Class",
                 )
                 with ui.element("section").classes("card flush"):
-                    self.classes = Records(rows.CLASS_COLUMNS, label="Metrics by class")
+                    self.classes = RecordTable(rows.CLASS_COLUMNS, label="Metrics by class")
         self.metrics.set_visibility(False)
 
-    def _draw_metrics(self, run: RunData) -> None:
-        self.metrics.set_visibility(run.metrics is not None)
-        if run.metrics is None:
+    def _draw_metrics(self, run: Run) -> None:
+        self.metrics.set_visibility(run.measured is not None)
+        if run.measured is None:
             return
-        rule, names = rule_title(run.metrics.rule).lower(), run.class_names
-        self.measured_by.set_text(f"Of the models after round {run.metrics.round}, by {rule}.")
-        matrix = run.metrics.overall.matrix(len(names)).tolist()
+        rule, names = rule_title(run.measured.rule).lower(), run.class_names
+        self.measured_by.set_text(f"Of the models after round {run.measured.round}, by {rule}.")
+        matrix = run.measured.overall.matrix(len(names)).tolist()
         values = [[number or None for number in row] for row in matrix]
         self.confusion.show({"rows": names, "columns": names, "values": values, "unit": "test samples"})
         self.classes.fill(rows.classes(run))
 
-    def _build_prototypes(self, run: RunData) -> None:
+    def _build_prototypes(self, run: Run) -> None:
         K = len(run.class_names)
         heading("Prototypes")
         with ui.element("div").classes("row"):
@@ -231,7 +231,7 @@ class OneRun:
                 missing="No round has recorded any.",
             )
 
-    def _build_configuration(self, run: RunData) -> None:
+    def _build_configuration(self, run: Run) -> None:
         with ui.element("section").classes("card flush"):
             heading("Configuration", "As it was resolved: a recipe that repeats the run.")
             with ui.element("div").classes("row").style("padding: 0 18px 10px"):
@@ -244,10 +244,10 @@ class OneRun:
         with self.refused:
             heading("Uploads refused")
             columns = [{"name": n, "label": n.capitalize(), "kind": "text"} for n in REFUSAL]
-            self.refusals = Records(columns, label="Uploads refused")
+            self.refusals = RecordTable(columns, label="Uploads refused")
         self.refused.set_visibility(False)
 
-    def _draw(self, seen: Seen, run: RunData) -> None:
+    def _draw(self, seen: SeenRun, run: Run) -> None:
         self.cards.show(facts.cards(run))
         self.over_rounds.draw(lines.by_rule(run))
         self.over_bytes.draw(lines.by_rule(run, "bytes"))
@@ -274,7 +274,7 @@ class OneRun:
             name = self.quantity.value
             self.measured.draw(lines.measured(run, {name: _worded(name)}) if name else {})
 
-    def _draw_clients(self, run: RunData) -> None:
+    def _draw_clients(self, run: Run) -> None:
         self.clients.set_columns(rows.client_columns(run))
         self.clients.fill(rows.clients(run))
         if not run.evaluations:
@@ -301,7 +301,7 @@ class OneRun:
         if run is not None:
             await self._look_at_vectors(run)
 
-    async def _look_at_vectors(self, run: RunData) -> None:
+    async def _look_at_vectors(self, run: Run) -> None:
         if time.monotonic() < self._next_vectors:
             return
         owner = self.owner.value
@@ -322,7 +322,7 @@ class OneRun:
         self._next_vectors = time.monotonic() + (5.0 if many else 1.5)
         self._show_vectors(run, source, content)
 
-    def _show_vectors(self, run: RunData, source: vectors.Source | None, content: dict[str, Any] | None) -> None:
+    def _show_vectors(self, run: Run, source: vectors.PrototypeFile | None, content: dict[str, Any] | None) -> None:
         if content is None or "fault" in content:
             waiting = "They are there after the first checkpoint." if not run.finished else ""
             kept = (
@@ -360,7 +360,7 @@ class OneRun:
             ui.navigate.to(rows.comparing([self.key, key]))
 
 
-def _geometry(run: RunData, source: vectors.Source | None) -> dict[str, Any] | None:
+def _geometry(run: Run, source: vectors.PrototypeFile | None) -> dict[str, Any] | None:
     if source is None:
         return None
     table = vectors.read(source, len(run.class_names))

@@ -8,10 +8,10 @@ from nicegui import ui
 
 from protofed.analysis.style import rule_title
 from protofed.apps.ui.runs import lines, rows
-from protofed.apps.ui.runs.following import Seen, State
+from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.library import Library
-from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, Records, accuracy_plots, check
-from protofed.runs import RULE_ORDER, RunData
+from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, RecordTable, accuracy_plots, check
+from protofed.runs import RULE_ORDER, Run
 
 MAIN_RULE = {"": "each method's main rule"}
 
@@ -34,7 +34,7 @@ class Overview:
                 self.rule = Choice("Accuracy by", MAIN_RULE, "", lambda _: self._draw())
                 check("A line for every seed", False, self._set_each)
             with ui.element("section").classes("card flush"):
-                self.table = Records(
+                self.table = RecordTable(
                     rows.run_columns([]), label="Runs", empty=NO_RUNS, on_pick=self._pick, filterable=True
                 )
                 with self.table:
@@ -80,7 +80,7 @@ class Overview:
         self._draw()
 
 
-def told(seen: dict[str, Seen]) -> str:
+def told(seen: dict[str, SeenRun]) -> str:
     """Return how many runs there are in each state.
 
     Example:
@@ -92,7 +92,7 @@ def told(seen: dict[str, Seen]) -> str:
     return f"{len(seen)} run{'s' * (len(seen) > 1)} ({', '.join(words)})" if seen else "no runs"
 
 
-def all_rules(runs: list[RunData]) -> list[str]:
+def all_rules(runs: list[Run]) -> list[str]:
     """Return the inference rules of some runs in their usual order."""
     rules = dict.fromkeys(rule for run in runs for rule in run.rules)
     return [r for r in RULE_ORDER if r in rules] + [r for r in rules if r not in RULE_ORDER]

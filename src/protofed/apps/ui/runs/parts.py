@@ -15,13 +15,13 @@ from nicegui.element import Element
 from protofed.analysis.report.facts import Card
 from protofed.apps.ui import shell
 from protofed.apps.ui.runs.differences import Option
-from protofed.apps.ui.runs.following import Seen, State
+from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.lines import Feed, Lines
 from protofed.apps.ui.runs.rows import Row, Sent, state_text
 
 STATIC = Path(__file__).parent / "static"
 
-_FED: WeakKeyDictionary[Client, list[Plot | Records]] = WeakKeyDictionary()
+_FED: WeakKeyDictionary[Client, list[Plot | RecordTable]] = WeakKeyDictionary()
 """Tab → its parts that are sent news only."""
 
 
@@ -151,7 +151,7 @@ def accuracy_plots(
     )
 
 
-class Records(Element, component="static/table.js"):
+class RecordTable(Element, component="static/table.js"):
     """A table that is sorted and filtered in the browser."""
 
     def __init__(
@@ -272,7 +272,7 @@ class Status:
         self._bar = ui.element("progress").props('max="1" aria-label="Rounds done"')
         self._shown: object = None
 
-    def show(self, seen: Seen, part: float) -> None:
+    def show(self, seen: SeenRun, part: float) -> None:
         """Show another state.
 
         Args:

@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 from protofed.analysis.metrics import writer
 from protofed.analysis.report.metrics import BY_CLASS
 from protofed.analysis.style import rule_title
-from protofed.apps.ui.runs.following import Seen, State
+from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.lines import Look, looks
-from protofed.runs import HEADLINES, RuleOutcome, RunData
+from protofed.runs import HEADLINES, RuleOutcome, Run
 from protofed.text import duration, number, percent, size
 
 Row = dict[str, Any]
@@ -95,7 +95,7 @@ def report_address(key: str) -> str:
     return "/report/" + quote(key)
 
 
-def named(seen: Mapping[str, Seen]) -> dict[str, str]:
+def named(seen: Mapping[str, SeenRun]) -> dict[str, str]:
     """Return what menus call the readable runs, by key: the folder first, as in the table."""
     return {key: f"{key} ({s.run.label})" for key, s in seen.items() if s.run is not None}
 
@@ -110,12 +110,12 @@ def comparing(keys: Sequence[str]) -> str:
     return "/compare?" + urlencode([("run", key) for key in keys])
 
 
-def part_done(run: RunData) -> float:
+def part_done(run: Run) -> float:
     """Return which part of the planned rounds is over."""
     return min(1.0, run.last_round / run.planned_rounds) if run.planned_rounds > 0 else 0.0
 
 
-def state_text(seen: Seen) -> str:
+def state_text(seen: SeenRun) -> str:
     """Return how far a run has come, in words."""
     run = seen.run
     if run is None or seen.state is State.STARTING:
@@ -131,7 +131,7 @@ def state_text(seen: Seen) -> str:
     return text
 
 
-def runs(seen: Mapping[str, Seen], rule: str = "") -> list[Row]:
+def runs(seen: Mapping[str, SeenRun], rule: str = "") -> list[Row]:
     """Return a row per run.
 
     Args:
@@ -148,7 +148,7 @@ def run_columns(rows: Sequence[Row]) -> list[dict[str, str]]:
     return [column for column in RUN_COLUMNS if column["name"] in filled or column["name"] not in SELDOM]
 
 
-def _run(seen: Seen, rule: str, found: Mapping[Path, Look]) -> Row:
+def _run(seen: SeenRun, rule: str, found: Mapping[Path, Look]) -> Row:
     run = seen.run
     order = STATE_ORDER.index(seen.state)
     row: Row = {
@@ -196,7 +196,7 @@ def _accuracies(outcome: RuleOutcome | None) -> dict[str, list[Any]]:
     }
 
 
-def client_columns(run: RunData) -> list[dict[str, str]]:
+def client_columns(run: Run) -> list[dict[str, str]]:
     """Return the columns of :func:`clients`."""
     numbers = {
         "parameters": "Parameters",
@@ -214,8 +214,8 @@ def client_columns(run: RunData) -> list[dict[str, str]]:
     ]
 
 
-def _metric_titles(run: RunData) -> dict[str, str]:
-    return HEADLINES if run.metrics is not None else {}
+def _metric_titles(run: Run) -> dict[str, str]:
+    return HEADLINES if run.measured is not None else {}
 
 
 CLASS_COLUMNS = [
@@ -225,10 +225,10 @@ CLASS_COLUMNS = [
 ]
 
 
-def classes(run: RunData) -> list[Row]:
+def classes(run: Run) -> list[Row]:
     """Return a row per class of the test samples, with its metrics; none if the run has no metrics."""
     rows: list[Row] = []
-    for each in run.metrics.overall.classes if run.metrics else ():
+    for each in run.measured.overall.classes if run.measured else ():
         name = run.class_names[each.label]
         cells = {"class": [name, name], "samples": [each.samples, number(each.samples)], **_metrics(each, BY_CLASS)}
         rows.append({"id": str(each.label), "title": name, "cells": cells})
@@ -240,7 +240,7 @@ def _metrics(metrics: object, names: Iterable[str]) -> dict[str, list[Any]]:
     return {name: [value, writer(name)(value)] for name, value in values.items()}
 
 
-def clients(run: RunData) -> list[Row]:
+def clients(run: Run) -> list[Row]:
     """Return a row per client: its model, its data, and its last accuracy by every rule."""
     scores = {rule: run.client_accuracies(rule) for rule in run.rules}
     rows: list[Row] = []
@@ -258,7 +258,7 @@ def clients(run: RunData) -> list[Row]:
             "architecture": [client.architecture, client.architecture],
             **{column: [value, number(value)] for column, value in counts.items()},
             **{f"rule {rule}": _percent(values[i]) for rule, values in scores.items()},
-            **(_metrics(run.metrics.clients[name], HEADLINES) if run.metrics else {}),
+            **(_metrics(run.measured.clients[name], HEADLINES) if run.measured else {}),
         }
         rows.append({"id": name, "title": name, "cells": cells})
     return rows

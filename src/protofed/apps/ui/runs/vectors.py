@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.errors import CheckpointError
-from protofed.runs import Border, RunData, Signature
+from protofed.runs import Border, Run, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ MOST_CELLS = 24_000
 
 
 @dataclass(frozen=True)
-class Source:
+class PrototypeFile:
     """A file with prototypes, as it is at the moment.
 
     Attributes:
@@ -42,7 +42,7 @@ class Source:
     signature: Signature
 
 
-def source(run: RunData, border: Border, client: str = "") -> Source | None:
+def source(run: Run, border: Border, client: str = "") -> PrototypeFile | None:
     """Return where to find the prototypes of the server, or of one client; None if there are none yet.
 
     Args:
@@ -55,18 +55,18 @@ def source(run: RunData, border: Border, client: str = "") -> Source | None:
     signature = border.signature(place)
     if signature is not None:
         name = f"local.{client}" if client else "global"
-        return Source(place, "", f"{name}.prototypes", f"{name}.present", run.last_round, signature)
+        return PrototypeFile(place, "", f"{name}.prototypes", f"{name}.present", run.last_round, signature)
     for folder in sorted((run.directory / "checkpoint").glob("round-*"), reverse=True):
         number = folder.name.removeprefix("round-")
         place = folder / ("clients.records" if client else "server.safetensors")
         signature = border.signature(place)
         if signature is not None and number.isdigit():
             name = "state." if client else ""
-            return Source(place, client, f"{name}prototypes", f"{name}present", int(number), signature)
+            return PrototypeFile(place, client, f"{name}prototypes", f"{name}present", int(number), signature)
     return None
 
 
-def read(source: Source, classes: int) -> tuple[Tensor, Tensor] | None:
+def read(source: PrototypeFile, classes: int) -> tuple[Tensor, Tensor] | None:
     """Return ``(K, d)`` prototypes and ``(K,)`` which classes have a finite one; None if the file holds none.
 
     Only these two tensors are read, however large the models beside them are.
@@ -86,13 +86,13 @@ def read(source: Source, classes: int) -> tuple[Tensor, Tensor] | None:
     return table, present.bool() & table.isfinite().all(1)
 
 
-def _of_client(source: Source) -> Mapping[str, Tensor]:
+def _of_client(source: PrototypeFile) -> Mapping[str, Tensor]:
     from protofed.rounds import read_rest
 
     return read_rest(source.path.parent, source.client)
 
 
-def _of_file(source: Source) -> Mapping[str, Tensor]:
+def _of_file(source: PrototypeFile) -> Mapping[str, Tensor]:
     from protofed.storage.files import read_tensors
 
     if not source.path.exists():

@@ -19,25 +19,25 @@ from protofed.data.preparing import Agreed
 from protofed.errors import CheckpointError, DataError
 from protofed.experiments.ending import ModelsDescription
 from protofed.experiments.loading import load_data
-from protofed.experiments.trained import open_client
 from protofed.models.encoders import EncoderOptions
-from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, RunData, SampleMetrics
+from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, Run, SampleMetrics
 from protofed.samples import FederatedData, Samples
 from protofed.storage.files import read_json, write_json
+from protofed.trained.opening import open_client
 
 _LEAST = -1e300
 """In place of the score of a class that a rule cannot give, which is -inf."""
 _SCORES = "some samples have no finite scores"
 
 
-def compute(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
+def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
     """Return the metrics of the models with which a run ended, on their clients' own test samples.
 
     The models are those on disk, and they compute on a CPU: the engine of the run makes no difference.
 
     Args:
         run: A finished run, whose data are at hand.
-        rule: Inference rule, as :meth:`~protofed.experiments.trained.TrainedClient.rule` takes it.
+        rule: Inference rule, as :meth:`~protofed.trained.opening.TrainedClient.rule` takes it.
         trust_code: Whether to import the code that the run's configuration names, if it names any.
 
     Raises:
@@ -72,7 +72,7 @@ class Answers(NamedTuple):
     log_probabilities: NDArray[np.float64]
 
 
-def answers(run: RunData, rule: str = "", trust_code: bool = False) -> dict[str, Answers]:
+def answers(run: Run, rule: str = "", trust_code: bool = False) -> dict[str, Answers]:
     """Return what the clients of a finished run answer to their own test samples, by name.
 
     Args:
@@ -92,7 +92,7 @@ def answers(run: RunData, rule: str = "", trust_code: bool = False) -> dict[str,
     return given
 
 
-def store(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
+def store(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
     """Compute the metrics of a run as :func:`compute` does, and write them to its ``metrics.json``.
 
     Raises:
@@ -103,7 +103,12 @@ def store(run: RunData, rule: str = "", trust_code: bool = False) -> Metrics:
     return metrics
 
 
-def data_of(run: RunData, trust_code: bool = False) -> FederatedData:
+def measure(run: Run) -> Metrics:
+    """Store the metrics of a run that this process carried out, with the code that it names."""
+    return store(run, trust_code=True)
+
+
+def data_of(run: Run, trust_code: bool = False) -> FederatedData:
     """Return the data of a run, before any encoder.
 
     Args:
@@ -126,7 +131,7 @@ def data_of(run: RunData, trust_code: bool = False) -> FederatedData:
     return federated
 
 
-def _own_client(run: RunData, experiment: Experiment) -> FederatedData:
+def _own_client(run: Run, experiment: Experiment) -> FederatedData:
     """Return the data of the client whose node a run directory is of, prepared as the federation agreed."""
     path = run.directory / "federation.json"
     stored, table = ModelsDescription.read(path), read_json(path).get("table")

@@ -15,11 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 import protofed
+from protofed import load_run
 from protofed.config.architectures import Architecture
 from protofed.errors import CheckpointError, ConfigError, DataError, ModelError
-from protofed.experiments import load_run, resolve
-from protofed.experiments.exporting import TOLERANCE
+from protofed.experiments import resolve
 from protofed.experiments.loading import load_data
+from protofed.trained.exporting import TOLERANCE
 from support import command, few
 
 SMALL = {
@@ -46,7 +47,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(run):
-    return load_data(resolve(run.data.config))
+    return load_data(resolve(run.config))
 
 
 # Predictions.
@@ -69,14 +70,14 @@ def test_predictions_are_those_that_the_run_scored(method, options, tmp_path):
     """By every rule of every kind of method; and where a method has scores, their largest is its answer."""
     train(tmp_path / "run", method, **{name.replace(".", "__"): value for name, value in options.items()})
     loaded = protofed.load_run(tmp_path / "run")
-    found = load_data(resolve(loaded.data.config))
+    found = load_data(resolve(loaded.config))
     for number, client in enumerate(found.clients):
         trained = loaded.client(client.name)
-        assert set(trained.rules) == set(loaded.rounds[-1]["accuracy"])
+        assert set(trained.rules) == set(loaded.rounds[-1].accuracy.weighted)
         for rule in trained.rules:
             predicted = trained.predict(client.test.x, rule)
             hits = float((predicted.labels == client.test.y.numpy()).mean())
-            assert hits == pytest.approx(loaded.rounds[-1]["accuracy"][rule]["clients"][number]), rule
+            assert hits == pytest.approx(loaded.rounds[-1].accuracy.clients[rule][number]), rule
             assert (predicted.probabilities.argmax(1) == predicted.labels).all()
             assert predicted.probabilities.sum(1) == pytest.approx(np.ones(len(predicted)))
 
@@ -139,7 +140,7 @@ def test_tables_are_prepared_as_in_the_run_and_matched_by_name(tmp_path):
 
     small = {"method.name": "fedproto", "rounds": 2, "data.clients": 2, "data.standardise": "site"}
     done = protofed.run("hospital-tables", small, out=tmp_path / "run")
-    client = load_data(resolve(done.data.config)).clients[0]
+    client = load_data(resolve(done.config)).clients[0]
     names = [column.name for column in client.table.columns]
     means, scales = (torch.tensor([getattr(c, n) for c in client.table.columns]) for n in ("mean", "scale"))
     raw = client.test.x.double() * scales + means
@@ -192,9 +193,9 @@ def test_embeddings_give_the_same_numbers_on_every_executor(executor, wards):
     run, options, root = wards
     again = protofed.run("hospital-tables", {**options, "execution.executor": executor}, out=root / executor)
     for one, other in zip(run.rounds, again.rounds, strict=True):
-        assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
-        assert other["accuracy"] == one["accuracy"]
-    assert run.data.clients[0].parameters == again.data.clients[0].parameters
+        assert other.losses == pytest.approx(one.losses, rel=1e-5)
+        assert other.accuracy == one.accuracy
+    assert run.clients[0].parameters == again.clients[0].parameters
 
 
 def test_embeddings_take_columns_by_name_and_unknown_categories(wards, monkeypatch, capsys):
@@ -203,7 +204,7 @@ def test_embeddings_take_columns_by_name_and_unknown_categories(wards, monkeypat
     run, _, root = wards
     file = root / "data" / "clients" / "Köln" / "test.csv"
     hits = run.predict("Köln", file, "head").labels == pd.read_csv(file)["ill"]
-    assert hits.mean() == pytest.approx(run.rounds[-1]["accuracy"]["head"]["clients"][0])
+    assert hits.mean() == pytest.approx(run.rounds[-1].accuracy.clients["head"][0])
     frame = pd.DataFrame({"pulse": [9001.0], "sex": ["other"], "ward": [2]})
     with pytest.warns(UserWarning, match="the table: 1 value takes the place of unknown categories"):
         unknown = run.predict("Köln", frame, "head")
@@ -537,7 +538,7 @@ def test_export_on_the_command_line(run, tmp_path, monkeypatch, capsys):
     arguments = ("export", run.directory, "client-01", "--format", "torch_export")
     status, out, _ = command(monkeypatch, capsys, *arguments)
     assert status == 0
-    tests = run.data.clients[1].test
+    tests = run.clients[1].test
     assert out == (
         f"Written: client-01.pt2, by the rule global; equal to predict on {sum(tests)} test samples of client-01 "
         "and 200 random samples\n"
@@ -568,11 +569,11 @@ def test_a_model_that_cannot_be_traced_leaves_no_file(run, tmp_path, monkeypatch
 def test_tables_of_rounds_and_clients(run):
     rounds, clients = run.to_frame(), run.clients_frame()
     assert rounds.index.tolist() == [1, 2]
-    assert rounds.loc[2, "global"] == run.rounds[-1]["accuracy"]["global"]["weighted"]
-    assert rounds["bytes_up"].sum() == run.summary["communication"]["bytes_up_total"]
-    assert clients.index.tolist() == run.clients
+    assert rounds.loc[2, "global"] == run.rounds[-1].accuracy.weighted["global"]
+    assert rounds["bytes_up"].sum() == run.outcome.communication.bytes_total["up"]
+    assert clients.index.tolist() == run.names
     assert clients["train"].sum() + clients["test"].sum() == 300
-    assert clients.loc["client-01", "head"] == run.rounds[-1]["accuracy"]["head"]["clients"][1]
+    assert clients.loc["client-01", "head"] == run.rounds[-1].accuracy.clients["head"][1]
 
 
 def test_runs_are_shown_in_one_line_and_in_notebooks(run, tmp_path):
@@ -590,7 +591,7 @@ def test_runs_are_shown_in_one_line_and_in_notebooks(run, tmp_path):
 
 
 def test_public_names_are_listed_before_their_first_use():
-    assert {"run", "compare", "load_run", "figure", "Run"} <= set(dir(protofed))
+    assert {"run", "compare", "load_run", "figure", "TrainedRun"} <= set(dir(protofed))
     assert set(dir(protofed)) == set(protofed.__all__)
 
 
@@ -611,7 +612,7 @@ def test_a_longer_run_is_bit_for_bit_as_if_planned_so(method, options, tmp_path)
     protofed.run("quickstart", {**overrides, "rounds": 5}, out=tmp_path / "whole")
     protofed.run("quickstart", {**overrides, "rounds": 2}, out=tmp_path / "cut")
     longer = protofed.run("quickstart", {**overrides, "rounds": 5}, out=tmp_path / "cut", resume=True)
-    assert longer.summary["rounds"] == 5
+    assert longer.outcome.rounds == 5
     files = [p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*.safetensors")]
     assert len(files) == 8
     for file in files:
@@ -623,7 +624,7 @@ def test_a_longer_run_is_bit_for_bit_as_if_planned_so(method, options, tmp_path)
 def test_an_extension_that_is_stopped_goes_on(run, tmp_path):
     class Stop(protofed.Progress):
         def round(self, label, record):
-            if record["round"] == 3:
+            if record.round == 3:
                 raise KeyboardInterrupt
 
     overrides = {**SMALL, "method.name": "fedproto"}
@@ -632,8 +633,8 @@ def test_an_extension_that_is_stopped_goes_on(run, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         protofed.run("quickstart", {**overrides, "rounds": 4}, out=copy, resume=True, progress=Stop())
     resumed = protofed.run("quickstart", {**overrides, "rounds": 4}, out=copy, resume=True)
-    assert [record["round"] for record in resumed.rounds] == [1, 2, 3, 4]
-    assert resumed.rounds[1]["accuracy"] == run.rounds[1]["accuracy"]
+    assert [record.round for record in resumed.rounds] == [1, 2, 3, 4]
+    assert resumed.rounds[1].accuracy == run.rounds[1].accuracy
 
 
 @pytest.mark.parametrize(
@@ -665,17 +666,17 @@ def test_fewer_rounds_than_were_run_are_refused(run):
 def test_clients_start_from_trained_ones(run, tmp_path):
     """Before its first step a client is what it was: with a learning rate of 0 it stays so."""
     started = train(tmp_path / "a", "protonorm", model__start=str(run.directory), training__lr=0.0, rounds=1)
-    for name in run.clients:
+    for name in run.names:
         old, new = (each.model(name).model.state_dict() for each in (run, started))
         assert all(torch.equal(old[key], new[key]) for key in old if not key.startswith("extras"))
-    assert started.rounds[0]["accuracy"]["head"]["clients"] == run.rounds[-1]["accuracy"]["head"]["clients"]
+    assert started.rounds[0].accuracy.clients["head"] == run.rounds[-1].accuracy.clients["head"]
 
 
 def test_a_method_that_sends_weights_starts_from_its_own_server(run, tmp_path):
     first = train(tmp_path / "a", "fedavg", model__name="mlp", rounds=2)
     second = train(tmp_path / "b", "fedavg", model__name="mlp", rounds=1, model__start=str(first.directory))
     longer = train(tmp_path / "c", "fedavg", model__name="mlp", rounds=3)
-    low, high = (each.rounds[0]["losses"]["total"] for each in (longer, second))
+    low, high = (each.rounds[0].losses["total"] for each in (longer, second))
     assert high < low  # it does not begin anew
     other = train(tmp_path / "d", "local", model__name="mlp", rounds=1)
     with pytest.raises(ConfigError, match="fedavg begins with the server's weights"):
@@ -690,7 +691,7 @@ def test_a_method_that_sends_weights_starts_from_its_own_server(run, tmp_path):
 def test_a_run_ends_where_validation_no_longer_improves(tmp_path):
     chosen = {"data__validation_fraction": 0.2, "evaluation__patience": 2, "rounds": 40, "training__lr": 0.3}
     run = train(tmp_path / "run", **chosen)
-    scores = [record["validation"]["global"]["weighted"] for record in run.rounds]
+    scores = [record.validation.weighted["global"] for record in run.rounds]
     best = scores.index(max(scores))
     assert len(scores) == best + 3 < 40
     assert "stopped early" in run.report.read_text()

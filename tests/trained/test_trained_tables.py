@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import protofed
-from experiments.test_trained import command
+from protofed import load_run
 from protofed.cli.main import main
-from protofed.experiments import load_run, resolve
+from protofed.experiments import resolve
 from protofed.experiments.loading import load_data
+from trained.test_trained import command
 
 COLUMNS = ("age", "dose", "sex", "ward", "smoker", "patient", "ill")
 ABSENT = ("NA", "", "?", "NaN")
@@ -102,10 +103,10 @@ def predicted(root, file, monkeypatch, capsys, site="Köln"):
 def scored(root, site="Köln"):
     """Return the classes and probabilities of the samples that the run scored, and its accuracy."""
     run = load_run(root / "run")
-    clients = load_data(resolve(run.data.config)).clients
+    clients = load_data(resolve(run.config)).clients
     number, client = next((i, c) for i, c in enumerate(clients) if c.name == site)
     found = run.client(site).predict(client.test.x, "head")
-    return found.classes, found.probabilities, run.rounds[-1]["accuracy"]["head"]["clients"][number]
+    return found.classes, found.probabilities, run.rounds[-1].accuracy.clients["head"][number]
 
 
 FORMS = {
@@ -218,6 +219,6 @@ def test_columns_of_lists_and_of_images_are_read_as_by_the_run(tmp_path, monkeyp
         file = root / "data" / "clients" / "ann" / "test.parquet"
         code, out, told = command(monkeypatch, capsys, "predict", root / "run", "ann", file)
         assert code == 0, told
-        client = load_data(resolve(run.data.config)).clients[0]
+        client = load_data(resolve(run.config)).clients[0]
         found = [row["class"] for row in csv.DictReader(io.StringIO(out))]
         assert found == run.client("ann").predict(client.test.x).classes

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ConfigError
 from protofed.experiments.comparing import Comparison
-from protofed.experiments.curves import FAR, SHARES, Curves, curves, missed, multiple
 from protofed.experiments.loading import load_data
-from protofed.experiments.metrics import answers
 from protofed.models.encoders import EncoderOptions, encoded_width
-from protofed.runs import RunData
+from protofed.runs import Run
 from protofed.storage.files import write_json
+from protofed.trained.curves import FAR, SHARES, Curves, curves, missed, multiple
+from protofed.trained.metrics import answers
 
 TOGETHER, ALONE = "fedlda", "local_lda"
 FILE = "worth.json"
@@ -53,7 +53,7 @@ class SiteWorth:
         everywhere: Accuracy on the test samples of all sites, alone and together.
         curves: Accuracy against shares of samples, mean over seeds; None beyond :data:`MANY` sites.
         times: How many times its samples it would need to be as accurate alone, by its curve; infinite if more than
-            :data:`~protofed.experiments.curves.FAR`, NaN where no gain is seen, test samples are few or its curve
+            :data:`~protofed.trained.curves.FAR`, NaN where no gain is seen, test samples are few or its curve
             is off by more than :data:`OFF`.
         advice: A recommendation in one sentence.
     """
@@ -162,7 +162,7 @@ def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     return chosen
 
 
-def measure(comparison: Comparison, runs: Sequence[RunData]) -> Worth:
+def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
     """Return what joining is worth, and write it beside the runs.
 
     Args:
@@ -171,7 +171,7 @@ def measure(comparison: Comparison, runs: Sequence[RunData]) -> Worth:
 
     Raises:
         ConfigError: If a method has no finished run.
-        OutputError: If the file cannot be written; and as :func:`~protofed.experiments.metrics.compute`.
+        OutputError: If the file cannot be written; and as :func:`~protofed.trained.metrics.compute`.
     """
     of = {name: {r.seed: r for r in runs if r.method == name and r.finished} for name in (TOGETHER, ALONE)}
     seeds = tuple(sorted(of[TOGETHER].keys() & of[ALONE].keys()))
@@ -300,7 +300,7 @@ def revealed(held: NDArray[np.int64]) -> str:
     return f"Revealed: {told}; {single} class means are of one to three samples, and nearly samples themselves."
 
 
-def _curves(run: RunData) -> list[Curves]:
+def _curves(run: Run) -> list[Curves]:
     """Return the learning curves of all sites; none of many sites."""
     if len(run.clients) > MANY:
         return []
@@ -326,13 +326,13 @@ def _times(times: float) -> str:
     return f"more than {FAR:.0f} times as many" if np.isinf(times) else f"about {times:.1f} times as many"
 
 
-def _hits(run: RunData) -> dict[str, NDArray[np.float64]]:
+def _hits(run: Run) -> dict[str, NDArray[np.float64]]:
     """Return for each client which of its test samples are classified rightly, ``(n,)`` of 0 and 1."""
     given = answers(run, RULE)
     return {name: (own.labels == own.y).astype(np.float64) for name, own in given.items()}
 
 
-def _everywhere(run: RunData) -> list[float]:
+def _everywhere(run: Run) -> list[float]:
     """Return each client's accuracy on the test samples of all, by the rule on all classes if there is one."""
     union = run.rounds[-1].union
     if union is None:

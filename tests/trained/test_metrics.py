@@ -14,9 +14,9 @@ from sklearn import metrics as sklearn
 import protofed
 from protofed.cli import main as cli
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.experiments.metrics import compute, of_samples, store
 from protofed.methods import methods
 from protofed.runs import HEADLINES, METRICS, Metrics, SampleMetrics, load_run
+from protofed.trained.metrics import compute, of_samples, store
 from support import SMALL_RUN, write_vectors
 
 
@@ -110,9 +110,9 @@ def test_the_metrics_of_every_method_are_of_what_it_scored(method, tmp_path):
         options["model.name"] = "mlp"
     run = run_of(tmp_path / "run", **{"method.name": method, **options})
     found = run.metrics()
-    last = run.data.rounds[-1].accuracy
-    assert found.rule == run.data.main_rule
-    assert [found.clients[name].accuracy for name in run.clients] == pytest.approx(last.clients[found.rule])
+    last = run.rounds[-1].accuracy
+    assert found.rule == run.main_rule
+    assert [found.clients[name].accuracy for name in run.names] == pytest.approx(last.clients[found.rule])
     assert found.overall.accuracy == pytest.approx(last.weighted[found.rule])
     assert np.trace(found.overall.matrix(10)) == round(found.overall.accuracy * found.overall.samples)
 
@@ -135,7 +135,7 @@ def test_the_command_writes_and_shows_them(finished, tmp_path, monkeypatch, caps
         cli.main()
     assert not end.value.code
     printed = capsys.readouterr().out
-    stored = load_run(place).metrics
+    stored = load_run(place).measured
     assert (stored.rule, stored.round) == ("head", 2)
     assert f"{100 * stored.overall.balanced_accuracy:.1f}" in printed
     page = (place / "report.html").read_text()
@@ -143,7 +143,7 @@ def test_the_command_writes_and_shows_them(finished, tmp_path, monkeypatch, caps
     assert "Balanced accuracy" in page
     run = protofed.load_run(place)
     frame = run.clients_frame()
-    expected = [stored.clients[name].macro_f1 for name in run.clients]
+    expected = [stored.clients[name].macro_f1 for name in run.names]
     assert frame["macro_f1"].tolist() == pytest.approx([np.nan if v is None else v for v in expected], nan_ok=True)
     assert run.metrics("head") == stored
     assert run.metrics().rule == "global", "those of another rule are computed"
@@ -156,24 +156,24 @@ def test_the_command_writes_and_shows_them(finished, tmp_path, monkeypatch, caps
 def test_a_run_measures_itself_and_a_longer_one_anew(tmp_path):
     data = {"data.source": "path", "data.path": str(write_vectors(tmp_path / "data")), "data.samples": 0}
     run = run_of(tmp_path / "run", **{"evaluation.metrics": True, "rounds": 1, **data})
-    first = run.data.metrics
+    first = run.measured
     assert first.round == 1
-    assert first == compute(run.data)
+    assert first == compute(run)
     longer = {**SMALL_RUN, **data, "method.name": "fedproto", "evaluation.metrics": True, "rounds": 2}
     again = protofed.run("quickstart", longer, out=tmp_path / "run", resume=True)
-    assert again.data.metrics.round == 2
+    assert again.measured.round == 2
     # Metrics are no part of what was run: they are added to a run without.
     (tmp_path / "run" / METRICS).unlink()
     asked = protofed.run("quickstart", {**longer, "evaluation.metrics": False}, out=tmp_path / "run", resume=True)
-    assert asked.data.metrics is None
+    assert asked.measured is None
     added = protofed.run("quickstart", longer, out=tmp_path / "run", resume=True)
-    assert added.data.metrics == again.data.metrics
+    assert added.measured == again.measured
     np.savez(tmp_path / "data" / "clients" / "c0" / "test.npz", x=np.zeros((2, 64), "f4"), y=np.array([0, 1]))
     from protofed.experiments.loading import _load_data
 
     _load_data.cache_clear()
     with pytest.raises(DataError, match="c0 has other test samples now than in the run"):
-        compute(added.data)
+        compute(added)
 
 
 def test_an_unfinished_run_is_refused(finished, tmp_path):

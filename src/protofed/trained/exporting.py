@@ -19,12 +19,12 @@ from torch import Tensor, nn
 import protofed
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, ModelError, ProtofedError, unknown_name
-from protofed.experiments.inputs import from_files
-from protofed.experiments.metrics import data_of
-from protofed.experiments.trained import BATCH, Ruled, TrainedClient
 from protofed.models import SplitModel
-from protofed.runs import RunData
+from protofed.runs import Run
 from protofed.storage.files import write_bytes
+from protofed.trained.inputs import from_files
+from protofed.trained.metrics import data_of
+from protofed.trained.opening import BATCH, Ruled, TrainedClient
 
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch_export", ".safetensors": "safetensors"}
 TOLERANCE = 1e-5
@@ -84,7 +84,7 @@ class Written(NamedTuple):
 
 
 def export(
-    run: RunData,
+    run: Run,
     trained: TrainedClient,
     path: Path,
     format: str = "",
@@ -101,7 +101,7 @@ def export(
         path: The file; replaced whole.
         format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
         rule: Inference rule, as :meth:`TrainedClient.rule` takes it.
-        files: Files of samples to take instead, as :func:`~protofed.experiments.inputs.from_files` reads them.
+        files: Files of samples to take instead, as :func:`~protofed.trained.inputs.from_files` reads them.
         trust_code: Whether to import the code that the run's data name, if they name any.
 
     Raises:
@@ -136,7 +136,7 @@ def export(
     return Written(path, rule, f"equal to predict on {told}" if read else "not checked without onnxruntime")
 
 
-def _real(run: RunData, trained: TrainedClient, files: Sequence[Path], trust_code: bool) -> tuple[Tensor, str]:
+def _real(run: Run, trained: TrainedClient, files: Sequence[Path], trust_code: bool) -> tuple[Tensor, str]:
     """Return stored real samples, and what they are; or none, and why."""
     if files:
         name = f"samples of {', '.join(map(str, files))}"

@@ -10,9 +10,9 @@ import pytest
 
 from network import write_folders
 from protofed import load_run
-from protofed.experiments.curves import SHARES, Curves
-from protofed.experiments.worth import _needed, advice, interval
 from protofed.samples import Samples
+from protofed.trained.curves import SHARES, Curves
+from protofed.trained.worth import _needed, advice, interval
 from support import command, ordinary
 
 SMALL = ("data.clients=4", "encoder.name=identity", "--seeds", "0,1")
@@ -27,13 +27,13 @@ def test_as_typed(tmp_path, monkeypatch, capsys):
     alone, together = ([load_run(out / f"{name}-seed{s}") for s in (0, 1)] for name in ("local_lda", "fedlda"))
     for place, site in enumerate(worth["sites"]):
         for name, runs in (("alone", alone), ("together", together)):
-            scores = [run.rounds[-1]["accuracy"]["head"]["clients"][place] for run in runs]
+            scores = [run.rounds[-1].accuracy.clients["head"][place] for run in runs]
             assert site[name] == pytest.approx(np.mean(scores))
             assert site["curves"][name][-1] == pytest.approx(np.mean(scores))
         assert site["gain"][0] == pytest.approx(site["together"] - site["alone"])
         assert site["gain"][1] <= site["gain"][0] <= site["gain"][2]
     assert "What joining is worth" in (out / "worth.html").read_text()
-    assert worth["sent"] * 4 == np.mean([run.rounds[-1]["bytes"]["up"] for run in together])
+    assert worth["sent"] * 4 == np.mean([run.rounds[-1].bytes["up"] for run in together])
 
 
 def test_a_folder(tmp_path, monkeypatch, capsys):

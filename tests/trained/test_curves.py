@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protofed.experiments.curves import FAR, SHARES, curves, fitted, missed, multiple
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.trained.curves import FAR, SHARES, curves, fitted, missed, multiple
 from support import degenerate
 
 K, D = 3, 4

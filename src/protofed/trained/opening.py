@@ -33,7 +33,7 @@ from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
 from protofed.models.categories import CategoryEmbeddings
 from protofed.models.encoders import build_encoders
-from protofed.runs import Border, RunData
+from protofed.runs import Border, Run
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.privacy import PrivacyOptions
 from protofed.storage.files import check_tensors, read_json, read_tensors
@@ -298,7 +298,7 @@ class TrainedClient:
         return torch.cat(labels), torch.cat([part.double() for part in scores])
 
 
-def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedClient:
+def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
     """Rebuild a client with the weights and the state with which a run ended.
 
     Args:
@@ -373,7 +373,7 @@ def open_client(run: RunData, name: str, trust_code: bool = False) -> TrainedCli
     return trained
 
 
-def _table_of(run: RunData, name: str) -> Table | None:
+def _table_of(run: Run, name: str) -> Table | None:
     """Return the preparation of a client's samples as ``federation.json`` has it."""
     path = run.directory / "federation.json"
     tree = read_json(path)
@@ -384,7 +384,7 @@ def _table_of(run: RunData, name: str) -> Table | None:
         raise CheckpointError(f"{path}: table: {error}") from None
 
 
-def _builder(run: RunData, name: str, stored: ModelsDescription, code: bool) -> Builder:
+def _builder(run: Run, name: str, stored: ModelsDescription, code: bool) -> Builder:
     """Return the parts of a federation of one client without samples."""
     experiment = resolve(run.config)
     # Plain layers on a CPU: the numbers, and what can be exported, do not depend on the machine of the run.

@@ -17,10 +17,10 @@ import network
 from network import FakeGrid, contents, killed, locally, nodes_of, over, wanted, write_folders
 from protofed import api, load_run
 from protofed.errors import ProtofedError
-from protofed.experiments import forgetting
 from protofed.experiments.ending import forgotten
 from protofed.experiments.loading import _load_data
 from protofed.experiments.running import run_experiment
+from protofed.trained import forgetting
 from support import SMALL_RUN, command, few, ordinary
 
 CASES = {
@@ -97,7 +97,7 @@ def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
     expected = locally(chosen(case, without_bob(root)), tmp_path / "expected")
     found = api.forget(run, "bob")
     assert found is not None
-    assert found.clients == ["ann", "cid"]
+    assert found.names == ["ann", "cid"]
     for file in (
         "server.safetensors",
         "prototypes.safetensors",
@@ -106,16 +106,16 @@ def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
         same_tensors(found.directory / file, expected.directory / file)
     nothing_of_bob(found.directory)
     assert "forgotten on" in found.report.read_text()
-    assert [r["accuracy"] for r in found.rounds] == [r["accuracy"] for r in expected.rounds]
+    assert [r.accuracy for r in found.rounds] == [r.accuracy for r in expected.rounds]
     x = np.load(root / "clients" / "ann" / "test.npz")["x"]
     for rule in ("head", "global_model"):
-        probabilities = [r.predict("ann", x, rule).probabilities for r in (found, expected)]
+        probabilities = [load_run(r.directory).predict("ann", x, rule).probabilities for r in (found, expected)]
         assert np.array_equal(*probabilities)
     assert found.metrics().clients.keys() == {"ann", "cid"}
     # It goes on as a run of the others, and another can be forgotten too.
     again = locally_resumed(chosen(case, root), found.directory)
-    assert again.clients == ["ann", "cid"]
-    assert api.forget(again, "cid").clients == ["ann"]
+    assert again.names == ["ann", "cid"]
+    assert api.forget(again, "cid").names == ["ann"]
 
 
 def locally_resumed(experiment, out):
@@ -140,10 +140,10 @@ def test_the_same_over_a_network(case, root, tmp_path, caplog):
     same_tensors(found.directory / "server.safetensors", expected.directory / "server.safetensors")
     server = load_file(expected.directory / "server.safetensors")
     assert all(torch.equal(now[n], server[n]) for n in server if not n.startswith(("hits.", "choice")))
-    assert [r["accuracy"] for r in found.rounds] == [r["accuracy"] for r in expected.rounds]
-    assert found.rounds[0]["participants"] == ["ann", "cid"]
+    assert [r.accuracy for r in found.rounds] == [r.accuracy for r in expected.rounds]
+    assert found.rounds[0].participants == ["ann", "cid"]
     nothing_of_bob(found.directory)
-    assert load_run(found.directory).data.federation.left_out == {
+    assert load_run(found.directory).federation.left_out == {
         "bob": f"forgotten on {forgotten(found.directory)['bob']}"
     }
 
@@ -179,7 +179,7 @@ def test_a_client_that_was_admitted_by_name(engine, root, tmp_path):
     expected = locally(rest, tmp_path / "expected")
     same_tensors(found.directory / "server.safetensors", expected.directory / "server.safetensors")
     network.forget()
-    assert run(resume=True).clients == ["ann", "cid"]
+    assert run(resume=True).names == ["ann", "cid"]
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_what_cannot_be_taken_out_is_one_line_and_changes_nothing(why, root, tmp
 
 def test_one_that_never_sent_and_the_last_one(root, tmp_path):
     run = locally(chosen("fedncm", root, participation__fraction=0.3), tmp_path / "run")  # one of three is drawn
-    (sender,) = run.rounds[0]["participants"]
+    (sender,) = run.rounds[0].participants
     (silent, _) = sorted({"ann", "bob", "cid"} - {sender})
     with pytest.raises(ProtofedError, match=f"client among those that have sent anything '{silent}'"):
         api.forget(run, silent)

@@ -14,11 +14,12 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.ending import END, forgotten, named_code, read_server, wipe, without
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
-from protofed.experiments.running import Progress, Report, Run, run_experiment
+from protofed.experiments.running import Progress, Report, run_experiment
 from protofed.methods import Method, Task, Tensors
 from protofed.rounds import Checkpoint, ServerState
-from protofed.runs import RunData, load_run
+from protofed.runs import Run, load_run
 from protofed.storage.files import read_json
+from protofed.trained.metrics import measure
 from protofed.untrusted import claims
 
 
@@ -62,15 +63,15 @@ def forget(
         wipe(directory)
         if run.federation.network:
             return None
-        return run_experiment(experiment, files, resume=True, progress=progress, report=report)
+        return run_experiment(experiment, files, resume=True, progress=progress, report=report, measure=measure)
 
 
-def _take_out(run: RunData, files: RunDirectory, experiment: Experiment, client: str) -> None:
+def _take_out(run: Run, files: RunDirectory, experiment: Experiment, client: str) -> None:
     """Replace the end of a run by a state from which the others begin again."""
     where = run.directory
     kind = methods.get(experiment.method)
     if not _keeps_sums(kind):
-        able = [n for n, m in methods.methods().items() if _keeps_sums(m)]
+        able = sorted(n for n, m in methods.methods().items() if _keeps_sums(m))
         raise ConfigError(
             f"{where}: {kind.name} keeps no sums from which a client's could be taken out, as these do: "
             + ", ".join(able)
@@ -98,7 +99,7 @@ def _keeps_sums(kind: type[Method]) -> bool:
     return hasattr(kind, "without") and kind.exchanges != "nothing"
 
 
-def _hidden(run: RunData, experiment: Experiment, client: str) -> str:
+def _hidden(run: Run, experiment: Experiment, client: str) -> str:
     """Return why what a client sent is not all that a run has of it, or is not known; "" otherwise."""
     if experiment.secure.aggregation:
         return f"secure.aggregation shows its server the sum over all clients, not what {client} added to it"
@@ -112,7 +113,7 @@ def _hidden(run: RunData, experiment: Experiment, client: str) -> str:
     return ""
 
 
-def _rest(run: RunData, kind: type[Method], experiment: Experiment, client: str) -> Tensors:
+def _rest(run: Run, kind: type[Method], experiment: Experiment, client: str) -> Tensors:
     """Return the state of the server without what a client sent."""
     path = run.directory / "server.safetensors"
     server = read_server(run.directory)

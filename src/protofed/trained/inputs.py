@@ -29,7 +29,7 @@ from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import read_bytes, reason
 
 if TYPE_CHECKING:
-    from protofed.experiments.trained import TrainedClient
+    from protofed.trained.opening import TrainedClient
 
 _BUDGET_GB = 4.0
 _SHOWN = 8

@@ -1,0 +1,109 @@
+"""What commands share: consoles, options of the command line, and the end of a run that is stopped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from protofed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from protofed.experiments import Progress
+
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+errors = Console(stderr=True)
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, one GPU such as cuda:1, or mps.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder with local copies of data sets (default: PROTOFED_DATA).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
+Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")]
+Budget = Annotated[
+    str, typer.Option(help="Time after which no further round begins, e.g. 2h or 90m; the same command goes on.")
+]
+Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
+]
+
+signals: list[int] = []
+"""Signals that asked this command to stop: SIGINT (Ctrl-C) or SIGTERM."""
+
+
+def overrides_of(items: list[str], device: str, data_dir: Path | None) -> dict[str, Any]:
+    """Return what options of the command line set, by dotted name.
+
+    Raises:
+        ConfigError: If an item is no option, or there is no such folder.
+    """
+    from protofed.config.schema import parse_overrides
+
+    found = parse_overrides(items)
+    if device != "auto":
+        found["execution.device"] = device
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise ConfigError(f"--data-dir {data_dir}: no such folder")
+        found["data.data_dir"] = str(data_dir)
+    return found
+
+
+def names_of(text: str) -> list[str]:
+    """Return the names in a text that separates them by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds in a text that separates them by commas.
+
+    Raises:
+        ConfigError: If one is not an integer.
+    """
+    found = []
+    for name in names_of(text):
+        try:
+            found.append(int(name))
+        except ValueError:
+            raise ConfigError(f"--seeds: {name!r} is not an integer") from None
+    return found
+
+
+@contextmanager
+def reported(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
+    """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue.
+
+    Args:
+        quiet: As for :func:`~protofed.experiments.progress.progress_bar`, like ``log_format``.
+        resume: Whether the command needs ``--resume`` to go on.
+
+    Raises:
+        KeyboardInterrupt: If a signal stopped the run.
+    """
+    from protofed.experiments.progress import KeptRuns, progress_bar
+    from protofed.experiments.running import Several
+
+    kept = KeptRuns()
+    try:
+        with progress_bar(console, quiet=quiet, log_format=log_format) as shown:
+            yield Several([kept, shown])
+    except BaseException:
+        # A signal inside a C library may surface as one of the library's own exceptions.
+        if not signals:
+            raise
+        goes_on = "; repeat the command" + " with --resume" * resume + " to continue"
+        if kept.running and resume:
+            place = next(iter(kept.running.values()))[0]
+            place = place.parent if (place.parent / "comparison.json").is_file() else place
+            goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
+        errors.print(escape(kept.told()) + escape(goes_on), highlight=False, soft_wrap=True)
+        raise KeyboardInterrupt from None
