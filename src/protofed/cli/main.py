@@ -30,6 +30,7 @@ from protofed.cli.common import (
     seeds_of,
     signals,
 )
+from protofed.compute import numerics
 from protofed.compute.imports import uncollected
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 
@@ -528,6 +529,7 @@ def main(command: typer.Typer = app) -> None:
     Args:
         command: The command line: this one, or that of a program beside the package.
     """
+    numerics.prepare()
     signals.clear()
 
     def stop(number: int, frame: object) -> None:
