@@ -21,7 +21,11 @@ def _methods() -> list[Entry]:
     from protofed.methods import methods
 
     return [
-        Entry(name, f"{m.summary} (exchanges {m.exchanges}{_cited(m.reference)})", option_rows(m.Options))
+        Entry(
+            name,
+            f"{m.summary} (exchanges {m.traits(m.Options()).exchanges}{_cited(m.reference)})",
+            option_rows(m.Options),
+        )
         for name, m in sorted(methods().items())
     ]
 

@@ -95,7 +95,7 @@ def _take_out(run: RunData, files: RunDirectory, experiment: Experiment, client:
 
 def _keeps_sums(kind: type[Method]) -> bool:
     """Return whether a method's server keeps what each client sent: then it has a state ``without`` one."""
-    return hasattr(kind, "without") and kind.exchanges != "nothing"
+    return hasattr(kind, "without") and kind.traits(kind.Options()).exchanges != "nothing"
 
 
 def _hidden(run: RunData, experiment: Experiment, client: str) -> str:

@@ -121,7 +121,7 @@ class Run:
             rule: Inference rule, as for :meth:`predict`.
 
         Raises:
-            ProtofedError: As :meth:`client`; or if there is no such rule, or the method defines no scores of it.
+            ProtofedError: As :meth:`client`; or if there is no such rule.
         """
         return self.client(client).model(rule)
 
@@ -340,7 +340,7 @@ def summary_of(
         protofed=protofed.__version__,
         recipe=experiment.recipe,
         method=experiment.method,
-        exchanges=federation.method.exchanges,
+        exchanges=federation.method.declared.exchanges,
         seed=experiment.seed,
         clients=len(federation.names),
         outcome=Outcome.of(rounds),

@@ -17,8 +17,22 @@ from torch import Tensor, nn
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Method,
+    Phase,
+    Round,
+    Task,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
 from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
+from protofed.methods.traits import Rule
 from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
 from protofed.prototypes.mixtures import Mixture, choose, fit_mixtures, fuse, gaussian, place, sample, shares, stack
@@ -27,6 +41,14 @@ from protofed.wire.schema import Field, Payload, Schema
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
+ETF = Rule(
+    "etf",
+    "ETF",
+    "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
+    "",
+    "purple",
+    60,
+)
 VARIANCE_FLOOR = 1e-6
 LEAST_STD = 0.5 * VARIANCE_FLOOR**0.5
 """On the wire; half of what clients fit, for rounding on the way."""
@@ -84,21 +106,25 @@ class GFPL(Method[GFPLOptions]):
     name = "gfpl"
     summary = "Gaussian mixtures per class, pseudo-features that rebalance the heads, a fixed ETF classifier"
     reference = "Lu, He, Li, Wang and Gong, GFPL"
-    exchanges = "prototypes"
-    up = "c_i·(2·d + 1)"
-    down = "c·(2·d + 1)"
-    same_feature_dim = True
-    sums_only = False  # fusion compares single components
     Options = GFPLOptions
 
     @classmethod
-    def needs_counts(cls, options: GFPLOptions) -> bool:
-        """Only mixtures weighted by ``n_ij`` need them."""
-        return options.pfg and options.weight_by_counts
+    def traits(cls, options: GFPLOptions) -> Traits:
+        """Fusion compares single components; the rules are the head if cross-entropy trains it, and the ETF."""
+        etf = (ETF,) if options.dcs else ()
+        return Traits(
+            "prototypes",
+            "c_i·(2·d + 1)",
+            "c·(2·d + 1)",
+            rules=options.head_rules(*etf) if options.cross_entropy else etf,
+            same_feature_dim=True,
+            counts=options.pfg and options.weight_by_counts,
+            sums_only=False,
+        )
 
-    def check(self) -> None:
-        """Refuse an ETF with fewer dimensions than classes, and options that would have no effect."""
-        o, K, p = self.options, self.task.num_classes, self.projection_dim
+    def __init__(self, options: GFPLOptions, task: Task) -> None:
+        super().__init__(options, task)
+        o, K, p = options, task.num_classes, self.projection_dim
         if o.dcs and p < K:
             width, raised = (
                 ("projection_dim", "it") if o.projection_dim else ("d", "model.d or method.projection_dim")
@@ -142,10 +168,6 @@ class GFPL(Method[GFPLOptions]):
     def retrains(self, round: int) -> bool:
         """Return whether clients retrain in ``round``."""
         return self.options.pfg and round >= self.options.start and round % self.options.interval == 0
-
-    def communicates(self, round: int) -> bool:
-        """Mixtures go up in the round before a retraining."""
-        return self.retrains(round + 1)
 
     def _schema(self, limit: int, **more: Field) -> Schema:
         fields = {
@@ -227,16 +249,20 @@ class GFPL(Method[GFPLOptions]):
             "stds": all_classes.stds,
         }
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
-        """Local training; in a retraining round also steps on pseudo-features, after each batch or at the end."""
-        local = Update(self.loss)
-        if not self.retrains(round):
-            return (Phase((local,)),)
+    def round(self, number: int) -> Round:
+        """Local training; in a retraining round also steps on pseudo-features, after each batch or at the end.
+
+        Mixtures go up in the round before.
+        """
+        local, sends = Update(self.loss), self.retrains(number + 1)
+        if not self.retrains(number):
+            return Round((Phase((local,)),), sends)
         momentum = {"momentum": self.options.momentum} if self.options.momentum else {}
         if self.each_batch:
-            return (Phase((local, Update(self.drawn_loss, self.retrained, momentum))),)
+            return Round((Phase((local, Update(self.drawn_loss, self.retrained, momentum))),), sends)
         retrain = Update(self.retrain_loss, self.retrained, momentum)
-        return (Phase((local,)), Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
+        again = Phase((retrain,), self.options.retrain_epochs, self.pseudo_features)
+        return Round((Phase((local,)), again), sends)
 
     def retrained(self, name: str) -> bool:
         """Select the parameters that pseudo-features train: never the extractor."""
@@ -334,12 +360,6 @@ class GFPL(Method[GFPLOptions]):
         if self.options.weight_by_counts:
             payload["counts"] = local.counts[classes]
         return payload
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The learned head if cross-entropy trains it, and the ETF."""
-        etf = ("etf",) if self.options.dcs else ()
-        return self.options.head_rules(*etf) if self.options.cross_entropy else etf
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, and ``h·z_j``."""

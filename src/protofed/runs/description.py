@@ -7,6 +7,7 @@ from typing import Any
 
 from protofed.errors import CheckpointError
 from protofed.runs.checks import are_counts, are_tables, are_texts, is_count, is_text
+from protofed.runs.rules import MOST_RULES, Rule
 from protofed.untrusted import limits
 
 
@@ -92,7 +93,8 @@ class FederationDescription:
         bfloat16: For which models layers are computed in bfloat16.
         left_out: Clients of a network that did not take part, and why.
         network: Identifier of a run whose clients are at the nodes of a network; ``""`` of others.
-        open_rule: The method's rule for clients with samples of one class; ``""`` if it has none.
+        rules: The method's rules by name; none in files of version 0.2.
+        open_rule: The rule for clients with samples of one class; ``""`` if the method has none.
     """
 
     class_names: list[str]
@@ -102,6 +104,7 @@ class FederationDescription:
     bfloat16: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     network: str = ""
+    rules: dict[str, Rule] = field(default_factory=dict)
     open_rule: str = ""
 
     @classmethod
@@ -125,9 +128,13 @@ class FederationDescription:
         if not all(is_text(name) for name in value["class_names"]):
             raise CheckpointError(f"{where}: class names should be texts without control characters")
         notes, exchanges, bfloat16 = value.get("notes", []), value.get("exchanges", ""), value.get("bfloat16", [])
-        open_rule = value.get("open_rule", "")
-        if not are_texts(notes) or not isinstance(exchanges, str) or not is_text(open_rule):
+        declared, older = value.get("rules", []), value.get("open_rule", "")
+        if not are_texts(notes) or not isinstance(exchanges, str) or not is_text(older):
             raise CheckpointError(f"{where}: notes, exchanges and open_rule should be texts")
+        if not isinstance(declared, list) or len(declared) > MOST_RULES:
+            raise CheckpointError(f"{where}: rules should be a list of at most {MOST_RULES}")
+        rules = {rule.name: rule for rule in (Rule.from_dict(each, where) for each in declared)}
+        open_rule = next((rule.name for rule in rules.values() if rule.open), older)
         network = value.get("network", {"run": ""})
         if not isinstance(network, dict) or not is_text(network.get("run")):
             raise CheckpointError(f"{where}: network should name a run")
@@ -143,4 +150,14 @@ class FederationDescription:
         if len({client.name for client in clients}) < M:
             raise CheckpointError(f"{where}: two clients have the same name")
         refused = {entry["client"]: entry["reason"] for entry in left_out}
-        return cls(value["class_names"], clients, exchanges, notes, bfloat16, refused, network["run"], open_rule)
+        return cls(
+            value["class_names"],
+            clients,
+            exchanges,
+            notes,
+            bfloat16,
+            refused,
+            network["run"],
+            rules,
+            open_rule,
+        )

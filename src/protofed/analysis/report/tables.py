@@ -12,7 +12,7 @@ from protofed.analysis.grid import SERIOUS, Axes, Row
 from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
-from protofed.analysis.style import LineStyle, rule_title
+from protofed.analysis.style import LineStyle
 from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, RunData, rule_of, settled
 from protofed.text import duration, mean_std, number, percent, size
 
@@ -121,7 +121,8 @@ def rules(runs: Sequence[RunData]) -> Table:
     table.groups = [("", 1), *groups_of(columns)]
     for rule in dict.fromkeys(rule for run in chosen for rule in run.rules):
         main = rule == rule_of(chosen)
-        title = Cell(rule_title(rule) + " (main rule)" * main, facts.rule_text(rule), main)
+        described = chosen[0].rule(rule)
+        title = Cell(described.title + " (main rule)" * main, described.text, main)
         table.add(title, *(column.cell(chosen, rule) for column in columns))
     return table
 
@@ -131,11 +132,11 @@ def clients(run: RunData) -> Table:
     table = Table(["Client", "Architecture", "Parameters", "d", "Training", "Test", "Classes"], text_columns=2)
     table.groups = [("", 2), ("Model", 2), ("Samples", 2), ("", 1)]
     if run.rules:
-        table.head += [rule_title(rule) for rule in run.rules]
+        table.head += [run.rule(rule).title for rule in run.rules]
         table.groups.append(("Final accuracy", len(run.rules)))
     if run.metrics:
         table.head += HEADLINES.values()
-        table.groups.append((f"Metrics by {rule_title(run.metrics.rule).lower()}", len(HEADLINES)))
+        table.groups.append((f"Metrics by {run.rule(run.metrics.rule).title.lower()}", len(HEADLINES)))
     added = any(client.extras for client in run.clients)
     if added:
         table.head.insert(3, "Added by the method")
