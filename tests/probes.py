@@ -94,8 +94,8 @@ class Probe(Method):
         every = Update(self.loss)
         probe = Update(self.probe_loss, lambda name: name.startswith("extras."), {"lr": 0.05})
         head = Update(self.head_loss, lambda name: name.startswith("head."))
-        again = Phase((head,), epochs=2, source=self.rehearse, after=self.epoch_end)
-        return Round((Phase((every, probe), after=self.epoch_end), again), communicates=number != 2)
+        again = Phase((head,), epochs=2, source=self.rehearse, after=self.settle)
+        return Round((Phase((every, probe), after=self.settle), again), communicates=number != 2)
 
     def rehearse(self, local: Local):
         self.mark(local, 2.0)
@@ -123,7 +123,7 @@ class Probe(Method):
             hot = hot * batch.weight.unsqueeze(-1)
         return {"sums": hot.T @ output.features, "held": hot.sum(0)}
 
-    def epoch_end(self, local: Local, statistics) -> None:
+    def settle(self, local: Local, statistics) -> None:
         self.mark(local, 3.0, *(t.double().abs().sum() for t in statistics.values()))
 
     def upload(self, local: Local, statistics):

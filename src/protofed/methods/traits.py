@@ -5,6 +5,7 @@ The rules here are those of several methods; any other stands in its method's fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -66,6 +67,19 @@ class Traits:
     rounds: int | None = None
     choosing: int = 0
     ends: str = ""
+
+
+def numbers(formula: str, sizes: Mapping[str, float]) -> float | None:
+    """Return the value of :attr:`Traits.up` or ``down``; None if a size that it names is not given.
+
+    Example:
+        >>> numbers("K_i·d + |φ|", {"K_i": 2, "K": 3, "d": 5, "|φ|": 18})
+        28
+    """
+    text = formula.replace("·", "*").replace("²", "**2")
+    for symbol in sorted(sizes, key=len, reverse=True):
+        text = text.replace(symbol, repr(sizes[symbol]))
+    return eval(text, {"__builtins__": {}}) if re.fullmatch(r"[0-9.+*/() ]+", text) else None
 
 
 def check_hooks(method: type) -> None:
