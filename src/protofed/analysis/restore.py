@@ -189,7 +189,7 @@ def sent(run: RunData, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
     Args:
         own: Clients' prototypes by name.
     """
-    from protofed.methods.tinyproto import as_sent
+    from protofed.methods.parts.nearest import as_sent
 
     method = _method(run)
     return dict(own) if method is None else as_sent(method, own)

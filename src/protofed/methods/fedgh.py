@@ -20,15 +20,16 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Statistics, Tensors, Traits, Upload
+from protofed.methods.contract import Aggregate, Local, Method, Statistics, Tensors, Traits, Upload
+from protofed.methods.parts.nearest import class_statistics
 from protofed.methods.parts.training import linear_layer, sound
 from protofed.methods.parts.weights import load_weights
 from protofed.options import Options, option
-from protofed.prototypes.means import class_means, class_sums
+from protofed.prototypes.means import class_means
 from protofed.wire.schema import Payload, Schema, prototype_schema, weight_schema
 
 if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
+    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,7 @@ class FedGH(Method[FedGHOptions]):
     @property
     def statistics(self) -> Statistics:
         """Class means are means over the training data."""
-        return Statistics(self.sums, self.options.prototypes)
-
-    def sums(self, output: Output, batch: Batch) -> Tensors:
-        """Return sums and counts per class."""
-        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
-        return {"sums": sums, "counts": counts}
+        return class_statistics(self.task.num_classes, self.options.prototypes)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``p_ic``, the mean feature of each class present."""

@@ -41,16 +41,16 @@ from protofed.methods.parts.generator import (
     Teachers,
     diversity,
 )
-from protofed.methods.parts.nearest import no_prototypes
+from protofed.methods.parts.nearest import class_statistics, no_prototypes
 from protofed.methods.parts.weights import WeightedMean, weight_of
 from protofed.options import option
 from protofed.prototypes.inference import pull
-from protofed.prototypes.means import RunningMean, class_means, class_sums
+from protofed.prototypes.means import RunningMean, class_means
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
+    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,7 @@ class FedPA(FedAvg[FedPAOptions]):
     @property
     def statistics(self) -> Statistics:
         """Local prototypes are means over the training data, in that code while features change."""
-        return Statistics(self.sums, self.options.prototypes)
-
-    def sums(self, output: Output, batch: Batch) -> Tensors:
-        """Return sums and counts per class."""
-        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
-        return {"sums": sums, "held": counts}
+        return class_statistics(self.task.num_classes, self.options.prototypes)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i``, ``n_i``, ``n_ij``, and ``p_ij`` of the classes seen."""
@@ -201,7 +196,7 @@ class FedPA(FedAvg[FedPAOptions]):
             like = payload["head.weight"]
             none = torch.zeros(0, dtype=torch.int64, device=like.device)
             return {**payload, "classes": none, "prototypes": like.new_zeros(0, d)}
-        rows, classes = class_means(statistics["sums"], statistics["held"]).to_send()
+        rows, classes = class_means(statistics["sums"], statistics["counts"]).to_send()
         return {**payload, "classes": classes, "prototypes": rows}
 
     # The server.

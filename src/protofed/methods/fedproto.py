@@ -13,29 +13,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Method,
-    Statistics,
-    Tensors,
-    Terms,
-    Traits,
-    Upload,
-)
-from protofed.methods.parts.nearest import Seen, nearest_scores, no_prototypes, pulled
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Statistics, Tensors, Terms, Traits, Upload
+from protofed.methods.parts.nearest import Seen, class_statistics, mean_of, nearest_scores, no_prototypes, pulled
 from protofed.methods.parts.prior import SoftmaxOptions, own_classes, shifted
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL
 from protofed.options import option
-from protofed.prototypes.geometry import summary
 from protofed.prototypes.inference import Distance
-from protofed.prototypes.means import RunningMean, class_means, class_sums
+from protofed.prototypes.means import class_means
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Payload, Schema, prototype_schema
 
 if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
+    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -87,9 +76,8 @@ class FedProto(Method[P]):
     @classmethod
     def traits(cls, options: P) -> Traits:
         """A weighted mean takes ``n_ij``, and ``classes = own`` tells the server who holds which."""
-        counted, own, more = options.aggregation != "mean", options.classes == "own", ""
-        if own:
-            more = "method.classes=own lets the server know who holds which class: choose all"
+        counted, own = options.aggregation != "mean", options.classes == "own"
+        more = "method.classes=own lets the server know who holds which class: choose all" * own
         if counted:
             more = f"method.aggregation={options.aggregation} weights them by n_ij: choose mean"
         return Traits(
@@ -150,12 +138,7 @@ class FedProto(Method[P]):
     @property
     def statistics(self) -> Statistics:
         """Local prototypes are means over the training data."""
-        return Statistics(self.sums, self.options.prototypes)
-
-    def sums(self, output: Output, batch: Batch) -> Tensors:
-        """Return sums and counts per class."""
-        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
-        return {"sums": sums, "counts": counts}
+        return class_statistics(self.task.num_classes, self.options.prototypes)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the prototypes ``c_ij`` of the classes present (Eq. 3), and keep them for the rule ``local``."""
@@ -191,30 +174,16 @@ class FedProto(Method[P]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Update the global prototypes; add the geometry of the result to the diagnostics."""
         seen = Seen(uploads, self.task.num_classes if self.declared.personal else 0)
-        return self.conclude(self.update(server, seen, round), seen)
-
-    def conclude(self, new: Aggregate, seen: Seen) -> Aggregate:
-        """Return an update with what was seen of the clients, and with the geometry of its prototypes."""
-        state = {**new.state, **seen.classes}
-        # A server whose own training has diverged keeps its last state, which it can say only if this is no error.
-        geometry = summary(*Prototypes.of(state)) if bool(state["prototypes"].isfinite().all()) else {}
-        return Aggregate(state, {**new.diagnostics, **geometry, **seen.lengths()})
+        return seen.concluded(self.update(server, seen, round))
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``."""
-        mean = self.mean_of(uploads)
+        mean = mean_of(uploads, self.task)
         prototypes = mean.mean()
         if self.options.aggregation == "paper":
             divided = prototypes.rows / mean.reporters.clamp(min=1).unsqueeze(-1)
             prototypes = prototypes._replace(rows=divided)
         return Aggregate(self.merge(server, prototypes), {})
-
-    def mean_of(self, uploads: Iterable[Upload]) -> RunningMean:
-        """Return the mean over the clients ``𝒩_j`` that report class ``j``, weighted by ``counts`` if sent."""
-        mean = RunningMean(self.task.num_classes, self.task.feature_dim)
-        for upload in uploads:
-            mean.add(upload.payload["classes"], upload.payload["prototypes"], upload.payload.get("counts"))
-        return mean
 
     def merge(self, server: Tensors, new: Prototypes) -> Tensors:
         """Return the server's state with new prototypes; the other classes keep theirs."""

@@ -7,7 +7,7 @@ on FedTGP, and here also on ProtoNorm. Definition and equation numbers are the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -15,14 +15,13 @@ import torch
 
 from protofed.errors import ConfigError
 from protofed.methods import get, register
-from protofed.methods.contract import Aggregate, Local, Method, Task, Tensors, Traits, Upload
+from protofed.methods.contract import Aggregate, Local, Task, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto
 from protofed.methods.parts.nearest import Seen
 from protofed.methods.protonorm import ProtoNorm
 from protofed.options import Options, build_options, option
 from protofed.prototypes.masks import class_masks, compress, rebuild
 from protofed.prototypes.means import RunningMean
-from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Payload, Schema, prototype_schema
 
 
@@ -173,14 +172,11 @@ class TinyProto(FedProto[Any]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Rebuild the uploads, scale them by μ, and let the base make global prototypes of them."""
         noted = self.declared.personal or reduction_of(self.sparse) == "compensated"
-        seen = Seen(self._rebuilt(uploads), self.task.num_classes if noted else 0)
-        return self.conclude(self.base.update(server, self._reduced(server, seen), round), seen)
-
-    def _rebuilt(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
         scale = self.mu if self.sparse.scaling else 1.0
-        for upload in uploads:
-            payload = self.read(upload.payload, {})
-            yield Upload(upload.client, {**payload, "prototypes": scale * payload["prototypes"]})
+        whole = ((client, self.read(payload, {})) for client, payload in uploads)
+        scaled = (Upload(c, {**sent, "prototypes": scale * sent["prototypes"]}) for c, sent in whole)
+        seen = Seen(scaled, self.task.num_classes if noted else 0)
+        return seen.concluded(self.base.update(server, self._reduced(server, seen), round))
 
     def _reduced(self, server: Tensors, seen: Seen) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""
@@ -208,17 +204,6 @@ def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
     if twice := sorted(given.keys() & options.base_options):
         raise ConfigError(f"method.{twice[0]} and method.base_options.{twice[0]} are one option: give it once")
     return kind, build_options(kind.Options, {**given, **options.base_options}, "method.base_options")
-
-
-def as_sent(method: Method, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
-    """Return clients' prototypes by name, the entries that are not sent set to 0."""
-    tables = dict(own)
-    if isinstance(method, TinyProto):
-        for name, prototypes in own.items():
-            rows, classes = prototypes.to_send()
-            payload = method.read(method.pack({"classes": classes, "prototypes": rows}), {})
-            tables[name] = Prototypes.received(payload["prototypes"], classes, len(prototypes.rows))
-    return tables
 
 
 def reduction_of(options: TinyProtoOptions) -> Literal["sum", "mean", "compensated"]:

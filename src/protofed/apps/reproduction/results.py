@@ -161,7 +161,7 @@ def _moved(run: RunData, rule: str) -> float | None:
 
 
 def _formula(run: RunData) -> float | None:
-    """Return the parameters per round, in both directions together, that the method's formulas give for these clients."""
+    """Return the parameters per round, both ways together, that the method's formulas give for these clients."""
     from protofed.methods import methods
     from protofed.methods.traits import numbers
     from protofed.options import build_options

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from protofed.methods.contract import Batch, Task, Tensors, Terms, Upload
+from protofed.methods.contract import Aggregate, Batch, Method, Statistics, Task, Tensors, Terms, Upload
 from protofed.methods.parts.prior import cross_entropy, head_scores
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, HEAD, LOCAL
+from protofed.prototypes.geometry import summary
 from protofed.prototypes.inference import Distance, closeness, pull, pull_of_means
+from protofed.prototypes.means import RunningMean, class_sums
 from protofed.prototypes.table import Prototypes
 
 if TYPE_CHECKING:
@@ -73,6 +75,34 @@ def nearest_scores(output: Output, state: Tensors, shared: Prototypes, own: Prot
     return {**answers, **near}
 
 
+def class_statistics(num_classes: int, when: Literal["after", "during", "before"]) -> Statistics:
+    """Return the ``sums`` of the features of each class and their ``counts``."""
+
+    def of(output: Output, batch: Batch) -> Tensors:
+        sums, counts = class_sums(output.features, batch.y, num_classes, batch.weight)
+        return {"sums": sums, "counts": counts}
+
+    return Statistics(of, when)
+
+
+def mean_of(uploads: Iterable[Upload], task: Task) -> RunningMean:
+    """Return the mean over the clients ``𝒩_j`` that report class ``j``, weighted by ``counts`` if sent."""
+    mean = RunningMean(task.num_classes, task.feature_dim)
+    for upload in uploads:
+        mean.add(upload.payload["classes"], upload.payload["prototypes"], upload.payload.get("counts"))
+    return mean
+
+
+def as_sent(method: Method, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
+    """Return clients' prototypes by name, the entries that the method's ``pack`` leaves out set to 0."""
+    tables, pack = dict(own), getattr(method, "pack", None)
+    for name, prototypes in own.items() if pack else ():
+        rows, classes = prototypes.to_send()
+        payload = method.read(pack({"classes": classes, "prototypes": rows}), {})
+        tables[name] = Prototypes.received(payload["prototypes"], classes, len(prototypes.rows))
+    return tables
+
+
 class Seen(Iterable[Upload]):
     """A stream of uploads, and what it has shown of the clients so far.
 
@@ -100,6 +130,10 @@ class Seen(Iterable[Upload]):
             self.rows += len(prototypes)
             yield upload
 
-    def lengths(self) -> dict[str, float]:
-        """Return the mean length of the prototypes, as a figure for the diagnostics; none if there were none."""
-        return {"local_norm_mean": self.total / self.rows} if self.rows else {}
+    def concluded(self, new: Aggregate) -> Aggregate:
+        """Return an update, which has consumed the uploads, with what was seen and the geometry of the result."""
+        state = {**new.state, **self.classes}
+        # A server whose own training has diverged keeps its last state, which it can say only if this is no error.
+        geometry = summary(*Prototypes.of(state)) if bool(state["prototypes"].isfinite().all()) else {}
+        length = {"local_norm_mean": self.total / self.rows} if self.rows else {}
+        return Aggregate(state, {**new.diagnostics, **geometry, **length})
