@@ -338,7 +338,11 @@ class Method(Generic[O]):
 
 
 def predict(method: Method, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-    """Return per rule the ``(B,)`` int64 classes with the largest :meth:`Method.scores`, -1 where not finite."""
+    """Return per rule the ``(B,)`` int64 classes with the largest :meth:`Method.scores`, -1 where not finite.
+
+    Raises:
+        ConfigError: If the method declares a rule without scores.
+    """
     scores = method.scores(model, batch, received, state)
     if lacking := [rule for rule in method.rules if rule not in scores]:
         raise ConfigError(f"{method.name} declares the rule {lacking[0]}, of which its scores say nothing")

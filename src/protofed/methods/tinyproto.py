@@ -198,7 +198,11 @@ class TinyProto(FedProto[Any]):
 
 
 def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
-    """Return the class that ``base`` names, and its options."""
+    """Return the class that ``base`` names, and its options.
+
+    Raises:
+        ConfigError: If an option is given twice, or does not suit the base.
+    """
     kind: Any = get(options.base)
     given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
     if twice := sorted(given.keys() & options.base_options):
@@ -213,7 +217,11 @@ def reduction_of(options: TinyProtoOptions) -> Literal["sum", "mean", "compensat
 
 
 def check(o: TinyProtoOptions, base: FedProto[Any], s: int) -> None:
-    """Refuse too many dimensions, counts that scaling is there to hide, and options without effect."""
+    """Refuse too many dimensions, counts that scaling is there to hide, and options without effect.
+
+    Raises:
+        ConfigError: If there is one of them.
+    """
     if o.cps and s > base.task.feature_dim:
         raise ConfigError(f"method.s must be at most d = {base.task.feature_dim}, not {s}")
     if o.reduction and not o.scaling:

@@ -96,7 +96,9 @@ def mean_of(uploads: Iterable[Upload], task: Task) -> RunningMean:
 def as_sent(method: Method, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
     """Return clients' prototypes by name, the entries that the method's ``pack`` leaves out set to 0."""
     tables, pack = dict(own), getattr(method, "pack", None)
-    for name, prototypes in own.items() if pack else ():
+    if pack is None:
+        return tables
+    for name, prototypes in own.items():
         rows, classes = prototypes.to_send()
         payload = method.read(pack({"classes": classes, "prototypes": rows}), {})
         tables[name] = Prototypes.received(payload["prototypes"], classes, len(prototypes.rows))

@@ -39,10 +39,10 @@ def fused(held: Tensors, reported: Tensors, threshold: float) -> Tensors:
         mixtures[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), threshold)
     if not mixtures:
         return held
-    rows = [(label, *mixtures[label]) for label in sorted(mixtures)]
-    classes = torch.cat([torch.full((len(weights),), label) for label, weights, _, _ in rows])
-    weights, means, stds = (torch.cat([row[place] for row in rows]) for place in (1, 2, 3))
-    return {"classes": classes, "weights": weights, "means": means, "stds": stds}
+    labels = sorted(mixtures)
+    classes = torch.cat([torch.full((len(mixtures[label].weights),), label) for label in labels])
+    parts = {name: torch.cat([getattr(mixtures[n], name) for n in labels]) for name in Mixture._fields}
+    return {"classes": classes, **parts}
 
 
 def table(components: Tensors, K: int, d: int, dtype: torch.dtype) -> Tensors:
