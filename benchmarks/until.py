@@ -130,9 +130,10 @@ def _experiment(name: str, request: Request, seed: int) -> Experiment:
     plain = case_experiment(name, request.overrides, rounds=request.limit)
     also = AS_PEER.get(plain.method)
     chosen = replace(case_experiment(name, request.overrides, rounds=request.limit, also=also), seed=seed)
-    validated = chosen.data.validation_fraction > 0
-    needed = methods.get(chosen.method).rounds_needed(chosen.method_options, validated=validated)
-    chosen = replace(chosen, rounds=min(needed or request.limit, request.limit))
+    traits = methods.get(chosen.method).traits(chosen.method_options)
+    if traits.rounds is not None:
+        needed = traits.rounds + traits.choosing * (chosen.data.validation_fraction > 0)
+        chosen = replace(chosen, rounds=min(needed, request.limit))
     return replace(chosen, execution=replace(chosen.execution, executor="auto"))
 
 
@@ -144,7 +145,7 @@ def _ours(experiment: Experiment, federated: FederatedData, target: float) -> Co
     features = encode(federated, experiment.encoder, experiment.execution.weights_dir, kept=False)
     with closing(Rounds(experiment, Hardware.of(experiment.execution), federated=features)) as rounds:
         before = 0
-        trains = rounds.federation.method.phases(1)
+        trains = rounds.federation.method.round(1).phases
         steps = steps_per_round(experiment, federated)[OURS] if trains else 0
         for _ in range(experiment.rounds):
             record = rounds.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from protofed.methods.contract import Aggregate, Local, Method, Upload
+from protofed.methods.contract import Aggregate, Local, Method, Traits, Upload
 from protofed.prototypes.means import labelled_means
 from protofed.wire.schema import Field, Schema
 
@@ -14,8 +14,10 @@ class Gossip(Method):
 
     name = "gossip"
     summary = "for tests"
-    exchanges = "prototypes"
-    same_feature_dim = True
+
+    @classmethod
+    def traits(cls, options) -> Traits:
+        return Traits("prototypes", same_feature_dim=True)
 
     @property
     def upload_schema(self) -> Schema:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
-from protofed.methods.contract import Aggregate, Local, Method, Phase, Update, Upload
+from protofed.methods.contract import Aggregate, Local, Method, Phase, Round, Statistics, Traits, Update, Upload
 from protofed.wire.schema import Field, Schema
 
 
@@ -29,9 +29,11 @@ class Probe(Method):
 
     name = "probe"
     summary = "for tests"
-    exchanges = "prototypes"
     Options = ProbeOptions
-    same_feature_dim = True
+
+    @classmethod
+    def traits(cls, options) -> Traits:
+        return Traits("prototypes", same_feature_dim=True)
 
     @property
     def schema(self) -> Schema:
@@ -45,12 +47,9 @@ class Probe(Method):
 
     upload_schema = broadcast_schema = schema
 
-    def communicates(self, round: int) -> bool:
-        return round != 2
-
     @property
-    def statistics_from(self):
-        return "during"
+    def statistics(self):
+        return Statistics(self.sums, "during")
 
     def extend(self, model) -> None:
         model.extras["probe"] = torch.nn.Linear(self.task.feature_dim, 1)
@@ -91,11 +90,12 @@ class Probe(Method):
         with torch.no_grad():
             next(local.model.parameters()).add_(1e-3 * torch.rand(()))
 
-    def phases(self, round: int):
+    def round(self, number: int):
         every = Update(self.loss)
         probe = Update(self.probe_loss, lambda name: name.startswith("extras."), {"lr": 0.05})
         head = Update(self.head_loss, lambda name: name.startswith("head."))
-        return (Phase((every, probe)), Phase((head,), epochs=2, source=self.rehearse))
+        again = Phase((head,), epochs=2, source=self.rehearse, after=self.settle)
+        return Round((Phase((every, probe), after=self.settle), again), communicates=number != 2)
 
     def rehearse(self, local: Local):
         self.mark(local, 2.0)
@@ -117,13 +117,13 @@ class Probe(Method):
     def head_loss(self, model, batch, received, state):
         return {"head": batch.cross_entropy(model.classify(batch.x))}, None
 
-    def statistics(self, output, batch):
+    def sums(self, output, batch):
         hot = F.one_hot(batch.y, self.task.num_classes).to(output.features.dtype)
         if batch.weight is not None:
             hot = hot * batch.weight.unsqueeze(-1)
         return {"sums": hot.T @ output.features, "held": hot.sum(0)}
 
-    def epoch_end(self, local: Local, statistics) -> None:
+    def settle(self, local: Local, statistics) -> None:
         self.mark(local, 3.0, *(t.double().abs().sum() for t in statistics.values()))
 
     def upload(self, local: Local, statistics):
@@ -131,10 +131,10 @@ class Probe(Method):
         means = statistics["sums"] / statistics["held"].clamp(min=1).unsqueeze(-1)
         return {"means": means, "trace": local.state["trace"].reshape(1), "seen": local.counts.sum().reshape(1)}
 
-    def predict(self, model, batch, received, state):
+    def scores(self, model, batch, received, state):
         output = model(batch.x)
         moved = output.logits + torch.tanh(state["trace"]).to(output.logits.dtype) * received["means"].mean()
-        return {"head": moved.argmax(-1)}
+        return {"head": moved}
 
     def broadcast(self, server, round: int, client=None):
         return server or None
@@ -153,20 +153,16 @@ class FromFeatures(Method):
     name = "from-features"
     summary = "for tests"
 
-    def phases(self, round: int):
-        return (
-            Phase((Update(self.loss),)),
-            Phase(
-                (Update(self.head_loss, lambda n: n.startswith("head.")),), source=lambda local: local.features()
-            ),
-        )
+    def round(self, number: int):
+        head = Update(self.head_loss, lambda n: n.startswith("head."))
+        return Round((Phase((Update(self.loss),)), Phase((head,), source=lambda local: local.features())))
 
     def head_loss(self, model, batch, received, state):
         return {"head": batch.cross_entropy(model.classify(batch.x))}, None
 
 
 class ReadsItsModel(Method):
-    """An ``epoch_end`` that looks at the client's weights."""
+    """A function after every epoch that looks at the client's weights."""
 
     name = "reads-its-model"
     summary = "for tests"
@@ -174,7 +170,10 @@ class ReadsItsModel(Method):
     def client_state(self, counts):
         return {"seen": torch.zeros((), dtype=torch.float64)}
 
-    def epoch_end(self, local: Local, statistics) -> None:
+    def round(self, number: int):
+        return Round((Phase((Update(self.loss),), after=self.look),))
+
+    def look(self, local: Local, statistics) -> None:
         local.state["seen"] = weight_of(local.model)
 
 
@@ -200,8 +199,10 @@ class Late(Probe):
 
     name = "late"
 
-    def phases(self, round: int):
-        return super().phases(round) + ((Phase((Update(self.late_loss),)),) if round == 3 else ())
+    def round(self, number: int):
+        usual = super().round(number)
+        late = (Phase((Update(self.late_loss),)),) if number == 3 else ()
+        return replace(usual, phases=usual.phases + late)
 
     def late_loss(self, model, batch, received, state):
         output = model(batch.x)

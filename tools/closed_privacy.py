@@ -101,7 +101,7 @@ def summed(recipe: Tree, data: FederatedData, dim: int) -> Iterator[Result]:
         right = made.scores(x).argmax(1) == y
         hits = y.bincount(right.double(), minlength=data.num_classes)
         own = sum(
-            int((method.head(made, c.test.x, method.kept_state(n)).argmax(1) == c.test.y).sum())
+            int((method.head(made, c.test.x, method.client_state(n)).argmax(1) == c.test.y).sum())
             for c, n in zip(data.clients, counts, strict=True)
         )
         unseen = sum(float(hits[n == 0].sum()) for n in counts) / sum(int(held[n == 0].sum()) for n in counts)

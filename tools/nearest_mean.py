@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from protofed.analysis.restore import prototypes, restore_features
-from protofed.prototypes.inference import nearest
+from protofed.prototypes.inference import closeness
 from protofed.prototypes.table import Prototypes
 from protofed.runs import load_run
 
@@ -22,7 +22,7 @@ def accuracy(directory: Path) -> float:
     right = number = 0
     for client in restore_features(run):
         own = Prototypes.of(prototypes(run, f"local.{client.name}"))
-        right += int((nearest(client.features, own) == client.labels).sum())
+        right += int((closeness(client.features, own).argmax(1) == client.labels).sum())
         number += len(client.labels)
     return right / number
 

@@ -84,7 +84,7 @@ def fixed(value: Any) -> Any:
 
 
 @cache
-def option_fields(options: type) -> dict[str, dataclasses.Field[Any]]:
+def option_fields(options: typing.Any) -> dict[str, dataclasses.Field[Any]]:
     """Return the fields of an options dataclass that users can set, by the names that users write."""
     return {option_name(f): f for f in dataclasses.fields(options) if f.init}
 

@@ -15,7 +15,7 @@ from protofed.analysis.restore import restore_features, used
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.running import run_experiment
-from protofed.prototypes.inference import nearest
+from protofed.prototypes.inference import closeness
 
 SPIRAL = {
     "data.options": {"points": 40},
@@ -55,7 +55,7 @@ def test_restored_features_and_prototypes_reproduce_the_recorded_accuracy(spiral
     assert bool(shared.present.all())
     found = restore_features(run)
     assert [c.name for c in found] == [c.name for c in run.clients]
-    hits = [int((nearest(c.features, shared) == c.labels).sum()) for c in found]
+    hits = [int((closeness(c.features, shared).argmax(1) == c.labels).sum()) for c in found]
     recorded = run.client_accuracies("global")
     assert [h / len(c.labels) for h, c in zip(hits, found, strict=True)] == pytest.approx(recorded)
 

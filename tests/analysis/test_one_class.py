@@ -130,7 +130,7 @@ def test_predictions_are_by_the_rule_on_all_classes(hospitals, command):
     assert (run.metrics().rule, run.metrics("head").rule) == ("head", "head")
     # Runs that were written before say no more, but answer alike.
     path = hospitals / "again" / "federation.json"
-    path.write_text(json.dumps({n: v for n, v in json.loads(path.read_text()).items() if n != "open_rule"}))
+    path.write_text(json.dumps({n: v for n, v in json.loads(path.read_text()).items() if n != "rules"}))
     assert load_run("again").client("north").rule("") == "all_classes"
 
 
@@ -180,10 +180,11 @@ def test_splits_that_differ_are_named_by_seed(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", sorted(methods()))
 def test_the_rule_that_a_method_declares_is_one_of_its_own(name):
-    method = assemble(experiment(name), ordinary())[0].method
-    assert method.open_rule in ("", *method.rules)
+    rules = assemble(experiment(name), ordinary())[0].method.declared.rules
+    assert sum(rule.open for rule in rules) <= 1
 
 
 def test_a_network_that_is_not_shared_knows_no_other_class():
-    assert assemble(experiment("beacon", method__exchange=False), ordinary())[0].method.open_rule == ""
-    assert assemble(experiment("fedgen", method__share="head"), ordinary())[0].method.open_rule == ""
+    for name, options in (("beacon", {"method__exchange": False}), ("fedgen", {"method__share": "head"})):
+        method = assemble(experiment(name, **options), ordinary())[0].method
+        assert not any(rule.open for rule in method.declared.rules)

@@ -3,8 +3,9 @@ import sys
 
 import pytest
 
-from protofed.analysis.style import method_styles, rule_title
+from protofed.analysis.style import method_styles
 from protofed.config.schema import load_recipe
+from protofed.runs import known
 from protofed.text import duration, mean_std, number, percent, size
 
 
@@ -36,8 +37,8 @@ from protofed.text import duration, mean_std, number, percent, size
         (mean_std([None, 0.5]), "50.0%"),
         (mean_std([]), "–"),
         (mean_std([1000, 3000], size), "2.00 kB ± 1.41 kB"),
-        (rule_title("global_own"), "Global, own classes"),
-        (rule_title("my_rule"), "my rule"),
+        (known("global_own").title, "Global, own classes"),
+        (known("my_rule").title, "my rule"),
     ],
 )
 def test_numbers(text, expected):

@@ -15,10 +15,10 @@ from protofed.experiments import resolve
 from protofed.experiments.assemble import assemble
 from protofed.experiments.encoding import encode
 from protofed.experiments.loading import load_data
-from protofed.methods.beacon import fitted
 from protofed.methods.contract import Batch, Upload
 from protofed.methods.parts import expert as _expert
 from protofed.methods.parts.prior import log_prior
+from protofed.prototypes.fusion import fitted
 from protofed.rounds import Federation
 from protofed.samples import FederatedData
 from protofed.wire.validate import check_structure

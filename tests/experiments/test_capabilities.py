@@ -28,7 +28,8 @@ def test_the_documentation_is_up_to_date():
 def test_every_method_is_there_the_least_exchange_first():
     names = every_method()
     assert sorted(names) == sorted(methods())
-    places = [get_args(Exchange).index(methods().get(name).exchanges) for name in names]
+    kinds = [methods().get(name) for name in names]
+    places = [get_args(Exchange).index(kind.traits(kind.Options()).exchanges) for kind in kinds]
     assert places == sorted(places)
     assert get_args(Exchange) == EXCHANGES
 

@@ -11,9 +11,7 @@ import torch
 from safetensors import safe_open
 
 import protofed
-from protofed import load_run
 from protofed.config.schema import every_method
-from protofed.errors import ConfigError, ModelError
 from protofed.experiments import resolve
 from protofed.experiments.loading import load_data
 from support import SMALL_RUN, command, few, write_vectors
@@ -147,15 +145,15 @@ def test_a_check_says_on_what_it_was(tmp_path, monkeypatch, capsys):
 
 OWN = """
 import torch
-from protofed.methods.contract import Method
+from protofed.methods import Method, Rule, Traits
 
 class Draws(Method):
     name = "draws"
     summary = "rules that cannot be exported"
-    rules = ("head", "mystery", "dice")
 
-    def predict(self, model, batch, received, state):
-        return dict.fromkeys(self.rules, model(batch.x).logits.argmax(-1))
+    @classmethod
+    def traits(cls, options):
+        return Traits(rules=(Rule("head", "Head"), Rule("dice", "Dice")))
 
     def scores(self, model, batch, received, state):
         logits = model(batch.x).logits
@@ -167,10 +165,7 @@ def test_rules_that_cannot_be_exported_say_which_can(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     train(tmp_path / "run", "own.py:Draws")
-    for rule, why in (
-        ("mystery", "defines no scores of it"),
-        ("dice", "its scores differ from one call to the next"),
-    ):
+    for rule, why in (("dice", "its scores differ from one call to the next"),):
         for format in ("onnx", "torch_export", "safetensors"):
             status, _, told = command(
                 monkeypatch,
@@ -190,17 +185,3 @@ def test_rules_that_cannot_be_exported_say_which_can(tmp_path, monkeypatch, caps
             assert told.endswith("rules that can be: head\n")
             assert told.count("\n") == 1
     assert not list(tmp_path.glob("client*"))
-    run = load_run(tmp_path / "run", trust_code=True)
-    with pytest.raises(ConfigError, match=r"defines no scores of the rule 'mystery'.* that have one: head, dice"):
-        run.model("client-00", "mystery")
-    assert np.isnan(run.predict("client-00", np.zeros((8, 8), np.uint8), "mystery").probabilities).all()
-
-
-def test_a_file_of_other_answers_is_not_written(runs, tmp_path, monkeypatch):
-    """A method whose scores are not those by which it answers: the check on samples tells."""
-    from protofed.methods.fedproto import FedProto
-
-    monkeypatch.setattr(FedProto, "scores", lambda self, model, batch, *_: {"global": -model(batch.x).logits})
-    with pytest.raises(ModelError, match="largest probability is not that of the rule 'global'"):
-        runs("fedproto").export("client-00", tmp_path / "m.pt2")
-    assert not list(tmp_path.iterdir())

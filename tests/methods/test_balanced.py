@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import naive
 import naive_beacon
 from naive import build, same_nets
-from protofed.methods import Batch
+from protofed.methods import Batch, predict
 from protofed.methods.parts.prior import log_prior
 from protofed.prototypes.etf import spread_directions
 from support import K, client, degenerate, federated, visited
@@ -137,7 +137,7 @@ def test_new_frequencies_replace_the_prior(method):
     assert state["prior"].tolist() == pytest.approx([math.log((n + 1) / 16) for n in counts])
     x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     received = federation.method.receive(c, None)
-    found = federation.method.predict(c.model, Batch(x, torch.zeros(60, dtype=torch.int64)), received, state)
+    found = predict(federation.method, c.model, Batch(x, torch.zeros(60, dtype=torch.int64)), received, state)
     f = c.model(x).logits
     assert torch.equal(found["head"], 1 + (f + state["prior"])[:, 1:3].argmax(1))
     assert torch.equal(found["all_classes"], 1 + f[:, 1:3].argmax(1))
@@ -157,7 +157,7 @@ def test_clients_of_one_class_and_of_none(method):
     batch, answers = Batch(x, torch.zeros(50, dtype=torch.int64)), {}
     for name, c in visited(federation).items():
         received = federation.method.receive(c, None) if method == "fixed_etf" else {}
-        answers[name] = federation.method.predict(c.model, batch, received, c.state)
+        answers[name] = predict(federation.method, c.model, batch, received, c.state)
     assert set(answers["one-class"]["head"].tolist()) == set(answers["one-class"]["all_classes"].tolist()) == {2}
     assert len(answers["no-training"]["head"].unique()) > 1
 

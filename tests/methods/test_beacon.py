@@ -18,8 +18,8 @@ from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
-from protofed.methods.beacon import Beacon, all_classes
-from protofed.methods.contract import Upload
+from protofed.methods.beacon import all_classes
+from protofed.methods.contract import Upload, predict
 from protofed.methods.parts.prior import log_prior
 from protofed.models import build as build_model
 from protofed.models.tiny import tiny_width
@@ -226,7 +226,7 @@ def test_a_client_with_all_classes_alike_answers_all_classes_as_its_own():
     list(federation.run())
     ann = visited(federation)["ann"]
     x = torch.randn(200, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = federation.method.predict(ann.model, Batch(x, torch.zeros(200, dtype=torch.int64)), {}, ann.state)
+    found = predict(federation.method, ann.model, Batch(x, torch.zeros(200, dtype=torch.int64)), {}, ann.state)
     assert torch.equal(found["head"], found["all_classes"])
     assert not torch.equal(found["head"], found["global_model"])
 
@@ -239,7 +239,7 @@ def test_degenerate_clients():
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     batch = Batch(x, torch.zeros(50, dtype=torch.int64))
     answers = {
-        name: federation.method.predict(c.model, batch, c.received, c.state)
+        name: predict(federation.method, c.model, batch, c.received, c.state)
         for name, c in visited(federation).items()
     }
     assert set(answers["one-class"]["head"].tolist()) == {2}
@@ -270,7 +270,7 @@ def test_diverged_networks_answer_nothing():
     batch = Batch(ann.train.x.double(), ann.train.y)
     with torch.no_grad():
         ann.model.head.weight.fill_(torch.nan)
-    found = federation.method.predict(ann.model, batch, {}, ann.state)
+    found = predict(federation.method, ann.model, batch, {}, ann.state)
     assert {rule: bool((classes == -1).all()) for rule, classes in found.items()} == {
         "head": True,
         "expert": True,
@@ -381,13 +381,13 @@ def test_traffic():
     record = next(federation.run())
     assert record.parameters == {"up": 6218, "down": 6218}
     assert record.bytes == {"up": 4 * 6218 + 8, "down": 4 * 6218 + 4}
-    assert federation.method.sums_only
+    assert federation.method.declared.sums_only
 
 
 def test_uniform_weights_disclose_no_numbers():
     federation = build("beacon", ordinary(), method__weighting="uniform")
     assert "samples" not in federation.method.upload_schema.fields
-    assert not Beacon.needs_counts(federation.method.options)
+    assert not federation.method.declared.counts
 
 
 def test_int8_round_trip():

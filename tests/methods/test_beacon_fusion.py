@@ -15,8 +15,8 @@ import naive_beacon
 from naive import build, same_nets
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
-from protofed.methods import Batch
-from protofed.methods.beacon import fitted
+from protofed.methods import Batch, predict
+from protofed.prototypes.fusion import fitted
 from protofed.samples import ClientData, FederatedData
 from support import K, client, experiment, federated, held_out, ordinary, samples, visited
 
@@ -153,7 +153,7 @@ def test_without_exchange_every_client_is_a_federation_of_its_own(executor):
                 own = [r.accuracy.clients[rule][place] for r in records]
                 assert own == [r.accuracy.clients[rule][0] for r in expected], rule
     assert "that each client has for itself" in federation.method.notes()[0]
-    assert not type(federation.method).needs_counts(federation.method.options)
+    assert not federation.method.declared.counts
 
 
 def test_without_exchange_a_robust_rule_has_nothing_to_do():
@@ -194,7 +194,7 @@ def test_the_prior_is_replaced_and_what_was_learned_stays(counts):
     assert torch.equal(state["own"], before["own"])
     assert state["prior"].tolist() == pytest.approx([math.log((n + 1) / (sum(counts) + K)) for n in counts])
     x = samples([0, 1, 2, 3] * 5, seed=9).x.double()
-    found = federation.method.predict(ann.model, Batch(x, torch.zeros(20, dtype=torch.int64)), {}, state)
+    found = predict(federation.method, ann.model, Batch(x, torch.zeros(20, dtype=torch.int64)), {}, state)
     for i, row in enumerate(x):
         expected = shifted_answers(federation, "ann", counts, row)
         assert {rule: int(classes[i]) for rule, classes in found.items()} == expected
@@ -207,7 +207,7 @@ def test_frequencies_that_stay_change_no_answer():
     batch = Batch(x, torch.zeros(40, dtype=torch.int64))
     for c in visited(federation).values():
         state = federation.method.shifted(c.state, c.train.counts(K))
-        same, found = (federation.method.predict(c.model, batch, {}, s) for s in (c.state, state))
+        same, found = (predict(federation.method, c.model, batch, {}, s) for s in (c.state, state))
         assert all(torch.equal(found[rule], same[rule]) for rule in same)
 
 
@@ -219,6 +219,6 @@ def test_a_client_of_no_class_may_answer_any():
     dan = visited(federation)["dan"]
     state = federation.method.shifted(dan.state, torch.zeros(K, dtype=torch.int64))
     x = samples([0, 1, 2, 3] * 5, seed=9).x
-    found = federation.method.predict(dan.model, Batch(x, torch.zeros(20, dtype=torch.int64)), {}, state)
+    found = predict(federation.method, dan.model, Batch(x, torch.zeros(20, dtype=torch.int64)), {}, state)
     assert all(torch.equal(classes, found["global_model"]) for classes in found.values())
     assert len(found["global_model"].unique()) > 1

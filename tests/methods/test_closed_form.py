@@ -19,7 +19,7 @@ from protofed.config.schema import apply_overrides, load_recipe
 from protofed.errors import ConfigError
 from protofed.experiments import resolve
 from protofed.experiments.assemble import assemble
-from protofed.methods.contract import Upload
+from protofed.methods.contract import Upload, predict
 from protofed.methods.fedlda import oracle, pivoted, told
 from protofed.rounds import Federation
 from protofed.samples import ClientData, FederatedData, Samples
@@ -224,7 +224,7 @@ def answers(federation: Federation, x: torch.Tensor) -> dict[str, dict[str, torc
         model = client.model.eval()
         batch = Batch(x.to(next(model.parameters()).dtype), torch.zeros(len(x), dtype=torch.int64))
         if len(client.train):
-            found[name] = federation.method.predict(model, batch, client.received, client.state)
+            found[name] = predict(federation.method, model, batch, client.received, client.state)
     return found
 
 

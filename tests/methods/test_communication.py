@@ -68,7 +68,7 @@ def sizes(federation) -> dict[str, float]:
         "aux": count["extras."],
         "K": K,
         "d": 5,
-        "s": getattr(method, "s", 0),
+        "s": getattr(method, "width", 0),
     }
 
 
@@ -84,12 +84,13 @@ def fixed(name: str) -> bool:
     return not any(set(s.limits) - {"k"} for s in (method.upload_schema, method.broadcast_schema) if s is not None)
 
 
-SENDING = [name for name in every_method() if get(name).exchanges != "nothing"]
+TRAITS = {name: get(name).traits(get(name).Options()) for name in every_method()}
+SENDING = [name for name, traits in TRAITS.items() if traits.exchanges != "nothing"]
 
 
 @pytest.mark.parametrize("name", SENDING)
 def test_formulas_are_declared(name):
-    kind = get(name)
+    kind = TRAITS[name]
     assert kind.up != "0", f"{name} does not say what goes up"
     assert kind.down != "0", f"{name} does not say what comes down"
     assert kind.class_sets
@@ -101,7 +102,7 @@ def test_what_is_sent_is_what_is_declared(name):
         pytest.skip("its formula has a symbol for what is learned, which the method's own tests know")
     federation, record = second_round(name)
     symbols = sizes(federation)
-    kind = type(federation.method)
+    kind = federation.method.declared
     for way, formula in (("up", kind.up), ("down", kind.down)):
         expected = sum(value(formula, {**symbols, "Ki": CLASSES[n]}) for n in record.participants)
         assert record.parameters[way] == expected, f"{name} {way}: {formula}"
@@ -123,7 +124,7 @@ def test_bytes_are_numbers_and_a_stated_header(name, codec):
     seen = 0
     for round in range(3, 24):
         messages = federation.open(names, round).messages
-        if not method.communicates(round):
+        if not method.sends(round):
             continue
         results = [r for r in federation.executor.train(names, messages, round) if not isinstance(r, Missing)]
         sent = [(messages[n], method.broadcast_schema) for n in names if messages[n] is not None]

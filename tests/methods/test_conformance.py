@@ -125,7 +125,7 @@ def test_messages_satisfy_their_schemas(name):
     records = run(federation)
     method, codec = federation.method, federation.codec
     sent = {way: sum(r["parameters"][way] for r in records) for way in ("up", "down")}
-    if method.exchanges == "nothing":
+    if method.declared.exchanges == "nothing":
         assert method.upload_schema is None
         assert method.broadcast_schema is None
         assert sent == {"up": 0, "down": 0}
@@ -139,7 +139,7 @@ def test_messages_satisfy_their_schemas(name):
                 payload = codec.decode(message, method.broadcast_schema)
                 check_structure(payload, method.broadcast_schema)
                 assert codec.encode(payload, method.broadcast_schema) == message
-        if not method.communicates(round):
+        if not method.sends(round):
             continue
         for result in federation.executor.train(federation.names, messages, round):
             payload = codec.decode(result.message, method.upload_schema)
@@ -157,12 +157,12 @@ def refuse(monkeypatch, names: set[str]) -> None:
     monkeypatch.setattr(LocalTrainer, "compose", refused)
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if methods().get(n).exchanges != "nothing"])
+@pytest.mark.parametrize("name", [n for n in ALL if build(n).method.upload_schema is not None])
 def test_rounds_without_uploads_keep_the_server(name, monkeypatch):
     """From the first round on, and later; the method is not asked what to make of nothing."""
     federation = build(name, rounds=40)
     method, rounds = federation.method, federation.run()
-    sending = [r for r in range(1, 41) if method.communicates(r)][:3]
+    sending = [r for r in range(1, 41) if method.sends(r)][:3]
     refuse(monkeypatch, set(federation.names))
     for _ in range(sending[0]):
         record = next(rounds)
@@ -197,7 +197,7 @@ def test_losses_are_pure_and_vectorise_over_clients(name):
     clients = list(visited(federation).values())[:2]
     models = [c.model.eval() for c in clients]
     batches = [Batch(c.train.x[:4], c.train.y[:4]) for c in clients]
-    updates = [u for p in federation.method.phases(3) if p.source is None for u in p.updates]
+    updates = [u for p in federation.method.round(3).phases if p.source is None for u in p.updates]
     for update in updates:
         _check_loss(update, clients, models, batches)
 
@@ -253,7 +253,7 @@ def test_what_needs_counts_says_so(name, options):
     method = build(name, **{f"method__{n}": v for n, v in options.items()}).method
     schema = method.upload_schema
     sent = schema is not None and any(f.kind == "count" for f in schema.fields.values())
-    used = name == "tinyproto" and method.options.scaling and not method.options.mu
-    assert type(method).needs_counts(method.options) == (sent or used)
+    used = name == "tinyproto" and method.sparse.scaling and not method.sparse.mu
+    assert method.declared.counts == (sent or used)
     sums = schema is not None and any(f.sums for f in schema.fields.values())
-    assert type(method).sends_sums(method.options) == sums
+    assert method.declared.sums == sums

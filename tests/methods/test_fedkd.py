@@ -201,9 +201,9 @@ def test_the_presets():
     official, htfl = (build("fedkd", method__preset=p).method for p in ("official", "htfl"))
     assert (official.options.compress, official.options.clip) == ("updates", 0)
     assert (htfl.options.compress, htfl.options.clip) == ("parameters", 10)
-    assert (official.personal_broadcast, htfl.personal_broadcast) == (True, False)
-    assert build("fedkd", method__compress="none").method.sums_only
-    assert not official.sums_only
+    assert (official.declared.personal, htfl.declared.personal) == (True, False)
+    assert build("fedkd", method__compress="none").method.declared.sums_only
+    assert not official.declared.sums_only
 
 
 # Who is sent what.

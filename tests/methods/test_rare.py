@@ -24,11 +24,7 @@ def uploads(method: str, least: int, **options) -> tuple[object, dict[str, dict[
     federation, _ = assemble(experiment, data)
     with closing(federation.executor):
         told = notes(federation.method, [m.plan.least_samples for m in federation.executor.clients.values()])
-        rounds = (
-            [r for r in range(1, 12) if federation.method.communicates(r)]
-            if federation.method.upload_schema
-            else []
-        )
+        rounds = [r for r in range(1, 12) if federation.method.sends(r)] if federation.method.upload_schema else []
         found = federation.exchange(federation.names, rounds[0]) if rounds else []
         if found and support.stage(federation, SecureSum) is None:  # the server can go on from them
             federation.method.aggregate(federation.server, iter(found), rounds[0])

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from protofed.errors import ConfigError
-from protofed.methods.contract import Method, Upload
-from protofed.methods.parts.wrapped import WrappedMethod
+from protofed.methods.contract import Upload
 from support import K, build, degenerate, uploads, visited
 
 D = 5
@@ -33,16 +32,6 @@ def test_tinyproto_without_its_two_parts_is_its_base(base, options):
         assert a.accuracy == b.accuracy
         assert a.losses == b.losses
         assert a.bytes == b.bytes
-
-
-def test_a_wrapped_method_forwards_every_hook():
-    def hooks(kind):
-        return {n for n, v in vars(kind).items() if callable(v) or isinstance(v, (property, classmethod))}
-
-    declared = {"sums_only", "personal_broadcast"}  # may depend on the options
-    public = {n for n in hooks(Method) | declared if not n.startswith("_")}
-    assert public - {"Options"} <= hooks(WrappedMethod)
-    assert all(n in hooks(Method) | declared or n == "base_of" for n in hooks(WrappedMethod) if n[0] != "_")
 
 
 @pytest.mark.parametrize("cps", [True, False])
@@ -147,7 +136,7 @@ def test_over_all_draws_of_clients_compensated_sums_average_to_the_full_sum(pres
 )
 def test_tinyproto_says_whether_sums_are_enough(options, enough):
     method = build("tinyproto", **{f"method__{name}": value for name, value in options.items()}).method
-    assert method.sums_only is enough
+    assert method.declared.sums_only is enough
 
 
 def test_where_sums_are_enough_the_sum_of_all_uploads_gives_the_same():
@@ -206,7 +195,7 @@ def test_tinyproto_passes_options_to_its_base():
         dotted = {f"method__base_options__{name}": value for name, value in options.items()}  # as on a command line
         method = build("tinyproto", method__base=base, **dotted).method
         assert {name: getattr(method.base.options, name) for name in options} == options
-        assert method.personal_broadcast is (options.get("classes") == "own")
+        assert method.declared.personal is (options.get("classes") == "own")
 
 
 @pytest.mark.parametrize(

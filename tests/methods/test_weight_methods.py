@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
-from protofed.methods.contract import Phase, Update, Upload
+from protofed.methods.contract import Phase, Round, Update, Upload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feduv import uniformity, variance_hinge
 from support import K, client, degenerate, experiment, federated, ordinary, visited
@@ -26,8 +26,8 @@ class FixedHead(FedAvg):
 
     name = "fixed-head"
 
-    def phases(self, round):
-        return (Phase((Update(self.loss, lambda name: not name.startswith("head.")),)),)
+    def round(self, number):
+        return Round((Phase((Update(self.loss, lambda name: not name.startswith("head.")),)),))
 
 
 def outcome(method: str, **overrides):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.running import run_experiment
-from protofed.methods.contract import Batch
+from protofed.methods.contract import Batch, predict
 from protofed.rounds import Evaluation
 from protofed.runs import Outcome, load_run
 from protofed.samples import FederatedData, Samples
@@ -40,7 +40,7 @@ def naive(federation, on: str) -> tuple[dict, dict]:
             for x, y in everything:
                 batch = Batch(x[None].double(), torch.tensor([y]))
                 with torch.no_grad():
-                    predicted = federation.method.predict(own.model, batch, own.received, own.state)[rule]
+                    predicted = predict(federation.method, own.model, batch, own.received, own.state)[rule]
                 hits.setdefault(y, []).append(int(predicted) == y)
             for score, classes in zip(scores, (set(hits), set(hits) - trained), strict=True):
                 if on == "balanced":
@@ -113,7 +113,7 @@ def naive_shifted(federation) -> tuple[dict, dict]:
             for x, y in everything:
                 batch = Batch(x[None].double(), torch.tensor([y]))
                 with torch.no_grad():
-                    predicted = federation.method.predict(own.model, batch, own.received, state)[rule]
+                    predicted = predict(federation.method, own.model, batch, own.received, state)[rule]
                 hits[y].append(int(predicted) == y)
             for score, classes in zip(scores, (tested, tested - trained), strict=True):
                 right = sum(weights[c] * sum(hits[c]) / len(hits[c]) for c in classes)

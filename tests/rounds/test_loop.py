@@ -11,7 +11,7 @@ import torch
 
 from protofed.errors import ConfigError, FederationError
 from protofed.experiments.assemble import assemble
-from protofed.methods.contract import Phase, Update
+from protofed.methods.contract import Phase, Round, Update
 from protofed.methods.fedproto import FedProto
 from protofed.methods.local import LocalTraining
 from protofed.rounds import Accuracy
@@ -197,13 +197,12 @@ def test_missing_clients_are_recorded_and_not_scored(monkeypatch):
 
 @pytest.mark.parametrize(("wrong", "refused"), [(1, True), (3, True), (4, False)])
 def test_the_optimisers_of_all_rounds_and_clients_are_checked_before_the_first(wrong, refused, monkeypatch):
-    def phases(self, round):
-        assert 1 <= round <= 3, "there is no such round"
-        return (
-            Phase((Update(self.loss, optimizer={"nesterov": True, "momentum": 0.0} if round == wrong else {}),)),
-        )
+    def steps(self, number):
+        assert 1 <= number <= 3, "there is no such round"
+        chosen = {"nesterov": True, "momentum": 0.0} if number == wrong else {}
+        return Round((Phase((Update(self.loss, optimizer=chosen),)),))
 
-    monkeypatch.setattr(LocalTraining, "phases", phases)
+    monkeypatch.setattr(LocalTraining, "round", steps)
     if not refused:
         assemble(experiment("local", rounds=3), ordinary())
         return

@@ -16,7 +16,8 @@ def exchanges(run: Run) -> str:
 
     if run.federation.exchanges or run.method not in methods():
         return run.federation.exchanges
-    return methods().get(run.method).exchanges
+    kind = methods().get(run.method)
+    return kind.traits(kind.Options()).exchanges
 
 
 def by_exchange(runs: Iterable[Run]) -> dict[str, list[Run]]:

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protofed.runs import Run
+from protofed.runs import HEAD, Run
 
 Axes = Mapping[str, Sequence[str]]
 SERIOUS = 3.0
@@ -79,7 +79,7 @@ def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
         main = run.main_rule
         for rule, values_of, losses in (
             (main, figures.main, figures.main_loss),
-            ("head", figures.head, figures.head_loss),
+            (HEAD.name, figures.head, figures.head_loss),
         ):
             if rule in run.rules and (rule != main or values_of is figures.main):
                 own = _accuracy(run, rule, attacking)

@@ -164,14 +164,14 @@ def used(run: Run, server: Prototypes | None) -> Prototypes | None:
     from protofed.prototypes.table import Prototypes
 
     method = _method(run)
-    if method is None or (server is None and method.exchanges != "nothing"):
+    if method is None or (server is None and method.declared.exchanges != "nothing"):
         return server
     counts = torch.tensor(run.clients[0].train)
     K, d = method.task.num_classes, method.task.feature_dim
     with seeded(run.seed, "prototypes as used"):
         model = SplitModel(nn.Identity(), nn.Linear(d, K))
         method.extend(model)
-    state, message = {**method.client_state(counts), **method.kept_state(counts)}, None
+    state, message = method.client_state(counts), None
     nothing = torch.zeros(0, d), torch.zeros(0, dtype=torch.int64)
     local = Local("", run.last_round + 1, model, counts, state, {}, lambda: nothing, run.seed)
     if server is not None:
@@ -189,18 +189,10 @@ def sent(run: Run, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
     Args:
         own: Clients' prototypes by name.
     """
-    from protofed.methods.tinyproto import TinyProto
-    from protofed.prototypes.table import Prototypes
+    from protofed.methods.parts.nearest import as_sent
 
     method = _method(run)
-    if not isinstance(method, TinyProto):
-        return dict(own)
-    tables = {}
-    for name, prototypes in own.items():
-        rows, classes = prototypes.to_send()
-        payload = method.unpack(method.pack({"classes": classes, "prototypes": rows}))
-        tables[name] = Prototypes.received(payload["prototypes"], classes, len(prototypes.rows))
-    return tables
+    return dict(own) if method is None else as_sent(method, own)
 
 
 def _method(run: Run) -> Method | None:
@@ -213,8 +205,6 @@ def _method(run: Run) -> Method | None:
     if run.method not in methods():
         return None
     kind = methods().get(run.method)
-    if kind.exchanges not in ("nothing", "prototypes") or kind.same_architecture:
-        return None
     per_class = [sum(column) for column in zip(*(c.train for c in run.clients), strict=True)]
     held = [n for n in per_class if n]
     task = Task(
@@ -227,7 +217,9 @@ def _method(run: Run) -> Method | None:
     )
     options = {name: value for name, value in run.config["method"].items() if name != "name"}
     try:
-        method = kind(build_options(kind.Options, options, "method"), task)
+        built = build_options(kind.Options, options, "method")
+        traits = kind.traits(built)
+        known = traits.exchanges in ("nothing", "prototypes") and not traits.same_architecture
+        return kind(built, task) if known and not traits.personal else None
     except ConfigError as error:
         raise DataError(f"{run.directory / 'config.toml'}: {error}") from None
-    return None if method.personal_broadcast else method

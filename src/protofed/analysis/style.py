@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from protofed.runs import COLOURS, Rule
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart. Its yellow is too faint for lines on white:
 # grey takes its place.
@@ -17,31 +20,6 @@ VERMILLION, PURPLE = "#D55E00", "#CC79A7"
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK)
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "p", "h")
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.2, 1.4), (6, 1.6, 1.2, 1.6))
-
-RULE_COLOURS = {
-    "head": BLUE,
-    "global_model": SKY,
-    "local": GREEN,
-    "global": VERMILLION,
-    "global_own": ORANGE,
-    "etf": PURPLE,
-    "beacon": GREY,
-    "all_classes": BLACK,
-    "expert": PURPLE,  # no method has both it and etf
-    "global_prior": GREY,  # nor this and beacon
-}
-RULE_TITLES = {
-    "head": "Classifier head",
-    "global_model": "Global model",
-    "local": "Own prototypes",
-    "global": "Global prototypes",
-    "global_own": "Global, own classes",
-    "etf": "ETF",
-    "beacon": "Beacon with prior",
-    "all_classes": "Classes alike",
-    "expert": "Expert",
-    "global_prior": "Global model with prior",
-}
 
 INK, FAINT = "#24292F", "#E3E6EA"
 THEME: dict[str, Any] = {
@@ -168,11 +146,8 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def rule_title(rule: str) -> str:
-    """Return what an inference rule is called in figures and tables.
-
-    Example:
-        >>> rule_title("global")
-        'Global prototypes'
-    """
-    return RULE_TITLES.get(rule, rule.replace("_", " "))
+def rule_colours(rules: Iterable[Rule]) -> dict[str, str]:
+    """Return a colour per rule by its name: its own, or the next that no other of them has."""
+    found = {rule.name: PALETTE[COLOURS.index(rule.colour)] if rule.colour else "" for rule in rules}
+    free = itertools.chain((c for c in PALETTE if c not in found.values()), itertools.cycle(PALETTE))
+    return {name: colour or next(free) for name, colour in found.items()}

@@ -13,7 +13,7 @@ from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.pivot import METRICS, Pivot
-from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, Run, Summary, Traffic, by_label
+from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, Rule, Run, Summary, Traffic, by_label, known
 from protofed.text import mean_std, number, size
 
 if TYPE_CHECKING:
@@ -53,18 +53,6 @@ NOTES = {
     "union": "union: final, on all clients' test samples; unseen: on their classes that a client has no samples of",
     "newcomers": "newcomers: final, clients that joined after training, on their own test samples",
 }
-RULES = {
-    "head": "head = own classifier",
-    "global_model": "model = the server's model",
-    "global_prior": "prior = the server's model with the client's class frequencies",
-    "local": "local = nearest own prototype",
-    "global": "global = nearest global prototype",
-    "global_own": "own = the same among the client's own classes",
-    "etf": "etf = the fixed classifier",
-    "expert": "expert = own classifier, on the client's own classes",
-    "beacon": "beacon = the shared tiny network with the client's prior",
-    "all_classes": "all = as head, without the client's class frequencies; beacon: on all classes",
-}
 
 
 def summaries_of(runs: Mapping[str, Sequence[Run]]) -> Groups:
@@ -73,24 +61,28 @@ def summaries_of(runs: Mapping[str, Sequence[Run]]) -> Groups:
     return dict(sorted(groups.items(), key=lambda item: _place(_exchanges(item[1]))))
 
 
-def results_table(groups: Groups) -> Table:
-    """Return the accuracies of each method by every rule, mean ± std over its runs."""
+def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -> Table:
+    """Return the accuracies of each method by every rule, mean ± std over its runs.
+
+    Args:
+        described: Rules as the methods describe them.
+    """
     sections = len({_exchanges(group) for group in groups.values()}) > 1
     outcomes = [outcome for group in groups.values() for s in group for outcome in s.outcome.accuracy.values()]
     lines = [line for line in LINES if line.always or any(getattr(o, line.figure) is not None for o in outcomes)]
-    rules = _rules(groups)
+    names = dict.fromkeys(r for group in groups.values() for s in group for r in s.outcome.accuracy)
+    rules = {name: (described or {}).get(name) or known(name) for name in names}
     rounds = max(s.outcome.rounds for group in groups.values() for s in group)
     seeds = max(len(group) for group in groups.values())
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
-    legend = "; ".join(RULES[rule] for rule in rules if rule in RULES)
+    legend = "; ".join(f"{rule.short or rule.name} = {rule.text}" for rule in rules.values())
     notes = [legend, *(NOTES[line.figure] for line in lines if line.figure in NOTES), _main_rules(groups)]
     table = _table(f"Test accuracy in %, {rounds} rounds{over}", "\n".join(f"{note}." for note in notes if note))
     table.add_column("method", no_wrap=True)
     table.add_column("round", no_wrap=True, min_width=max(len(line.title) for line in lines))
-    short = {"global_own": "own", "global_model": "model", "global_prior": "prior", "all_classes": "all"}
-    for rule in rules:
+    for rule in rules.values():
         # On a narrow screen names may lose their ends, but numbers must not.
-        table.add_column(short.get(rule, rule), justify="right", no_wrap=True, min_width=8)
+        table.add_column(rule.short or rule.name, justify="right", no_wrap=True, min_width=8)
     last = ""
     for name, group in groups.items():
         if sections and (what := _exchanges(group)) != last:
@@ -222,11 +214,6 @@ def _exchanges(group: Sequence[Summary]) -> str:
 
 def _place(exchanges: str) -> int:
     return EXCHANGES.index(exchanges) if exchanges in EXCHANGES else len(EXCHANGES)
-
-
-def _rules(groups: Groups) -> list[str]:
-    """Return the rules of all methods in order of first appearance."""
-    return list(dict.fromkeys(r for group in groups.values() for s in group for r in s.outcome.accuracy))
 
 
 def _main_rules(groups: Groups) -> str:

@@ -21,7 +21,11 @@ def _methods() -> list[Listed]:
     from protofed.methods import methods
 
     return [
-        Listed(name, f"{m.summary} (exchanges {m.exchanges}{_cited(m.reference)})", option_rows(m.Options))
+        Listed(
+            name,
+            f"{m.summary} (exchanges {m.traits(m.Options()).exchanges}{_cited(m.reference)})",
+            option_rows(m.Options),
+        )
         for name, m in sorted(methods().items())
     ]
 

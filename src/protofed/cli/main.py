@@ -416,7 +416,7 @@ def _print(result: Any) -> None:
     from protofed.analysis.report.facts import warnings
     from protofed.analysis.tables import grid_table, metrics_table, results_table, summaries_of, traffic_table
     from protofed.experiments import Comparison
-    from protofed.runs import load_runs
+    from protofed.runs import load_runs, rules_of
 
     runs = result.runs if isinstance(result, Comparison) else {result.method: [result]}
     compared = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
@@ -424,7 +424,7 @@ def _print(result: Any) -> None:
         console.print(grid_table(rows_of(compared, result.axes), result.axes))
     else:
         groups = summaries_of(runs)
-        console.print(results_table(groups))
+        console.print(results_table(groups, rules_of(run.data for group in runs.values() for run in group)))
         console.print()
         console.print(traffic_table(groups))
     measured = [run for run in compared if run.measured]

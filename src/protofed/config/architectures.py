@@ -169,9 +169,14 @@ def _group(model: ModelOptions, shared: bool) -> list[Architecture]:
     return result
 
 
+def traits_of(experiment: Experiment) -> methods.Traits:
+    """Return what the experiment's method declares of itself."""
+    return methods.get(experiment.method).traits(experiment.method_options)
+
+
 def common_features(experiment: Experiment) -> bool:
     """Return whether features of all clients must mean the same although the method shares no weights."""
-    return one_architecture(experiment) and methods.get(experiment.method).exchanges == "prototypes"
+    return one_architecture(experiment) and traits_of(experiment).exchanges == "prototypes"
 
 
 def why_one(experiment: Experiment) -> str:
@@ -185,7 +190,7 @@ def one_architecture(experiment: Experiment) -> bool:
     """Return whether the method needs all clients to have one architecture."""
     if experiment.encoder.name and (experiment.encoder.beside or experiment.encoder.members):
         return False  # clients' own networks are beside the features
-    return methods.get(experiment.method).needs_same_architecture(experiment.method_options)
+    return traits_of(experiment).same_architecture
 
 
 def _assign(experiment: Experiment, federated: FederatedData) -> list[Architecture]:
@@ -281,12 +286,12 @@ def check_trusted(experiment: Experiment, client: str, name: str) -> None:
 
 def counts_needed(experiment: Experiment) -> str:
     """Return why clients have to disclose their numbers of samples, or "" if they need not."""
-    kind = methods.get(experiment.method)
+    traits = traits_of(experiment)
     if experiment.privacy.mode == "sample":
         return "ε follows from the number of training samples: choose counts=exact (no numbers per class are told)"
-    if kind.needs_counts(experiment.method_options):
+    if traits.counts:
         return f"{experiment.method} needs numbers of samples: choose counts=exact"
-    if (rule := experiment.robust.rule) != "none" and kind.sends_sums(experiment.method_options):
+    if (rule := experiment.robust.rule) != "none" and traits.sums:
         why = f"robust.rule={rule} has to divide the sums of {experiment.method}"
         return f"{why}: choose counts=exact or robust.rule=none"
     if experiment.participation.sampling == "samples":
@@ -340,7 +345,7 @@ def _check_same(experiment: Experiment, federated: FederatedData, architectures:
                 f"{kind.name} {why}, but {names[other]} has {first} (d={first.d}) and {names[index]} has "
                 f"{architecture} (d={architecture.d}): {remedy}"
             )
-        if kind.same_feature_dim and architecture.d != first.d:
+        if traits_of(experiment).same_feature_dim and architecture.d != first.d:
             raise ConfigError(
                 f"{kind.name} exchanges features and needs one d, but {names[other]} has d={first.d} and "
                 f"{names[index]} has d={architecture.d}: give all clients the same d"

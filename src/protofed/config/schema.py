@@ -473,9 +473,9 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
     method_name, method_options = _method(tree, method)
     validated = sections["data"].validation_fraction > 0
-    needed = methods.get(method_name).rounds_needed(method_options, validated=validated)
-    if needed is not None and ("rounds" not in tree or tree.get(USUAL)):
-        scalars["rounds"] = needed
+    traits = methods.get(method_name).traits(method_options)
+    if traits.rounds is not None and ("rounds" not in tree or tree.get(USUAL)):
+        scalars["rounds"] = traits.rounds + traits.choosing * validated
     partition = _table(tree, "partition")
     partition_name = _name(partition, "partition", PARTITION)
     kind = data.partitions.get(partition_name)
@@ -642,8 +642,9 @@ def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:
 def every_method() -> list[str]:
     """Return the names of all built-in methods, in ascending order of what they exchange."""
     order = get_args(methods.Exchange)
-    known = methods.methods()
-    return sorted(known, key=lambda name: (order.index(known.get(name).exchanges), name))
+    kinds = {name: methods.get(name) for name in methods.methods()}
+    exchanges = {name: kind.traits(kind.Options()).exchanges for name, kind in kinds.items()}
+    return sorted(kinds, key=lambda name: (order.index(exchanges[name]), name))
 
 
 def _name(section: Tree, where: str, default: str) -> str:

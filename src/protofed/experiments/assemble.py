@@ -90,7 +90,7 @@ def start_from(directory: Path, federation: Federation) -> None:
     shapes = {n: t.shape for n, t in federation.server.items()}
     if run.method == method.name and {n: t.shape for n, t in server.items()} == shapes:
         federation.state.tensors = server
-    elif method.exchanges in ("part of the weights", "all weights"):
+    elif method.declared.exchanges in ("part of the weights", "all weights"):
         raise ConfigError(
             f"model.start: {method.name} begins with the server's weights, and {directory} holds none of its own: "
             f"start from a run of {method.name} with the same model"

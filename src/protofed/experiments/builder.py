@@ -139,10 +139,11 @@ class Builder:
         """Return a client's first state; numbers of samples on which messages may depend are noisy if protected."""
         counts, private = member.train.counts(self.federated.num_classes).cpu(), member.plan.private
         told = counts
-        if private is not None and not self.method.release:
+        if private is not None and not self.method.declared.vector:
             private = replace(private, secret=self.trainer.secret)
             told = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
-        state = {**self.method.client_state(told), **self.method.kept_state(counts)}
+        kept = self.method.client_state(counts)
+        state = self.method.client_state(told) | {name: kept[name] for name in self.method.declared.kept}
         return state if told is counts else {**state, COUNTS: told}
 
     def _method(self) -> Method:
@@ -159,7 +160,7 @@ class Builder:
         summary, federated = self.summary, self.federated
         template = summary.template or summary.architectures[0]
         noise, e = None, self.experiment
-        if e.privacy.mode == "sample" and self.method_class.release:
+        if e.privacy.mode == "sample" and self.method_class.traits(e.method_options).vector:
             honest = e.secure.least(summary.clients) - e.privacy.colluders if e.secure.aggregation else 1
             noise = multiplier(e.privacy) / math.sqrt(max(1, honest))
         return Task(
@@ -194,7 +195,7 @@ class Builder:
 
     def _protected(self, name: str) -> bool:
         """Return whether a weight of the clients' models is trained by DP-SGD in some round."""
-        phases = (phase for r in range(1, self.experiment.rounds + 1) for phase in self.method.phases(r))
+        phases = (phase for r in range(1, self.experiment.rounds + 1) for phase in self.method.round(r).phases)
         return any(u.trainable(name) for phase in phases if not phase.stays for u in phase.updates)
 
     def _client_model(self, architecture: Architecture, scope: str, device: torch.device) -> models.SplitModel:

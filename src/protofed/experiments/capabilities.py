@@ -61,12 +61,12 @@ def method_table() -> str:
 
 
 def _declared(method: Method) -> list[str]:
-    same = method.needs_same_architecture(method.options)
-    architectures = "no" if same else "yes, one d" if method.same_feature_dim else "yes"
-    sums = "–" if method.exchanges == "nothing" else "yes" if method.sums_only else "no"
+    traits = method.declared
+    architectures = "no" if traits.same_architecture else "yes, one d" if traits.same_feature_dim else "yes"
+    sums = "–" if traits.exchanges == "nothing" else "yes" if traits.sums_only else "no"
     # A bar would end the table's cell.
-    formulas = [formula.replace("|", "\\|") for formula in (method.up, method.down)]
-    return [method.exchanges, architectures, method.class_sets, sums, *formulas]
+    formulas = [formula.replace("|", "\\|") for formula in (traits.up, traits.down)]
+    return [traits.exchanges, architectures, traits.class_sets, sums, *formulas]
 
 
 def _measured(traffic: ClientTraffic | None) -> list[str]:

@@ -78,8 +78,8 @@ def describe_roster(
     known = dict(sizes or {})
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}
     return {
-        "exchanges": method.exchanges,
-        "open_rule": method.open_rule,
+        "exchanges": method.declared.exchanges,
+        "rules": [rule.to_dict() for rule in method.declared.rules],
         "notes": [
             *method.notes(),
             *rare.notes(method, [m.plan.least_samples for m in roster.values()]),

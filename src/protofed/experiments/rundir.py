@@ -52,7 +52,7 @@ def why_rounds_matter(experiment: Experiment) -> str:
     if experiment.privacy.mode != "none" and experiment.privacy.noise is None:
         return "the noise that privacy.epsilon needs depends on their number"
     kind = methods.get(experiment.method)
-    return kind.depends_on_rounds(experiment.method_options)
+    return kind.traits(experiment.method_options).ends
 
 
 class RunDirectory:

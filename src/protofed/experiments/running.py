@@ -200,7 +200,7 @@ def summary_of(
         protofed=protofed.__version__,
         recipe=experiment.recipe,
         method=experiment.method,
-        exchanges=federation.method.exchanges,
+        exchanges=federation.method.declared.exchanges,
         seed=experiment.seed,
         clients=len(federation.names),
         outcome=Outcome.of(rounds),

@@ -120,11 +120,11 @@ def _hiding(
     able, shared = participation.able, experiment.secure.aggregation
     rates, expected = [], []
     for round in range(1, participation.rounds + 1):
-        drawn = o.sampling == "poisson" and not method.everyone(round)
+        drawn = o.sampling == "poisson" and not method.round(round).everyone
         # With secure aggregation, the clients of a round are told who else takes part.
         coin = o.fraction if drawn and not shared else 1.0
         rates.append(coin if participation.sends(round) else 0.0)
-        asked = len(able) if method.everyone(round) else participation.number_of(able)
+        asked = len(able) if method.round(round).everyone else participation.number_of(able)
         expected.append(len(able) * o.fraction if drawn else asked)
     source = from_system if participation.secret else from_seed(participation.seed, "privacy")
     return ClientPrivacy(options, method, rates, expected, source, shared)
@@ -158,6 +158,6 @@ def secure_stage(
     seed = None if trainer.secret else trainer.seed
     noise = NO_NOISE
     if method.task.noise:
-        unit = math.hypot(*method.release.values()) * 2.0**experiment.secure.fraction_bits
+        unit = math.hypot(*method.declared.vector.values()) * 2.0**experiment.secure.fraction_bits
         noise = OwnNoise(multiplier(experiment.privacy) * unit, experiment.privacy.colluders)
     return SecureSum(experiment.secure, method, trainer.codec, ask, noisy, seed, noise, hiding)

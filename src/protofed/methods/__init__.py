@@ -22,13 +22,19 @@ from protofed.methods.contract import (
     Local,
     Method,
     Phase,
+    Round,
+    Rule,
+    Statistics,
     Task,
     Tensors,
+    Traits,
     Update,
     Upload,
+    predict,
 )
 from protofed.methods.parts.moments import ClosedForm, Sums, within
 from protofed.methods.parts.prior import own_classes
+from protofed.methods.traits import check_hooks
 from protofed.registry import Registry
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -43,16 +49,21 @@ __all__ = [
     "Method",
     "Payload",
     "Phase",
+    "Round",
+    "Rule",
     "Schema",
+    "Statistics",
     "Sums",
     "Task",
     "Tensors",
+    "Traits",
     "Update",
     "Upload",
     "for_parts",
     "get",
     "methods",
     "own_classes",
+    "predict",
     "register",
     "within",
 ]
@@ -64,6 +75,7 @@ _registry: Registry[type[Method]] = Registry("method")
 
 def register(method: M) -> M:
     """Make a :class:`Method` subclass available under its ``name``."""
+    check_hooks(method)
     _registry.register(method.name)(method)
     return method
 
@@ -89,7 +101,9 @@ def get(name: str) -> type[Method]:
     """
     if ":" not in name:
         return methods().get(name)
-    return user_class("method", name, Method, "protofed.methods.Method")
+    found = user_class("method", name, Method, "protofed.methods.Method")
+    check_hooks(found)
+    return found
 
 
 def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int]) -> Method:
@@ -105,7 +119,7 @@ def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int
 
     if issubclass(kind, ClosedForm):
         return Grouped(kind, options, task, widths) if widths else kind(options, task)
-    if kind.exchanges != "nothing":
+    if kind.traits(options).exchanges != "nothing":
         raise ConfigError(
             "encoder.beside and encoder.members are for closed forms, such as fedlda, and for methods that "
             f"exchange nothing, not for {kind.name}"

@@ -14,31 +14,55 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Method,
+    Phase,
+    Round,
+    Task,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
+from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.prior import cross_entropy, log_prior, over
-from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights
+from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights, with_samples
+from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD, Rule
 from protofed.models.tiny import tiny_width
 from protofed.options import Options, option
+from protofed.prototypes.fusion import learned
 from protofed.prototypes.inference import pull
 from protofed.prototypes.table import Prototypes
-from protofed.wire.schema import Field, Payload, Schema, weight_schema
+from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 log = logging.getLogger("protofed")
+
+BEACON = Rule(
+    "beacon",
+    "Beacon with prior",
+    "the shared tiny network, weighed with the frequencies of the client's classes",
+    "",
+    "grey",
+    80,
+)
 
 
 @dataclass(frozen=True)
@@ -95,32 +119,42 @@ class Beacon(Method[BeaconOptions]):
     name = "beacon"
     summary = "a tiny shared network, free of class bias, beside every client's own model"
     reference = "a method of this library; see docs/methods.md"
-    exchanges = "part of the weights"
-    up = "|w_aux|"
-    down = "|w_aux|"
-    class_sets = "one K-way beacon"
     Options = BeaconOptions
 
-    @classmethod
-    def needs_counts(cls, options: BeaconOptions) -> bool:
-        """A weighted mean takes ``n_i``."""
-        return options.exchange and options.weighting == "samples"
-
-    def check(self) -> None:
-        """Refuse samples for which there is no beacon."""
-        if self.task.auxiliary is not None:
+    def __init__(self, options: BeaconOptions, task: Task) -> None:
+        super().__init__(options, task)
+        if task.auxiliary is not None:  # refuses samples for which there is no beacon
             _ = self.network
 
-    def check_clients(self, names: Collection[str], validated: Collection[str]) -> None:
+    @classmethod
+    def traits(cls, options: BeaconOptions) -> Traits:
+        """Both on the client's own classes; each alone there; both on all classes; the beacon alone on all."""
+        both = replace(
+            ALL_CLASSES,
+            text="expert and beacon together, among all classes, whatever the client trains on",
+            open=options.exchange,
+        )
+        return Traits(
+            "part of the weights",
+            "|w_aux|",
+            "|w_aux|",
+            "one K-way beacon",
+            (HEAD, EXPERT, BEACON, both, replace(GLOBAL_MODEL, open=False)),
+            counts=options.exchange and options.weighting == "samples",
+            beyond_means="",
+            kept=("prior", "own"),
+        )
+
+    def check(self, clients: Mapping[str, bool]) -> None:
         """Refuse a client in ``receive_only`` that does not exist, and a fusion that nobody can learn."""
-        if self.options.fusion == "validation" and not validated:
+        if self.options.fusion == "validation" and not any(clients.values()):
             raise ConfigError(
                 "method.fusion=validation needs validation samples, of which no client has any: set "
                 "data.validation_fraction, e.g. 0.2"
             )
         for name in self.options.receive_only:
-            if name not in names:
-                raise ConfigError(unknown_name("client in method.receive_only", name, names))
+            if name not in clients:
+                raise ConfigError(unknown_name("client in method.receive_only", name, clients))
 
     @cached_property
     def network(self) -> SplitModel:
@@ -166,11 +200,7 @@ class Beacon(Method[BeaconOptions]):
             return None
         if self.options.weighting == "uniform" and not self.options.receive_only:
             return self.broadcast_schema
-        return weight_schema(self.initial, self.task.num_classes, samples=Field((), "count", parameter=False))
-
-    def unclippable(self) -> str:
-        """The server takes a mean."""
-        return ""
+        return with_samples(weight_schema(self.initial, self.task.num_classes), self.options.weighting)
 
     # The client.
 
@@ -179,17 +209,14 @@ class Beacon(Method[BeaconOptions]):
         model.extras["beacon"] = copy.deepcopy(self.network)
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember π_i for the beacon's loss, on which θ_i depends."""
-        return {"beacon_prior": log_prior(counts, self.options.rho, self.task.dtype)}
-
-    def kept_state(self, counts: Tensor) -> Tensors:
-        """Remember π_i and A_i for the expert and for predictions."""
-        return {"prior": log_prior(counts, self.options.rho, self.task.dtype), "own": counts > 0}
+        """Remember π_i for the beacon's loss, on which θ_i depends; and with A_i for the expert and predictions."""
+        prior = log_prior(counts, self.options.rho, self.task.dtype)
+        return {"beacon_prior": prior, "prior": prior.clone(), "own": counts > 0}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Replace π_i by that of the new frequencies; A_i stays what the expert has learned."""
-        now = {"own": state["own"], "now": (counts > 0).to(state["own"].device)}
-        return {**state, **self.kept_state(counts.to(state["own"].device)), **now}
+        here = counts.to(state["own"].device)
+        return {**state, "prior": log_prior(here, self.options.rho, self.task.dtype), "now": here > 0}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Load θ. The expert's fixed targets follow from the seed, the fusion from the validation samples."""
@@ -201,31 +228,19 @@ class Beacon(Method[BeaconOptions]):
             load_weights(local.model.extras["beacon"], message)
             received = {**message, **received} if self.options.receive_only else received
         if self.options.fusion == "validation":
-            received["fusion"] = self.learned_fusion(local)
+            with torch.no_grad():
+                answers = ((*self.outputs(local.model, b), b.y) for b in local.validation())
+                own, prior = local.state["own"], local.state["prior"]
+                received["fusion"] = learned(answers, own, prior, self.options.caution)
         return received
 
-    @torch.no_grad()
-    def learned_fusion(self, local: Local) -> Tensor:
-        """Return ``a`` and ``b``, ``(2,)``: those of the mean if the client has no validation samples of A_i."""
-        own, prior = local.state["own"], local.state["prior"]
-        found = []
-        for batch in local.validation():
-            known = own[batch.y]
-            f, g = self.outputs(local.model, batch)
-            found.append((f[known][:, own], g[known][:, own], own.cumsum(0)[batch.y[known]] - 1))
-        if not found:
-            return prior.new_full((2,), 0.5)
-        f, g, y = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return fitted(f, g, prior[own], y, self.options.caution).to(prior)
-
-    def phases(self, round: int) -> tuple[Phase, ...]:
+    def round(self, number: int) -> Round:
         """Step 1: E_h epochs of the beacon; step 2: the expert, as the experiment trains models."""
         o = self.options
         sgd = {"name": "SGD", "lr": o.lr, "momentum": o.momentum}
-        return (
-            Phase((Update(self.beacon_loss, lambda name: name.startswith("extras."), sgd),), epochs=o.epochs),
-            Phase((Update(self.loss, lambda name: not name.startswith("extras.")),), stays=True),
-        )
+        beacon = Update(self.beacon_loss, lambda name: name.startswith("extras."), sgd)
+        expert = Update(self.loss, lambda name: not name.startswith("extras."))
+        return Round((Phase((beacon,), epochs=o.epochs), Phase((expert,), stays=True)))
 
     def beacon_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Balanced softmax: cross-entropy of ``h_θ(x) + π_i``.
@@ -258,16 +273,6 @@ class Beacon(Method[BeaconOptions]):
     def weight(self, samples: int) -> int:
         """Return a client's weight in the mean, given its number of samples."""
         return samples if self.options.weighting == "samples" else min(samples, 1)
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """Both on the client's own classes; each alone there; both on all classes; the beacon alone on all."""
-        return ("head", "expert", "beacon", "all_classes", "global_model")
-
-    @property
-    def open_rule(self) -> str:
-        """Both on all classes, unless the beacon is the client's own."""
-        return "all_classes" if self.options.exchange else ""
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """``P(y)`` with and without the client's class frequencies; expert and beacon alone.
@@ -341,44 +346,3 @@ def all_classes(s: Tensor, g: Tensor, own: Tensor) -> Tensor:
     """
     inside = over(g, own).logsumexp(-1, keepdim=True)
     return torch.where(own, inside + over(s, own).log_softmax(-1), g)
-
-
-def fitted(f: Tensor, g: Tensor, prior: Tensor, y: Tensor, caution: float) -> Tensor:
-    """Return ``a`` and ``b``, ``(2,)`` float64, that minimise the cross-entropy of ``a·f + b·g + π``.
-
-    ``Σ CE + κ·((a − ½)² + (b − ½)²)`` is convex; Newton's method with steps halved until it falls.
-
-    Args:
-        f: ``(n, |A|)`` outputs of the expert.
-        g: ``(n, |A|)`` log-probabilities of the beacon.
-        prior: ``(|A|,)`` log-prior ``π``.
-        y: ``(n,)`` int64 labels within A.
-        caution: ``κ``, above 0.
-
-    Returns:
-        ``(½, ½)`` if there are no samples, or if a model has diverged.
-    """
-    x, prior = torch.stack([f, g], -1).double(), prior.double()
-    middle = x.new_full((2,), 0.5)
-
-    def objective(w: Tensor) -> Tensor:
-        penalty = caution * (w - middle).square().sum()
-        return F.cross_entropy(x @ w + prior, y, reduction="sum") + penalty
-
-    w = middle
-    if not bool(x.isfinite().all()):
-        return w
-    for _ in range(100):
-        p = (x @ w + prior).softmax(-1).unsqueeze(-1)
-        apart = x - (p * x).sum(1, keepdim=True)
-        slope = -apart[torch.arange(len(y)), y].sum(0) + 2 * caution * (w - middle)
-        curvature = torch.einsum("nac,nad->cd", p * apart, apart) + 2 * caution * torch.eye(2).to(x)
-        step, size = torch.linalg.solve_ex(curvature, slope).result, 1.0
-        while size > 1e-15 and not bool(objective(w - size * step) <= objective(w)):
-            size /= 2
-        if size <= 1e-15:
-            break
-        w = w - size * step
-        if float(step.abs().max()) < 1e-9:  # where curvature is large, even so small a step is worth taking
-            break
-    return w

@@ -31,8 +31,6 @@ class Fed3R(ClosedForm[Fed3ROptions]):
     name = "fed3r"
     summary = "ridge regression on fixed features of all clients: one round, no training"
     reference = "Fanì et al., ICML 2024, arXiv 2406.01116"
-    up = "K_i·d + d·(d+1)/2"
-    down = "K·d + K"
     Options = Fed3ROptions
     second = True
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Exchange, Local, Method, Tensors, Terms, Upload
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Tensors, Terms, Traits, Upload
 from protofed.methods.parts.weights import (
     WeightedMean,
     copied,
@@ -25,6 +25,7 @@ from protofed.methods.parts.weights import (
     weight_of,
     with_samples,
 )
+from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import Options, option
 from protofed.wire.schema import Payload, Schema, weight_schema
 
@@ -57,17 +58,21 @@ class FedAvg(Method[W]):
     name = "fedavg"
     summary = "weights averaged over clients of one architecture"
     reference = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
-    exchanges: Exchange = "all weights"
-    up = "|w|"
-    down = "|w|"
-    class_sets = "one K-way head"
-    same_architecture = True
     Options = FedAvgOptions
 
     @classmethod
-    def needs_counts(cls, options: W) -> bool:
-        """Every upload holds ``n_i``."""
-        return True
+    def traits(cls, options: W) -> Traits:
+        """Every upload holds ``n_i``, and the server takes a mean."""
+        return Traits(
+            "all weights",
+            "|w|",
+            "|w|",
+            "one K-way head",
+            (GLOBAL_MODEL, HEAD),
+            same_architecture=True,
+            counts=True,
+            beyond_means="",
+        )
 
     # What crosses the network.
 
@@ -92,15 +97,11 @@ class FedAvg(Method[W]):
     @cached_property
     def upload_schema(self) -> Schema:
         """The client's weights, and its number of samples."""
-        return with_samples(self.broadcast_schema)
+        return with_samples(self.broadcast_schema, self.options.weighting)
 
     def notes(self) -> tuple[str, ...]:
         """Tell how much of the model is shared, and where BatchNorm's running statistics stay."""
         return sharing_notes(self.first_model(), self.shares, self.options.share_buffers)
-
-    def unclippable(self) -> str:
-        """The server takes a mean, unless a relative's needs more."""
-        return "" if self.sums_only else super().unclippable()
 
     # The client: ClientUpdate(i, w^t).
 
@@ -127,16 +128,6 @@ class FedAvg(Method[W]):
         """Send ``w_i`` and ``n_i``."""
         weights = shared_weights(local.model, self.shares, buffers=self.options.share_buffers)
         return {**weights, "samples": local.counts.sum()}
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The global model, and the client's own."""
-        return ("global_model", "head")
-
-    @property
-    def open_rule(self) -> str:
-        """The global model."""
-        return "global_model"
 
     def classify(self, model: Callable[[Tensor], Output], batch: Batch, received: Tensors) -> Tensor:
         """Return the logits ``(B, K)`` of a model.

@@ -7,12 +7,13 @@ Goswami et al., "Covariances for Free: Exploiting Mean Distributions for Trainin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from protofed.methods import register
+from protofed.methods.contract import Traits
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums, solve
 from protofed.options import Options, option
 
@@ -35,15 +36,14 @@ class FedCOF(ClosedForm[FedCOFOptions]):
     name = "fedcof"
     summary = "class means of fixed features, and the covariance that they imply: one round, no training"
     reference = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"
-    up = "K_i·d"
-    down = "K·d + K"
     Options = FedCOFOptions
-    sums_only = False
     released = False
 
-    def unclippable(self) -> str:
+    @classmethod
+    def traits(cls, options: FedCOFOptions) -> Traits:
         """Noise on the means of single clients exceeds what they tell of the covariance."""
-        return "its server compares the means of single clients, which noise hides (fedlda takes the sums)"
+        more = "its server compares the means of single clients, which noise hides (fedlda takes the sums)"
+        return replace(super().traits(options), sums_only=False, beyond_means=more)
 
     def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Estimate the covariance from the single clients' means, and solve for W."""

@@ -16,7 +16,21 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Method,
+    Phase,
+    Round,
+    Statistics,
+    Task,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
 from protofed.methods.parts.presets import Preset, filled
 from protofed.options import Options, option
 from protofed.prototypes.means import class_means, class_sums
@@ -71,22 +85,30 @@ class FedDistill(Method[FedDistillOptions]):
     name = "feddistill"
     summary = "mean outputs per class, towards which clients distil"
     reference = "Jeong et al., NeurIPS 2018 workshop, arXiv 1811.11479"
-    exchanges = "logits"
-    up = "K_i·K"
-    down = "K²"
-    class_sets = "yes, of one K"
     Options = FedDistillOptions
 
     def __init__(self, options: FedDistillOptions, task: Task) -> None:
         super().__init__(filled(options, PRESETS), task)
-        self.personal_broadcast = self.options.leave_one_out
-        self.sums_only = not self.options.leave_one_out
         outputs = Field(("k", "K"))
         if self.options.target == "softmax":  # a mean of rounded probabilities may end just above 1
             outputs = Field(("k", "K"), minimum=0.0, limit=1.001)
         fields = {"classes": Field(("k",), "label", parameter=False), "outputs": outputs}
         K = task.num_classes
         self.schema = Schema(fields, K, {"K": K}, {"k": K})
+
+    @classmethod
+    def traits(cls, options: FedDistillOptions) -> Traits:
+        """The server takes means, unless every client's targets leave out its own share."""
+        alone = options.leave_one_out
+        return Traits(
+            "logits",
+            "K_i·K",
+            "K²",
+            "yes, of one K",
+            sums_only=not alone,
+            personal=alone,
+            beyond_means="leave_one_out treats every client differently" * alone,
+        )
 
     @property
     def upload_schema(self) -> Schema:
@@ -97,10 +119,6 @@ class FedDistill(Method[FedDistillOptions]):
     def broadcast_schema(self) -> Schema:
         """As the upload."""
         return self.schema
-
-    def unclippable(self) -> str:
-        """The server takes means, unless every client's targets leave out its own share."""
-        return "leave_one_out treats every client differently" if self.options.leave_one_out else ""
 
     # The client.
 
@@ -115,9 +133,9 @@ class FedDistill(Method[FedDistillOptions]):
         targets, present = Prototypes.received(message["outputs"], message["classes"], K)
         return {"targets": targets, "present": present}
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
-        """Local training; with raw logits for targets the loss has no lower bound, hence the clipping."""
-        return (Phase((Update(self.loss, clip=self.options.clip or None),)),)
+    def round(self, number: int) -> Round:
+        """Train; with raw logits for targets the loss has no lower bound, hence the clipping."""
+        return Round((Phase((Update(self.loss, clip=self.options.clip or None),)),))
 
     def outputs(self, logits: Tensor) -> Tensor:
         """Return the probabilities or logits ``(B, K)`` that are averaged and distilled."""
@@ -141,12 +159,12 @@ class FedDistill(Method[FedDistillOptions]):
         return terms, output
 
     @property
-    def statistics_from(self) -> Literal["after", "during"]:
+    def statistics(self) -> Statistics:
         """Mean outputs are means over the training data."""
-        return self.options.collect
+        return Statistics(self.sums_of_outputs, self.options.collect)
 
-    def statistics(self, output: Output, batch: Batch) -> Tensors:
-        """Sums of outputs and numbers of samples per class."""
+    def sums_of_outputs(self, output: Output, batch: Batch) -> Tensors:
+        """Return sums of outputs and numbers of samples per class."""
         sums, counts = class_sums(self.outputs(output.logits), batch.y, self.task.num_classes, batch.weight)
         return {"sums": sums, "counts": counts}
 

@@ -8,7 +8,7 @@ without the anchors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Phase, Tensors, Terms, Update
+from protofed.methods.contract import Batch, Local, Phase, Round, Statistics, Tensors, Terms, Traits, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.weights import with_samples
 from protofed.options import option
@@ -58,9 +58,12 @@ class FedFA(FedAvg[FedFAOptions]):
     name = "fedfa"
     summary = "FedAvg with feature anchors shared by all clients"
     reference = "Zhou et al., IEEE TMC 2024, arXiv 2211.09299"
-    up = "|w| + K·d"
-    down = "|w| + K·d"
     Options = FedFAOptions
+
+    @classmethod
+    def traits(cls, options: FedFAOptions) -> Traits:
+        """Anchors travel with the weights."""
+        return replace(super().traits(options), up="|w| + K·d", down="|w| + K·d")
 
     @cached_property
     def initial(self) -> Tensors:
@@ -71,7 +74,7 @@ class FedFA(FedAvg[FedFAOptions]):
     def upload_schema(self) -> Schema:
         """As FedAvg; anchors are of single classes."""
         K, d = self.task.num_classes, self.task.feature_dim
-        return with_samples(self.broadcast_schema, anchors=Field((K, d), by_class=True))
+        return with_samples(self.broadcast_schema, self.options.weighting, anchors=Field((K, d), by_class=True))
 
     def first_anchors(self) -> Tensor:
         """Return distinct random one-hot vectors ``(K, d)``, or Gaussian ones where K > d."""
@@ -101,11 +104,11 @@ class FedFA(FedAvg[FedFAOptions]):
         super().begin(local)
         local.state["anchors"] = local.received["anchors"].clone()
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
+    def round(self, number: int) -> Round:
         """For each batch a step on all weights and one on the head, whose Adam starts afresh in every round."""
         train, calibrate = Update(self.loss), Update(self.calibration, _is_head, CALIBRATION)
         orders = {"after": (train, calibrate), "before": (calibrate, train), "none": (train,)}
-        return (Phase(orders[self.options.calibration]),)
+        return Round((Phase(orders[self.options.calibration], after=self.follow),))
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``CE + (λ/K)·Σ_{c in the batch} mean_{b: y_b = c} ‖f(x_b) − a_c‖²``."""
@@ -130,23 +133,18 @@ class FedFA(FedAvg[FedFAOptions]):
         return {"calibration": F.cross_entropy(model.head(anchors), classes)}, None
 
     @property
-    def statistics_from(self) -> Literal["during"]:
-        """The features of each epoch's steps."""
-        return "during"
+    def statistics(self) -> Statistics:
+        """Of the features of each epoch's steps; means of batches are not sums over samples."""
+        return Statistics(self.sums, "during", self.options.anchor_mean == "batches")
 
-    @property
-    def statistics_by_batch(self) -> bool:
-        """Means of batches are not sums over samples."""
-        return self.options.anchor_mean == "batches"
-
-    def statistics(self, output: Output, batch: Batch) -> Tensors:
-        """Sums and counts per class, of features or of the batches' class means."""
+    def sums(self, output: Output, batch: Batch) -> Tensors:
+        """Return sums and counts per class, of features or of the batches' class means."""
         sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
         if self.options.anchor_mean == "samples":
             return {"sums": sums, "held": counts, "counts": counts}
         return {"sums": class_means(sums, counts)[0], "held": counts, "counts": torch.ones_like(counts)}
 
-    def epoch_end(self, local: Local, statistics: Tensors) -> None:
+    def follow(self, local: Local, statistics: Tensors) -> None:
         """``â_c ← ½·â_c + ½·m_c`` for the client's own classes."""
         if statistics:
             m, _ = class_means(statistics["sums"], statistics["counts"])

@@ -12,7 +12,7 @@ batch of ``B`` real samples comes with ``B`` generated ones, so that the code's 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,19 @@ from torch import Tensor
 
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Phase,
+    Round,
+    Task,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.generator import (
@@ -34,6 +46,7 @@ from protofed.methods.parts.generator import (
 )
 from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.weights import WeightedMean, load_weights, weight_of
+from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import option
 from protofed.wire.schema import Payload, Schema, weight_schema
 
@@ -118,23 +131,27 @@ class FedGen(FedAvg[FedGenOptions]):
     name = "fedgen"
     summary = "FedAvg, and a generator of features trained on all heads"
     reference = "Zhu, Hong and Zhou, ICML 2021, arXiv 2105.10056"
-    up = "|w|"
-    down = "|w| + |G|"
-    same_feature_dim = True
-    sums_only = False  # the generator learns from every single head
     Options = FedGenOptions
 
     def __init__(self, options: FedGenOptions, task: Task) -> None:
         super().__init__(filled(options, PRESETS), task)
         o = self.options
         self.generator = FeatureGenerator(o, task, o.generator_hidden, o.label_prior)
-        if o.share == "head":
-            self.exchanges = "part of the weights"
 
     @classmethod
-    def needs_same_architecture(cls, options: FedGenOptions) -> bool:
-        """Heads alone fit any extractor of the same width."""
-        return filled(options, PRESETS).share == "all"
+    def traits(cls, options: FedGenOptions) -> Traits:
+        """Heads alone fit any extractor of the same width; the generator learns from every single head."""
+        alone = filled(options, PRESETS).share == "head"
+        return replace(
+            super().traits(options),
+            exchanges="part of the weights" if alone else "all weights",
+            down="|w| + |G|",
+            rules=(HEAD,) if alone else (GLOBAL_MODEL, HEAD),
+            same_architecture=not alone,
+            same_feature_dim=True,
+            sums_only=False,
+            beyond_means=None,
+        )
 
     def shares(self, name: str) -> bool:
         """All weights, or those of the head."""
@@ -182,12 +199,12 @@ class FedGen(FedAvg[FedGenOptions]):
         """
         return max(self.options.floor, first * self.options.decay ** (round - 1)) if first else 0.0
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
+    def round(self, number: int) -> Round:
         """Cross-entropy alone before the round ``start``."""
-        if round < self.options.start:
-            return (Phase((Update(self.loss),)),)
-        alpha, beta = (self.weight(first, round) for first in (self.options.alpha, self.options.beta))
-        return (Phase((Update(partial(self.guided_loss, alpha, beta)),)),)
+        if number < self.options.start:
+            return super().round(number)
+        alpha, beta = (self.weight(first, number) for first in (self.options.alpha, self.options.beta))
+        return Round((Phase((Update(partial(self.guided_loss, alpha, beta)),)),))
 
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
@@ -214,18 +231,8 @@ class FedGen(FedAvg[FedGenOptions]):
         """Send ``w_i``, ``n_i`` and ``n_ij``."""
         return {**super().upload(local, statistics), **self.generator.counts_to_send(local.counts)}
 
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The global model and the client's own; if only heads are shared, its own with the mean head."""
-        return super().rules if self.options.share == "all" else ("head",)
-
-    @property
-    def open_rule(self) -> str:
-        """The global model, if there is one."""
-        return super().open_rule if self.options.share == "all" else ""
-
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Logits of the models that :attr:`rules` name."""
+        """Logits of the global model and the client's own, or of its own with the mean head."""
         if self.options.share == "all":
             return super().scores(model, batch, received, state)
         return {"head": model(batch.x).logits}

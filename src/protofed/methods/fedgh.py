@@ -20,15 +20,16 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Tensors, Upload
+from protofed.methods.contract import Aggregate, Local, Method, Statistics, Tensors, Traits, Upload
+from protofed.methods.parts.nearest import class_statistics
 from protofed.methods.parts.training import linear_layer, sound
 from protofed.methods.parts.weights import load_weights
 from protofed.options import Options, option
-from protofed.prototypes.means import class_means, class_sums
+from protofed.prototypes.means import class_means
 from protofed.wire.schema import Payload, Schema, prototype_schema, weight_schema
 
 if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
+    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,12 @@ class FedGH(Method[FedGHOptions]):
     name = "fedgh"
     summary = "one head for all clients, trained by the server on their class means"
     reference = "Yi et al., ACM MM 2023, arXiv 2303.13137"
-    exchanges = "prototypes"
-    up = "K_i·d"
-    down = "d·K + K"
-    class_sets = "one K-way head"
-    same_feature_dim = True
-    sums_only = False  # training needs every single pair
     Options = FedGHOptions
+
+    @classmethod
+    def traits(cls, options: FedGHOptions) -> Traits:
+        """Training needs every single pair."""
+        return Traits("prototypes", "K_i·d", "d·K + K", "one K-way head", same_feature_dim=True, sums_only=False)
 
     @property
     def upload_schema(self) -> Schema:
@@ -91,14 +91,9 @@ class FedGH(Method[FedGHOptions]):
     # Local training is cross-entropy through extractor and head, as Method has it.
 
     @property
-    def statistics_from(self) -> Literal["after", "during"]:
+    def statistics(self) -> Statistics:
         """Class means are means over the training data."""
-        return self.options.prototypes
-
-    def statistics(self, output: Output, batch: Batch) -> Tensors:
-        """Sums and counts per class."""
-        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
-        return {"sums": sums, "counts": counts}
+        return class_statistics(self.task.num_classes, self.options.prototypes)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``p_ic``, the mean feature of each class present."""

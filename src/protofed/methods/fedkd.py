@@ -13,7 +13,7 @@ not confirmed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,13 +22,25 @@ from torch import Tensor, nn
 
 from protofed.errors import PayloadError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Phase,
+    Round,
+    Task,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.lowrank import LowRank
 from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.training import sound
-from protofed.methods.parts.weights import WeightedMean, copied, load_weights, weight_of
+from protofed.methods.parts.weights import WeightedMean, copied, load_weights, weight_of, with_samples
 from protofed.options import option
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -81,22 +93,24 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
     name = "fedkd"
     summary = "clients' own models and a shared small one teach each other; its updates travel at low rank"
     reference = "Wu et al., Nature Communications 13:2032, 2022, arXiv 2108.13323"
-    up = "≈ r·|w_aux|"
-    down = "≈ r·|w_aux|"
-    class_sets = "one K-way mentee"
     role = "mentee"
     Options = FedKDOptions
 
     def __init__(self, options: FedKDOptions, task: Task) -> None:
         super().__init__(filled(options, PRESETS), task)
-        self.personal_broadcast = self.options.compress == "updates"
-        self.sums_only = self.options.compress == "none"
 
     @classmethod
-    def depends_on_rounds(cls, options: FedKDOptions) -> str:
-        """The energy of messages grows until the last round."""
+    def traits(cls, options: FedKDOptions) -> Traits:
+        """The energy of compressed messages grows until the last round; updates need the version before."""
         compress = filled(options, PRESETS).compress
-        return "" if compress == "none" else "fedkd raises the energy of its messages until the last round"
+        return replace(
+            super().traits(options),
+            up="≈ r·|w_aux|",
+            down="≈ r·|w_aux|",
+            sums_only=compress == "none",
+            personal=compress == "updates",
+            ends="fedkd raises the energy of its messages until the last round" * (compress != "none"),
+        )
 
     def energy(self, round: int) -> float | None:
         """Return ``T(t) = T_start + (t/R)(T_end − T_start)``, rounds counted from 1; None without compression."""
@@ -113,7 +127,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
     @cached_property
     def upload_schema(self) -> Schema:
         """The mentee or its update, and the client's number of samples."""
-        return self.packing.schema(self.task.num_classes, samples=Field((), "count", parameter=False))
+        return with_samples(self.packing.schema(self.task.num_classes), self.options.weighting)
 
     @cached_property
     def broadcast_schema(self) -> Schema:
@@ -152,9 +166,9 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         local.state.update({**_named("mentee", base), "version": version})
         return {}
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
+    def round(self, number: int) -> Round:
         """Mentor, map and mentee step on the same batches."""
-        return (Phase((Update(self.loss, clip=self.options.clip or None),)),)
+        return Round((Phase((Update(self.loss, clip=self.options.clip or None),)),))
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Adaptive mutual distillation: ``L_t + L_s``, with ``c = CE_t + CE_s`` and the features ``h``.
@@ -212,13 +226,11 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             message = self.packing.pack(_part("mentee", server), None)
         return {**message, "version": version, "whole": torch.tensor(int(not update))}
 
-    def mentee(self, payload: Payload, server: Tensors) -> Tensors:
-        """Return the mentee that an upload describes.
-
-        Args:
-            server: The server's state, with the mentee that an update is added to.
-        """
-        weights, old = self.packing.unpack(payload), _part("mentee", server)
+    def read(self, message: Payload, server: Tensors) -> Payload:
+        """Return the mentee that an upload describes, as an update of the server's or whole; or this itself."""
+        weights, old = self.packing.unpack(message), _part("mentee", server)
+        if "version" in message:  # of a broadcast, which leads to the server's
+            return old
         return weights if self.options.compress == "parameters" else _plus(old, weights)
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:

@@ -10,19 +10,29 @@ network that is trained as the one of :mod:`~protofed.methods.beacon`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Tensors, Terms
+from protofed.methods.contract import Batch, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.prior import log_prior, over
+from protofed.methods.traits import GLOBAL_MODEL, HEAD, Rule
 from protofed.options import option
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
+
+GLOBAL_PRIOR = Rule(
+    "global_prior",
+    "Global model with prior",
+    "the server's model, weighed with the frequencies of the client's classes",
+    "prior",
+    "grey",
+    20,
+)
 
 
 @dataclass(frozen=True)
@@ -45,17 +55,18 @@ class FedLC(FedAvg[FedLCOptions]):
     reference = "Zhang et al., ICML 2022, arXiv 2209.00189"
     Options = FedLCOptions
 
-    def client_state(self, counts: Tensor) -> Tensors:
-        """Remember ``c_i`` for the loss."""
-        return {"calibration": self.calibration(counts)}
+    @classmethod
+    def traits(cls, options: FedLCOptions) -> Traits:
+        """The global model without the client's class frequencies and with them; its own model with them."""
+        return replace(super().traits(options), rules=(GLOBAL_MODEL, GLOBAL_PRIOR, HEAD), kept=("own_calibration",))
 
-    def kept_state(self, counts: Tensor) -> Tensors:
-        """Remember ``c_i`` for predictions."""
-        return {"own_calibration": self.calibration(counts)}
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Remember ``c_i`` for the loss, and for predictions."""
+        return {"calibration": self.calibration(counts), "own_calibration": self.calibration(counts)}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies."""
-        return {**state, **self.kept_state(counts.to(state["calibration"].device))}
+        return {**state, "own_calibration": self.calibration(counts.to(state["calibration"].device))}
 
     def calibration(self, counts: Tensor) -> Tensor:
         """Return ``c_i``, ``(K,)``.
@@ -72,11 +83,6 @@ class FedLC(FedAvg[FedLCOptions]):
         """Eq. 5."""
         output = model(batch.x)
         return {"cross_entropy": batch.cross_entropy(output.logits + state["calibration"])}, output
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The global model without the client's class frequencies and with them; its own model with them."""
-        return ("global_model", "global_prior", "head")
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of either model, and what the client's frequencies add to them."""

@@ -9,8 +9,8 @@ shrinkage is that of Chen et al., "Shrinkage Algorithms for MMSE Covariance Esti
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -19,10 +19,12 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Upload
+from protofed.methods.contract import Aggregate, Batch, Local, Round, Task, Tensors, Traits, Upload
 from protofed.methods.parts import expert
+from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
 from protofed.methods.parts.prior import over
+from protofed.methods.traits import Rule
 from protofed.options import Options, option
 from protofed.prototypes.inference import closeness, most_likely
 from protofed.prototypes.table import Prototypes
@@ -105,6 +107,7 @@ def oracle(covariance: Tensor, n: float) -> float:
     return min(1.0, (mean_square + square) / apart) if apart > 0 else 1.0
 
 
+NEAREST = Rule("nearest", "nearest", "the class whose mean, over the samples of all clients, is nearest")
 SHARES = {0.3: "a third of", 0.1: "a tenth of", 0.03: "a thirtieth of", 0.01: "a hundredth of"}
 """Words for some values of ``κ``."""
 
@@ -175,8 +178,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     name = "fedlda"
     summary = "linear discriminant analysis on fixed features of all clients: one round, no training"
     reference = "Related to FedCGS (Guan et al., AAAI 2025) and GH-OFL (Turazza et al., ICLR 2026)"
-    up = "K_i·d + d·(d+1)/2"
-    down = "K·(2·d + 1)"
     Options = FedLDAOptions
     second = True
 
@@ -185,40 +186,37 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         # Hits on validation samples are sent in a round after that of the sums.
         self.choices = choices if task.rounds > 1 else [c for c in choices if c[0] == choices[0][0]]
         self.mixes = len(self.choices) > 1 or self.choices[0][0] != 1
-        self.sums_only = options.message == "moment"
         super().__init__(options, task)
-
-    @classmethod
-    def rounds_needed(cls, options: FedLDAOptions, *, validated: bool) -> int | None:
-        """One, and another to choose by validation samples; an expert trains in all of them."""
-        if options.expert != "none":
-            return None
-        return 2 if len(options.choices) > 1 and validated else 1
-
-    @classmethod
-    def depends_on_rounds(cls, options: FedLDAOptions) -> str:
-        """A choice by validation samples takes a second round."""
-        return "validation samples choose method.kappa or method.shrinkage in a second round" * (
-            len(options.choices) > 1
-        )
-
-    def check(self) -> None:
-        """Refuse a choice that one round does not allow, and all that one release does not cover."""
-        if self.task.noise is not None and (self.mixes or not self.sums_only):
+        if task.noise is not None and (self.mixes or not self.declared.sums_only):
             raise ConfigError(
                 "privacy.mode=sample: fedlda sends noisy sums once, and no hits on validation samples: set "
                 "method.kappa=1, method.message=moment and method.shrinkage=oas or a number"
             )
-        if self.options.shrinkage == "validation" and self.task.rounds < 2:
+        if options.shrinkage == "validation" and task.rounds < 2:
             raise ConfigError("method.shrinkage=validation needs a second round for its choice: set rounds=2")
 
-    def communicates(self, round: int) -> bool:
-        """Where experts train, nothing new is sent later."""
-        return self.options.expert == "none" or round <= 1 + (len(self.choices) > 1)
+    @classmethod
+    def traits(cls, options: FedLDAOptions) -> Traits:
+        """A choice by validation samples takes a second round; an expert trains in all of them."""
+        chooses, alone = len(options.choices) > 1, options.expert == "none"
+        found = super().traits(options)
+        return replace(
+            found,
+            down="K·(2·d + 1)",
+            rules=(*found.rules, NEAREST, *(() if alone else (EXPERT,))),
+            sums_only=options.message == "moment",
+            kept=(*found.kept, "sent", *(() if alone else ("trains",))),
+            rounds=1 if alone else None,
+            choosing=int(chooses),
+            ends="validation samples choose method.kappa or method.shrinkage in a second round" * chooses,
+        )
 
-    def everyone(self, round: int) -> bool:
-        """Where experts train, all clients take part as long as sums are sent."""
-        return self.options.expert != "none" and self.communicates(round)
+    def round(self, number: int) -> Round:
+        """The expert alone is trained; with one, all send sums as long as any are sent, and nothing later."""
+        if self.options.expert == "none":
+            return Round(())
+        sums = number <= 1 + (len(self.choices) > 1)
+        return Round(expert.phase(self.options.expert), sums, sums)
 
     def extend(self, model: SplitModel) -> None:
         """Refuse an expert that would change the features."""
@@ -228,13 +226,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
                 "closed form: set encoder.name, e.g. auto, and encoder.beside=true"
             )
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
-        """The expert alone is trained."""
-        return expert.phase(self.options.expert) if self.options.expert != "none" else ()
-
-    def check_clients(self, names: Collection[str], validated: Collection[str]) -> None:
+    def check(self, clients: Mapping[str, bool]) -> None:
         """Refuse a choice by validation samples that nobody has."""
-        if self.options.shrinkage == "validation" and not validated:
+        if self.options.shrinkage == "validation" and not any(clients.values()):
             raise ConfigError(
                 "method.shrinkage=validation needs validation samples, of which no client has any: set "
                 "data.validation_fraction, e.g. 0.2, or method.shrinkage=oas"
@@ -295,9 +289,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     # The client.
 
-    def kept_state(self, counts: Tensor) -> Tensors:
+    def client_state(self, counts: Tensor) -> Tensors:
         """Remember whether the server has the client's sums, and whether there is an expert."""
-        state, kind = {**super().kept_state(counts), "sent": torch.tensor(False)}, self.options.expert
+        state, kind = {**super().client_state(counts), "sent": torch.tensor(False)}, self.options.expert
         return state if kind == "none" else {**state, "trains": expert.trains(kind, counts)}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
@@ -402,11 +396,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             state: The method's state on the client.
         """
         return within(classifier.scores(features) + state["prior"], classifier.present, state["own"])
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """With the client's prior over its own classes; without over all; the nearest class mean; the expert."""
-        return ("head", "global_model", "nearest", *("expert",) * (self.options.expert != "none"))
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Log-likelihoods with and without the client's log-prior, and −‖φ − μ_k‖²."""

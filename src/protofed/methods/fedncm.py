@@ -29,8 +29,6 @@ class FedNCM(ClosedForm[NoOptions]):
     name = "fedncm"
     summary = "class means of fixed features, the nearest by cosine: one round, no training"
     reference = "Legate et al., NeurIPS 2023, arXiv 2306.03937"
-    up = "K_i·d"
-    down = "K·d + K"
     Options = NoOptions
 
     def classifier(self, total: Sums) -> Linear:

@@ -7,7 +7,7 @@ from the authors' code; how the paper spreads prototypes for K > d is not confir
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,19 @@ from torch import Tensor, nn
 
 from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Phase,
+    Round,
+    Statistics,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
 from protofed.options import option
@@ -69,10 +81,19 @@ class FedNH(FedAvg[FedNHOptions]):
     name = "fednh"
     summary = "extractor averaged; for a head, unit prototypes that follow the class means of all"
     reference = "Dai et al., AAAI 2023, arXiv 2212.02758"
-    up = "|θ| + 1 + K·d"
-    down = "|θ| + 1 + K·d"
-    class_sets = "one set of K prototypes"
     Options = FedNHOptions
+
+    @classmethod
+    def traits(cls, options: FedNHOptions) -> Traits:
+        """Uploads hold the sums of normalised features per class."""
+        return replace(
+            super().traits(options),
+            up="|θ| + 1 + K·d",
+            down="|θ| + 1 + K·d",
+            class_sets="one set of K prototypes",
+            sums=True,
+            beyond_means="its server needs n_ic, which no noise hides",
+        )
 
     # What crosses the network.
 
@@ -91,11 +112,6 @@ class FedNH(FedAvg[FedNHOptions]):
         self.extend(model)
         return model.to(self.task.dtype)
 
-    @classmethod
-    def sends_sums(cls, options: FedNHOptions) -> bool:
-        """Uploads hold the sums of normalised features per class."""
-        return True
-
     @cached_property
     def broadcast_schema(self) -> Schema:
         """``θ``, s and W."""
@@ -107,11 +123,7 @@ class FedNH(FedAvg[FedNHOptions]):
         """``θ`` and s; ``n_ic·µ_ic`` and ``n_ic`` for every class."""
         K, d = self.task.num_classes, self.task.feature_dim
         sums, counts = Field((K, d), sums=True), Field((K,), "count", parameter=False)
-        return with_samples(weight_schema(self.initial, K), means=sums, counts=counts)
-
-    def unclippable(self) -> str:
-        """Sums of class means are weighted by n_ic."""
-        return "its server needs n_ic, which no noise hides"
+        return with_samples(weight_schema(self.initial, K), self.options.weighting, means=sums, counts=counts)
 
     # The client.
 
@@ -120,9 +132,9 @@ class FedNH(FedAvg[FedNHOptions]):
         received = super().receive(local, message)
         return received if message is not None else {**received, "prototypes": self.directions}
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
+    def round(self, number: int) -> Round:
         """Train ``θ`` and s, with W fixed."""
-        return (Phase((Update(self.loss, self.shares),)),)
+        return Round((Phase((Update(self.loss, self.shares),)),))
 
     def cosines(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``.
@@ -145,12 +157,12 @@ class FedNH(FedAvg[FedNHOptions]):
         return {"cross_entropy": batch.cross_entropy(logits)}, output
 
     @property
-    def statistics_from(self) -> Literal["after"]:
+    def statistics(self) -> Statistics:
         """Class means are of the trained model, in eval mode."""
-        return "after"
+        return Statistics(self.sums)
 
-    def statistics(self, output: Output, batch: Batch) -> Tensors:
-        """Sums of ``f/‖f‖`` and counts per class."""
+    def sums(self, output: Output, batch: Batch) -> Tensors:
+        """Return sums of ``f/‖f‖`` and counts per class."""
         sums, counts = class_sums(self.directed(output.features), batch.y, self.task.num_classes, batch.weight)
         return {"sums": sums, "counts": counts}
 

@@ -9,7 +9,7 @@ zero; here such a class keeps its last one. "Heterogeneous" is said of the data:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
@@ -18,9 +18,21 @@ from torch import Tensor
 
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Phase,
+    Round,
+    Statistics,
+    Task,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.fedproto import no_prototypes
 from protofed.methods.parts.generator import (
     FeatureGenerator,
     GeneratorOptions,
@@ -29,15 +41,16 @@ from protofed.methods.parts.generator import (
     Teachers,
     diversity,
 )
+from protofed.methods.parts.nearest import class_statistics, no_prototypes
 from protofed.methods.parts.weights import WeightedMean, weight_of
 from protofed.options import option
 from protofed.prototypes.inference import pull
-from protofed.prototypes.means import RunningMean, class_means, class_sums
+from protofed.prototypes.means import RunningMean, class_means
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
+    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -76,15 +89,23 @@ class FedPA(FedAvg[FedPAOptions]):
     name = "fedpa"
     summary = "FedAvg, global prototypes, and a generator that keeps away from them"
     reference = "Jiang et al., IEEE TDSC 2024, doi 10.1109/TDSC.2024.3419211"
-    up = "|w| + K_i·d"
-    down = "|w| + |G| + K·d"
-    same_feature_dim = True
-    sums_only = False  # the generator learns from every single head
     Options = FedPAOptions
 
     def __init__(self, options: FedPAOptions, task: Task) -> None:
         super().__init__(options, task)
         self.generator = FeatureGenerator(options, task, options.generator_hidden, options.label_prior)
+
+    @classmethod
+    def traits(cls, options: FedPAOptions) -> Traits:
+        """The generator learns from every single head."""
+        return replace(
+            super().traits(options),
+            up="|w| + K_i·d",
+            down="|w| + |G| + K·d",
+            same_feature_dim=True,
+            sums_only=False,
+            beyond_means=None,
+        )
 
     # What crosses the network.
 
@@ -135,12 +156,12 @@ class FedPA(FedAvg[FedPAOptions]):
         table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
         return {**rest, **table.tensors()}
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
+    def round(self, number: int) -> Round:
         """Cross-entropy alone in the first round."""
-        if round == 1:
-            return (Phase((Update(self.loss),)),)
-        beta = self.weight(self.options.beta, self.options.beta_floor, round)
-        return (Phase((Update(partial(self.guided_loss, self.alpha(round), beta)),)),)
+        if number == 1:
+            return super().round(number)
+        beta = self.weight(self.options.beta, self.options.beta_floor, number)
+        return Round((Phase((Update(partial(self.guided_loss, self.alpha(number), beta)),)),))
 
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
@@ -163,14 +184,9 @@ class FedPA(FedAvg[FedPAOptions]):
         return terms, output
 
     @property
-    def statistics_from(self) -> Literal["after", "during"]:
+    def statistics(self) -> Statistics:
         """Local prototypes are means over the training data, in that code while features change."""
-        return self.options.prototypes
-
-    def statistics(self, output: Output, batch: Batch) -> Tensors:
-        """Sums and counts per class."""
-        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
-        return {"sums": sums, "held": counts}
+        return class_statistics(self.task.num_classes, self.options.prototypes)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i``, ``n_i``, ``n_ij``, and ``p_ij`` of the classes seen."""
@@ -180,7 +196,7 @@ class FedPA(FedAvg[FedPAOptions]):
             like = payload["head.weight"]
             none = torch.zeros(0, dtype=torch.int64, device=like.device)
             return {**payload, "classes": none, "prototypes": like.new_zeros(0, d)}
-        rows, classes = class_means(statistics["sums"], statistics["held"]).to_send()
+        rows, classes = class_means(statistics["sums"], statistics["counts"]).to_send()
         return {**payload, "classes": classes, "prototypes": rows}
 
     # The server.

@@ -6,11 +6,11 @@ are not confirmed; they are what public code uses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Task
+from protofed.methods.contract import Task, Traits
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.sharing import SharedPart
 from protofed.methods.parts.weights import check_parts, first_model, within
@@ -33,14 +33,16 @@ class FedPer(SharedPart[FedPerOptions]):
     name = "fedper"
     summary = "the extractor is averaged, every client keeps a head of its own"
     reference = "Arivazhagan et al., 2019, arXiv 1912.00818"
-    up = "|θ|"
-    down = "|θ|"
-    same_architecture = True
     Options = FedPerOptions
 
-    def check(self) -> None:
-        """Refuse private parts that do not exist, or that leave nothing to share."""
-        check_personal(self.name, self.options, self.task)
+    def __init__(self, options: FedPerOptions, task: Task) -> None:
+        super().__init__(options, task)
+        check_personal(self.name, options, task)
+
+    @classmethod
+    def traits(cls, options: FedPerOptions) -> Traits:
+        """The extractor travels."""
+        return replace(super().traits(options), up="|θ|", down="|θ|", same_architecture=True)
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``θ``."""

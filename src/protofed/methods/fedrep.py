@@ -5,11 +5,11 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Phase, Update
+from protofed.methods.contract import Phase, Round, Task, Traits, Update
 from protofed.methods.fedper import FedPerOptions, check_personal
 from protofed.methods.parts.sharing import SharedPart
 from protofed.methods.parts.weights import within
@@ -44,16 +44,19 @@ class FedRep(SharedPart[FedRepOptions]):
     name = "fedrep"
     summary = "heads are fitted to a shared extractor, then the extractor is trained and averaged"
     reference = "Collins et al., ICML 2021, arXiv 2102.07078"
-    up = "|θ|"
-    down = "|θ|"
-    same_architecture = True
     Options = FedRepOptions
 
-    def check(self) -> None:
-        """Refuse to train without a head."""
-        if not self.options.personal:
+    def __init__(self, options: FedRepOptions, task: Task) -> None:
+        super().__init__(options, task)
+        if not options.personal:
             raise ConfigError("fedrep: method.personal is empty, so no head is trained first: name it, e.g. head")
-        check_personal(self.name, self.options, self.task)
+        check_personal(self.name, options, task)
+
+    @classmethod
+    def traits(cls, options: FedRepOptions) -> Traits:
+        """The extractor travels; heads are trained once more in the last round."""
+        ends = "fedrep's last round trains heads only" if options.final_head_epochs else ""
+        return replace(super().traits(options), up="|θ|", down="|θ|", same_architecture=True, ends=ends)
 
     def personal(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``φ_i``."""
@@ -63,26 +66,15 @@ class FedRep(SharedPart[FedRepOptions]):
         """Return whether the weight called ``name`` belongs to ``θ``."""
         return not self.personal(name)
 
-    @classmethod
-    def depends_on_rounds(cls, options: FedRepOptions) -> str:
-        """Heads are trained once more in the last round."""
-        return "fedrep's last round trains heads only" if options.final_head_epochs else ""
-
-    def last(self, round: int) -> bool:
-        """Return whether only heads are trained in ``round``."""
-        return self.options.final_head_epochs > 0 and round == self.task.rounds
-
-    def everyone(self, round: int) -> bool:
-        """In the end all clients fine-tune their heads."""
-        return self.last(round)
-
-    def phases(self, round: int) -> tuple[Phase, ...]:
-        """The head first, then the representation."""
-        if self.last(round):
-            parts = [(self.personal, self.options.final_head_epochs)]
-        else:
-            parts = [(self.personal, self.options.head_epochs), (self.shares, self.options.extractor_epochs)]
-        return tuple(Phase((Update(self.loss, chosen),), epochs) for chosen, epochs in parts if epochs)
+    def round(self, number: int) -> Round:
+        """The head first, then the representation; in the end all clients fine-tune their heads."""
+        o = self.options
+        last = o.final_head_epochs > 0 and number == self.task.rounds
+        parts = [(self.personal, o.head_epochs), (self.shares, o.extractor_epochs)]
+        if last:
+            parts = [(self.personal, o.final_head_epochs)]
+        phases = tuple(Phase((Update(self.loss, chosen),), epochs) for chosen, epochs in parts if epochs)
+        return Round(phases, everyone=last)
 
     def notes(self) -> tuple[str, ...]:
         """Add how many local epochs there are, because ``training.epochs`` has no effect."""

@@ -7,7 +7,7 @@ Data and Model Heterogeneity in Federated Learning", AAAI 2024.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Tensors, Upload
+from protofed.methods.contract import Aggregate, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.options import fixed, option
 from protofed.prototypes.contrastive import (
@@ -54,8 +54,13 @@ class FedTGP(FedProto[FedTGPOptions]):
     name = "fedtgp"
     summary = "global prototypes trained on the server with an adaptive margin"
     reference = "Zhang et al., AAAI 2024, arXiv 2401.03230"
-    sums_only = False  # training needs every single upload
     Options = FedTGPOptions
+
+    @classmethod
+    def traits(cls, options: FedTGPOptions) -> Traits:
+        """Training needs every single upload."""
+        found = super().traits(options)
+        return replace(found, sums_only=False, beyond_means=found.beyond_means or None)
 
     def server_state(self) -> Tensors:
         """Start with a random prototype network (softmax)."""

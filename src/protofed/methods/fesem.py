@@ -9,7 +9,7 @@ weights, starts from centres that are random numbers, and may never regroup.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -19,9 +19,10 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Local, Tensors, Upload
+from protofed.methods.contract import Aggregate, Local, Task, Tensors, Traits, Upload
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
+from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import option
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -58,25 +59,29 @@ class FeSEM(FedAvg[FeSEMOptions]):
     name = "fesem"
     summary = "clients grouped by their weights, one averaged model per group"
     reference = "Xie et al., 2020, arXiv 2005.01026; Long et al., World Wide Web 2023"
-    sums_only = False  # assignment compares single models
-    personal_broadcast = True
     Options = FeSEMOptions
 
-    def check(self) -> None:
-        """Refuse more clusters than there are clients, and other than two groups by numbers of classes."""
-        if self.options.grouping == "classes" and self.options.clusters != 2:
+    def __init__(self, options: FeSEMOptions, task: Task) -> None:
+        super().__init__(options, task)
+        if options.grouping == "classes" and options.clusters != 2:
             raise ConfigError("fesem: method.grouping=classes makes two groups: set method.clusters=2")
-        if 0 < self.task.clients < self.options.clusters:
+        if 0 < task.clients < options.clusters:
             raise ConfigError(
-                f"fesem: method.clusters = {self.options.clusters}, but there are only {self.task.clients} clients"
+                f"fesem: method.clusters = {options.clusters}, but there are only {task.clients} clients"
             )
+
+    @classmethod
+    def traits(cls, options: FeSEMOptions) -> Traits:
+        """Assignment compares single models; a client may be alone in its group, or among others of its class."""
+        rules = (replace(GLOBAL_MODEL, open=False), HEAD)
+        return replace(super().traits(options), rules=rules, sums_only=False, personal=True, beyond_means=None)
 
     @cached_property
     def upload_schema(self) -> Schema:
         """The client's weights and its number of samples; its number of classes if this decides the group."""
         classes = Field((), "count", parameter=False, described=False)
         more = {"held": classes} if self.options.grouping == "classes" else {}
-        return with_samples(self.broadcast_schema, **more)
+        return with_samples(self.broadcast_schema, self.options.weighting, **more)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i`` and ``n_i``, and ``K_i`` if it decides the group."""
@@ -89,11 +94,6 @@ class FeSEM(FedAvg[FeSEMOptions]):
         """Names of the weights whose distance decides: parameters only, buffers never."""
         everything = self.options.compare == "all"
         return [n for n, _ in self.first_model().named_parameters() if everything or n.startswith("head.")]
-
-    @property
-    def open_rule(self) -> str:
-        """None: a client may be alone in its group, or among others of its class."""
-        return ""
 
     def server_state(self) -> Tensors:
         """Start with ``C`` times the same model."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Method, Tensors, Terms
-from protofed.methods.fedproto import nearest_rules, nearest_scores, pulled
+from protofed.methods.contract import Batch, Local, Method, Tensors, Terms, Traits
+from protofed.methods.parts.nearest import nearest_scores, pulled
 from protofed.methods.parts.prior import SoftmaxOptions, own_classes, shifted
+from protofed.methods.traits import GLOBAL, GLOBAL_OWN
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.table import Prototypes
@@ -40,6 +41,11 @@ class FixedETF(Method[FixedETFOptions]):
     summary = "no communication: all clients regularise towards the same seeded simplex ETF"
     Options = FixedETFOptions
 
+    @classmethod
+    def traits(cls, options: FixedETFOptions) -> Traits:
+        """The head; the nearest target over all classes, or over the client's own."""
+        return Traits(rules=options.head_rules(GLOBAL, GLOBAL_OWN))
+
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember the classes that the client holds, and if need be how often."""
         return own_classes(counts, self.task.dtype, balanced=self.options.balanced)
@@ -59,17 +65,6 @@ class FixedETF(Method[FixedETFOptions]):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """FedProto's, towards the fixed targets."""
         return pulled(model, batch, received, state, self.options.lambda_)
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The head; the nearest target over all classes, or over the client's own."""
-        return self.options.head_rules("global", "global_own")
-
-    def predict(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """The head, or the nearest target."""
-        own = Prototypes(torch.zeros_like(received["prototypes"]), state["own"])
-        predicted = nearest_rules(model(batch.x), state, Prototypes.of(received), own)
-        return {rule: predicted[rule] for rule in self.rules}
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, or −‖f(x) − C_j‖² of the targets."""

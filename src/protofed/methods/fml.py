@@ -10,12 +10,24 @@ meme that the prototype papers used nor the code behind their tables is confirme
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Phase, Task, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Phase,
+    Round,
+    Task,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
 from protofed.methods.fedavg import average
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
@@ -67,14 +79,16 @@ class FML(AuxiliaryMethod[FMLOptions]):
     name = "fml"
     summary = "clients' own models and a shared small one teach each other"
     reference = "Shen et al., 2020, arXiv 2006.16765"
-    up = "|w_aux|"
-    down = "|w_aux|"
-    class_sets = "one K-way meme"
     role = "meme"
     Options = FMLOptions
 
     def __init__(self, options: FMLOptions, task: Task) -> None:
         super().__init__(filled(options, PRESETS), task)
+
+    @classmethod
+    def traits(cls, options: FMLOptions) -> Traits:
+        """The server takes a mean."""
+        return replace(super().traits(options), beyond_means="")
 
     @cached_property
     def broadcast_schema(self) -> Schema:
@@ -84,11 +98,7 @@ class FML(AuxiliaryMethod[FMLOptions]):
     @cached_property
     def upload_schema(self) -> Schema:
         """The meme, and the client's number of samples."""
-        return with_samples(self.broadcast_schema)
-
-    def unclippable(self) -> str:
-        """The server takes a mean."""
-        return ""
+        return with_samples(self.broadcast_schema, self.options.weighting)
 
     # The client.
 
@@ -98,9 +108,9 @@ class FML(AuxiliaryMethod[FMLOptions]):
             load_weights(local.model.extras["meme"], message)
         return {}
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
+    def round(self, number: int) -> Round:
         """Both networks step on the same batches."""
-        return (Phase((Update(self.loss, clip=self.options.clip or None),)),)
+        return Round((Phase((Update(self.loss, clip=self.options.clip or None),)),))
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``α·CE_l + (1−α)·KL(p_m ‖ p_l)`` for the own model, ``β·CE_m + (1−β)·KL(p_l ‖ p_m)`` for the meme.

@@ -17,16 +17,39 @@ from torch import Tensor, nn
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Terms, Update, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Method,
+    Phase,
+    Round,
+    Task,
+    Tensors,
+    Terms,
+    Traits,
+    Update,
+    Upload,
+)
+from protofed.methods.parts import pseudo
 from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
+from protofed.methods.traits import Rule
 from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
-from protofed.prototypes.mixtures import Mixture, choose, fit_mixtures, fuse, gaussian, place, sample, shares, stack
+from protofed.prototypes.mixtures import fit_mixtures
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
+ETF = Rule(
+    "etf",
+    "ETF",
+    "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
+    "",
+    "purple",
+    60,
+)
 VARIANCE_FLOOR = 1e-6
 LEAST_STD = 0.5 * VARIANCE_FLOOR**0.5
 """On the wire; half of what clients fit, for rounding on the way."""
@@ -84,21 +107,25 @@ class GFPL(Method[GFPLOptions]):
     name = "gfpl"
     summary = "Gaussian mixtures per class, pseudo-features that rebalance the heads, a fixed ETF classifier"
     reference = "Lu, He, Li, Wang and Gong, GFPL"
-    exchanges = "prototypes"
-    up = "c_i·(2·d + 1)"
-    down = "c·(2·d + 1)"
-    same_feature_dim = True
-    sums_only = False  # fusion compares single components
     Options = GFPLOptions
 
     @classmethod
-    def needs_counts(cls, options: GFPLOptions) -> bool:
-        """Only mixtures weighted by ``n_ij`` need them."""
-        return options.pfg and options.weight_by_counts
+    def traits(cls, options: GFPLOptions) -> Traits:
+        """Fusion compares single components; the rules are the head if cross-entropy trains it, and the ETF."""
+        etf = (ETF,) if options.dcs else ()
+        return Traits(
+            "prototypes",
+            "c_i·(2·d + 1)",
+            "c·(2·d + 1)",
+            rules=options.head_rules(*etf) if options.cross_entropy else etf,
+            same_feature_dim=True,
+            counts=options.pfg and options.weight_by_counts,
+            sums_only=False,
+        )
 
-    def check(self) -> None:
-        """Refuse an ETF with fewer dimensions than classes, and options that would have no effect."""
-        o, K, p = self.options, self.task.num_classes, self.projection_dim
+    def __init__(self, options: GFPLOptions, task: Task) -> None:
+        super().__init__(options, task)
+        o, K, p = options, task.num_classes, self.projection_dim
         if o.dcs and p < K:
             width, raised = (
                 ("projection_dim", "it") if o.projection_dim else ("d", "model.d or method.projection_dim")
@@ -142,10 +169,6 @@ class GFPL(Method[GFPLOptions]):
     def retrains(self, round: int) -> bool:
         """Return whether clients retrain in ``round``."""
         return self.options.pfg and round >= self.options.start and round % self.options.interval == 0
-
-    def communicates(self, round: int) -> bool:
-        """Mixtures go up in the round before a retraining."""
-        return self.retrains(round + 1)
 
     def _schema(self, limit: int, **more: Field) -> Schema:
         fields = {
@@ -198,45 +221,25 @@ class GFPL(Method[GFPLOptions]):
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Unpack the fused mixtures, and add the ETF."""
-        received = self.table(message) if self.each_batch else dict(message or {})
+        received, task = dict(message or {}), self.task
+        if self.each_batch:
+            received = pseudo.table(received, task.num_classes, task.feature_dim, task.dtype)
         return {**received, "etf": self.etf} if self.options.dcs else received
 
-    def table(self, message: Payload | None) -> Tensors:
-        """Return the mixtures of all K classes side by side, for a loss to draw from.
+    def round(self, number: int) -> Round:
+        """Local training; in a retraining round also steps on pseudo-features, after each batch or at the end.
 
-        Args:
-            message: The broadcast; None while there are no mixtures.
-
-        Returns:
-            ``known`` ``(K,)`` bool, the classes that have a mixture; of its c components at most the cumulative
-            ``shares`` ``(K, c)``, ``means`` ``(K, c, d)`` and ``stds`` ``(K, c, d)``.
+        Mixtures go up in the round before.
         """
-        mixtures, K = by_class(message or {}), self.task.num_classes
-        zeros = torch.zeros(1, self.task.feature_dim, dtype=self.task.dtype)
-        if message is not None:
-            zeros = zeros.to(message["means"])
-        nothing = Mixture(zeros.new_ones(1), zeros, zeros)
-        # Rounding may decide which of two components of equal weight the server sends first, but not the draws.
-        orders = {label: mixture.means.sum(-1).argsort() for label, mixture in mixtures.items()}
-        ordered = {label: Mixture(*(part[orders[label]] for part in m)) for label, m in mixtures.items()}
-        all_classes = stack([ordered.get(label, nothing) for label in range(K)])
-        return {
-            "known": torch.tensor([label in mixtures for label in range(K)]),
-            "shares": shares(all_classes.weights).to(zeros),
-            "means": all_classes.means,
-            "stds": all_classes.stds,
-        }
-
-    def phases(self, round: int) -> tuple[Phase, ...]:
-        """Local training; in a retraining round also steps on pseudo-features, after each batch or at the end."""
-        local = Update(self.loss)
-        if not self.retrains(round):
-            return (Phase((local,)),)
+        local, sends = Update(self.loss), self.retrains(number + 1)
+        if not self.retrains(number):
+            return Round((Phase((local,)),), sends)
         momentum = {"momentum": self.options.momentum} if self.options.momentum else {}
         if self.each_batch:
-            return (Phase((local, Update(self.drawn_loss, self.retrained, momentum))),)
+            return Round((Phase((local, Update(self.drawn_loss, self.retrained, momentum))),), sends)
         retrain = Update(self.retrain_loss, self.retrained, momentum)
-        return (Phase((local,)), Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
+        again = Phase((retrain,), self.options.retrain_epochs, self.pseudo_features)
+        return Round((Phase((local,)), again), sends)
 
     def retrained(self, name: str) -> bool:
         """Select the parameters that pseudo-features train: never the extractor."""
@@ -279,12 +282,7 @@ class GFPL(Method[GFPLOptions]):
         return self.dual_loss(model, output.features, output.logits, batch, received.get("etf"), state), output
 
     def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Eq. 14: the same on pseudo-features, through the heads only.
-
-        Args:
-            received: Tensors received by the client.
-            state: The method's state of the client.
-        """
+        """Eq. 14: the same on pseudo-features, through the heads only."""
         terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received.get("etf"), {})
         return {f"retrain_{name}": term for name, term in terms.items()}, None
 
@@ -292,30 +290,14 @@ class GFPL(Method[GFPLOptions]):
         """Algorithm 2, lines 17-18: Eq. 14 on r pseudo-features per class that are drawn for this step.
 
         Args:
-            model: The client's model, with its source of noise.
             batch: The samples of the local step before, which play no part.
-            received: The mixtures of all classes; one without is left out.
-            state: The method's state of the client.
         """
-        K, r, d = self.task.num_classes, self.options.samples, self.task.feature_dim
-        noise, means = model.extras["noise"], received["means"]
-        chosen = choose(received["shares"], noise((K, r), means))
-        features = place(means, received["stds"], chosen, gaussian(noise((K, r, d), means)))
-        labels = torch.arange(K, device=features.device).repeat_interleave(r)
-        known = received["known"][labels].to(features.dtype)
-        return self.retrain_loss(model, Batch(features.flatten(0, 1), labels, known), received, state)
+        drawn = pseudo.drawn(received, model.extras["noise"], self.options.samples)
+        return self.retrain_loss(model, drawn, received, state)
 
     def pseudo_features(self, local: Local) -> tuple[Tensor, Tensor]:
         """Draw r features per class from the global mixtures (Eq. 4), all classes alike."""
-        d = self.task.feature_dim
-        like = next(local.model.parameters())
-        x, y = [torch.zeros(0, d).to(like)], [torch.zeros(0, dtype=torch.int64, device=like.device)]
-        mixtures = by_class(local.received) if "means" in local.received else {}
-        for label, mixture in mixtures.items():
-            drawn = sample(mixture, self.options.samples, local.generator(f"pseudo-features {label}"))
-            x.append(drawn.to(like))
-            y.append(torch.full((len(drawn),), label, device=like.device))
-        return torch.cat(x), torch.cat(y)
+        return pseudo.drawn_once(local, self.options.samples, self.task.feature_dim)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Fit a mixture to the features of each class present (Eq. 5-6)."""
@@ -335,12 +317,6 @@ class GFPL(Method[GFPLOptions]):
             payload["counts"] = local.counts[classes]
         return payload
 
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The learned head if cross-entropy trains it, and the ETF."""
-        etf = ("etf",) if self.options.dcs else ()
-        return self.options.head_rules(*etf) if self.options.cross_entropy else etf
-
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, and ``h·z_j``."""
         output = model(batch.x)
@@ -353,13 +329,7 @@ class GFPL(Method[GFPLOptions]):
 
     def server_state(self) -> Tensors:
         """Start without mixtures."""
-        d = self.task.feature_dim
-        return {
-            "classes": torch.zeros(0, dtype=torch.int64),
-            "weights": torch.zeros(0, dtype=self.task.dtype),
-            "means": torch.zeros(0, d, dtype=self.task.dtype),
-            "stds": torch.zeros(0, d, dtype=self.task.dtype),
-        }
+        return pseudo.none(self.task.feature_dim, self.task.dtype)
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the fused mixtures to a retraining round."""
@@ -375,29 +345,8 @@ class GFPL(Method[GFPLOptions]):
             reported["weights"] = reported["weights"] * reported["counts"]
         # A mean over d dimensions is below S_C where their sum is below S_C·d.
         threshold = self.options.threshold * (self.task.feature_dim if self.options.distance == "mean" else 1)
-        fused = by_class(server)
-        for label, mixture in by_class(reported).items():
-            fused[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), threshold)
-        if not fused:
+        state = pseudo.fused(server, reported, threshold)
+        if state is server:
             return Aggregate(server, {})
-        rows = [(label, *fused[label]) for label in sorted(fused)]
-        state = {
-            "classes": torch.cat([torch.full((len(w),), label) for label, w, _, _ in rows]),
-            "weights": torch.cat([w for _, w, _, _ in rows]),
-            "means": torch.cat([m for _, _, m, _ in rows]),
-            "stds": torch.cat([s for _, _, _, s in rows]),
-        }
         counts = {"components_before": len(reported["classes"]), "components_after": len(state["classes"])}
         return Aggregate(state, counts)
-
-
-def by_class(components: Tensors) -> dict[int, Mixture]:
-    """Return the mixture of each class in a flat list of components; weights that are all 0 describe none."""
-    if not components:
-        return {}
-    classes = components["classes"]
-    mixtures = {
-        int(label): Mixture(*(components[name][classes == label] for name in ("weights", "means", "stds")))
-        for label in classes.unique()
-    }
-    return {label: mixture for label, mixture in mixtures.items() if bool((mixture.weights > 0).any())}

@@ -7,11 +7,12 @@ that is ``shared = extractor.…``. It also starts from a model trained by FedAv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from protofed.errors import ConfigError
 from protofed.methods import register
+from protofed.methods.contract import Task, Traits
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.sharing import SharedPart
 from protofed.methods.parts.weights import check_parts, first_model, shared_weights, within
@@ -40,17 +41,20 @@ class LGFedAvg(SharedPart[LGFedAvgOptions]):
     name = "lg_fedavg"
     summary = "the head is averaged, every client keeps an extractor of its own"
     reference = "Liang et al., 2019, arXiv 2001.01523"
-    up = "|φ|"
-    down = "|φ|"
-    class_sets = "one K-way head"
-    same_feature_dim = True
     Options = LGFedAvgOptions
 
-    def check(self) -> None:
-        """Refuse shared parts that are missing, or do not exist."""
-        if not self.options.shared:
+    def __init__(self, options: LGFedAvgOptions, task: Task) -> None:
+        super().__init__(options, task)
+        if not options.shared:
             raise ConfigError("lg_fedavg: method.shared is empty: name what is averaged, e.g. head, or use local")
-        check_parts("method.shared", self.options.shared, first_model(self.task))
+        check_parts("method.shared", options.shared, first_model(task))
+
+    @classmethod
+    def traits(cls, options: LGFedAvgOptions) -> Traits:
+        """The head travels."""
+        return replace(
+            super().traits(options), up="|φ|", down="|φ|", class_sets="one K-way head", same_feature_dim=True
+        )
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``φ``."""

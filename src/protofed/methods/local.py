@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Method, Tensors, Terms
+from protofed.methods.contract import Batch, Method, Tensors, Terms, Traits
 from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, over, own_classes, shifted
 from protofed.options import option
 
@@ -31,6 +31,11 @@ class LocalTraining(Method[LocalOptions]):
     summary = "no communication: every client trains alone"
     Options = LocalOptions
 
+    @classmethod
+    def traits(cls, options: LocalOptions) -> Traits:
+        """The head; if it is free of class bias, for the client's class frequencies and for equal ones."""
+        return Traits(rules=options.head_rules())
+
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember the classes that the client holds, and if need be how often."""
         return own_classes(counts, self.task.dtype, balanced=self.options.balanced)
@@ -43,11 +48,6 @@ class LocalTraining(Method[LocalOptions]):
         """Cross-entropy, plain or balanced."""
         output = model(batch.x)
         return {"cross_entropy": cross_entropy(batch, output.logits, state)}, output
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The head; if it is free of class bias, for the client's class frequencies and for equal ones."""
-        return self.options.head_rules()
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, over all classes or the client's own."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Tensors, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
+from protofed.methods.parts.nearest import mean_of
 from protofed.options import fixed, option
 from protofed.prototypes.alignment import align
 from protofed.prototypes.geometry import unit_vectors
@@ -61,7 +62,7 @@ class ProtoNorm(FedProto[ProtoNormOptions]):
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 7, then Algorithm 1 over all classes that have a prototype."""
-        means = self.mean_of(uploads).mean()
+        means = mean_of(uploads, self.task).mean()
         state = self.merge(server, means)
         if not means.present.any():
             return Aggregate(state, {})

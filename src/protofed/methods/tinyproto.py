@@ -1,23 +1,23 @@
 """TinyProto: each class sends only its own few dimensions, scaled by sample counts that are never sent.
 
 Lee and Choi, "TinyProto: Communication-Efficient Federated Learning with Sparse Prototypes in
-Resource-Constrained Environments" (2025). It wraps a prototype method: TinyProto-FP on FedProto, TinyProto-FT on
-FedTGP, and here also on ProtoNorm. Definition and equation numbers are the paper's.
+Resource-Constrained Environments" (2025). It is around a prototype method: TinyProto-FP on FedProto, TinyProto-FT
+on FedTGP, and here also on ProtoNorm. Definition and equation numbers are the paper's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from protofed.errors import ConfigError
 from protofed.methods import get, register
-from protofed.methods.contract import Aggregate, Local, Method, Task, Tensors, Upload
-from protofed.methods.fedproto import FedProto, SeenUploads
-from protofed.methods.parts.wrapped import WrappedMethod
+from protofed.methods.contract import Aggregate, Local, Task, Tensors, Traits, Upload
+from protofed.methods.fedproto import FedProto
+from protofed.methods.parts.nearest import SeenUploads
 from protofed.methods.protonorm import ProtoNorm
 from protofed.options import Options, build_options, option
 from protofed.prototypes.masks import class_masks, compress, rebuild
@@ -57,101 +57,60 @@ class TinyProtoOptions(Options):
 
 
 @register
-class TinyProto(WrappedMethod[TinyProtoOptions]):
-    """Packs what its base method sends, and unpacks it on the other side.
+class TinyProto(FedProto[Any]):
+    """Packs what its base method sends, and unpacks it on the other side; clients are FedProto's, as the base's.
 
     Server state: the base's; with ``reduction = compensated`` also ``classes.NAME`` ``(K,)``, those that a client
     reported last.
-    """
 
-    base: FedProto[Any]
+    Attributes:
+        options: The base's.
+        sparse: TinyProto's.
+        mu: Scale ``μ``, as given or from ``ρ``.
+    """
 
     name = "tinyproto"
     summary = "sparse class means on FedProto, FedTGP or ProtoNorm: a tenth of the traffic"
     reference = "Lee and Choi, 2025, arXiv 2507.04327"
-    exchanges = "prototypes"
-    up = "K_i·s"
-    down = "K·s"
-    same_feature_dim = True
-    Options = TinyProtoOptions
+    Options: ClassVar[type[Any]] = TinyProtoOptions
 
     def __init__(self, options: TinyProtoOptions, task: Task) -> None:
-        self.s = options.s or max(1, round(task.feature_dim / 10))
         super().__init__(options, task)
-        self.masks = class_masks(task.num_classes, task.feature_dim, self.s, task.seed) if options.cps else None
-        symbol, width = ("s", self.s) if options.cps else ("d", task.feature_dim)
-        self.schema = prototype_schema(task.num_classes, symbol, {symbol: width})
-        of_base = self.base.upload_schema
-        assert of_base is not None
-        more = {name: field for name, field in of_base.fields.items() if name not in self.schema.fields}
-        self.sent = prototype_schema(task.num_classes, symbol, {symbol: width}, sums=options.scaling, **more)
-        if options.masking == "before" and isinstance(self.base, ProtoNorm):
+        kind, self.options = based(options)
+        self.base, self.sparse = kind(self.options, task), options
+        check(options, self.base, s := options.s or max(1, round(task.feature_dim / 10)))
+        self.masks = class_masks(task.num_classes, task.feature_dim, s, task.seed) if options.cps else None
+        self.width = s if options.cps else task.feature_dim
+        self.mu = options.mu or options.rho / max(task.class_size, 1.0)
+        if isinstance(self.base, ProtoNorm) and options.masking == "before":
             self.base.support = self.masks
 
     @classmethod
-    def base_of(cls, options: TinyProtoOptions) -> tuple[type[Method], Any]:
-        """Return the class that ``base`` names, and its options."""
-        kind = get(options.base)
-        given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
-        if twice := sorted(given.keys() & options.base_options):
-            raise ConfigError(f"method.{twice[0]} and method.base_options.{twice[0]} are one option: give it once")
-        return kind, build_options(kind.Options, {**given, **options.base_options}, "method.base_options")
-
-    @classmethod
-    def needs_counts(cls, options: TinyProtoOptions) -> bool:
-        """``μ`` follows from ``ρ`` by the mean number of samples of a class; or the base needs the counts."""
-        return (options.scaling and not options.mu) or super().needs_counts(options)
-
-    @classmethod
-    def sends_sums(cls, options: TinyProtoOptions) -> bool:
-        """Scaled prototypes are sums over a class."""
-        return options.scaling
-
-    def check(self) -> None:
-        """Refuse too many dimensions, counts that scaling is there to hide, and options without effect."""
-        o = self.options
-        if o.cps and self.s > self.task.feature_dim:
-            raise ConfigError(f"method.s must be at most d = {self.task.feature_dim}, not {self.s}")
-        if o.reduction and not o.scaling:
-            raise ConfigError("method.reduction reduces scaled prototypes: set method.scaling=true or leave it out")
-        if o.reduction and o.base == "fedtgp":
-            raise ConfigError(
-                "fedtgp trains on every single prototype, so nothing is reduced: leave out method.reduction"
-            )
-        if o.masking == "before" and not (o.base == "protonorm" and o.cps):
-            raise ConfigError(
-                "method.masking=before masks what protonorm aligns: it needs base=protonorm and cps=true"
-            )
-        kind, base_options = self.base_of(self.options)
-        if self.options.scaling and kind.needs_counts(base_options):
-            raise ConfigError(
-                f"method.scaling weights prototypes by n_ij without sending it, but this {kind.name} sends it too: "
-                "set method.scaling=false, or let the base take the plain mean"
-            )
+    def traits(cls, options: TinyProtoOptions) -> Traits:
+        """``μ`` follows from ``ρ`` by the mean number of samples of a class; scaled prototypes are sums over it."""
+        kind, base_options = based(options)
+        base, more = kind.traits(base_options), None
+        sums, reduction = options.scaling and base.sums_only, reduction_of(options)
+        if sums:
+            more = "" if options.mu else "method.rho derives μ from their numbers of samples: set method.mu"
+            if reduction != "sum":
+                more = f"method.reduction={reduction} needs the number of clients that hold a class: choose sum"
+        return replace(
+            base,
+            up="K_i·s" if options.cps else base.up,
+            down="K·s" if options.cps else base.down,
+            counts=(options.scaling and not options.mu) or base.counts,
+            sums=options.scaling,
+            sums_only=base.sums_only and reduction != "compensated",
+            beyond_means=more if sums else base.beyond_means,
+            conceals="Prototypes are multiplied by numbers of samples that are not sent (method.scaling)."
+            * options.scaling,
+        )
 
     @property
-    def mu(self) -> float:
-        """Scale ``μ``, as given or from ``ρ``."""
-        return self.options.mu or self.options.rho / max(self.task.class_size, 1.0)
-
-    @property
-    def reduction(self) -> Literal["sum", "mean", "compensated"]:
-        """How the base sees the clients of a class: as one, or (``mean``) each by itself."""
-        alone = not self.options.scaling or self.options.base == "fedtgp"
-        return self.options.reduction or ("mean" if alone else "sum")
-
-    @property
-    def sums_only(self) -> bool:  # type: ignore[override]
-        """As the base, unless the server has to know who holds a class."""
-        return self.base.sums_only and self.reduction != "compensated"
-
-    def unclippable(self) -> str:
-        """As the base for means; sums are as the server takes them."""
-        if not self.options.scaling or not self.base.sums_only:
-            return self.base.unclippable()
-        if self.reduction != "sum":
-            return f"method.reduction={self.reduction} needs the number of clients that hold a class: choose sum"
-        return "" if self.options.mu else "method.rho derives μ from their numbers of samples: set method.mu"
+    def gamma(self) -> float:
+        """The base's."""
+        return self.base.gamma
 
     # Packing.
 
@@ -159,66 +118,70 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
         """Keep the entries ``ĉ`` of each class's mask (Definition 2)."""
         if self.masks is None:
             return payload
-        if not len(payload["classes"]):
-            return {**payload, "prototypes": payload["prototypes"][:, : self.s]}
         masks = self.masks[payload["classes"].cpu()]
-        return {**payload, "prototypes": compress(payload["prototypes"], masks)}
+        kept = compress(payload["prototypes"], masks) if len(masks) else payload["prototypes"][:, : self.width]
+        return {**payload, "prototypes": kept}
 
-    def unpack(self, payload: Payload) -> Payload:
+    def read(self, message: Payload, server: Tensors) -> Payload:
         """Put them back in their places, zeros elsewhere (Definition 1)."""
         if self.masks is None:
-            return payload
-        if not len(payload["classes"]):
-            return {**payload, "prototypes": payload["prototypes"].new_zeros(0, self.task.feature_dim)}
-        masks = self.masks[payload["classes"].cpu()]
-        return {**payload, "prototypes": rebuild(payload["prototypes"], masks)}
+            return message
+        masks, rows = self.masks[message["classes"].cpu()], message["prototypes"]
+        whole = rebuild(rows, masks) if len(masks) else rows.new_zeros(0, self.task.feature_dim)
+        return {**message, "prototypes": whole}
 
     @property
     def upload_schema(self) -> Schema:
         """``k`` prototypes of ``s`` entries, multiplied by sample counts; and the base's other fields."""
-        return self.sent
+        return self._schema(sums=self.sparse.scaling, counted="counts" in self.base.upload_schema.fields)
 
     @property
     def broadcast_schema(self) -> Schema:
         """``k`` prototypes of ``s`` entries."""
-        return self.schema
+        return self._schema()
 
-    # The client: the base's, towards zero-filled prototypes.
+    def _schema(self, *, sums: bool = False, counted: bool = False) -> Schema:
+        symbol = "s" if self.sparse.cps else "d"
+        return prototype_schema(self.task.num_classes, symbol, {symbol: self.width}, sums=sums, counted=counted)
+
+    # The client: towards zero-filled prototypes.
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Rebuild the global prototypes (Definition 1); the base does the rest."""
-        return self.base.receive(local, None if message is None else self.unpack(message))
+        return super().receive(local, None if message is None else self.read(message, {}))
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``n_ij·ĉ_ij`` (Eq. 10); the client's own prototypes stay dense."""
-        payload = self.base.upload(local, statistics)
-        if self.options.scaling:
+        payload = super().upload(local, statistics)
+        if self.sparse.scaling:
             counts = statistics["counts"][payload["classes"]].unsqueeze(-1)
             payload = {**payload, "prototypes": counts * payload["prototypes"]}
         return self.pack(payload)
 
     # The server.
 
+    def server_state(self) -> Tensors:
+        """Start as the base does."""
+        return self.base.server_state()
+
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the kept entries of the base's global prototypes."""
-        payload = self.base.broadcast(server, round, client)
+        payload = super().broadcast(server, round, client)
         return None if payload is None else self.pack(payload)
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Rebuild the uploads, scale them by μ, and let the base make global prototypes of them."""
-        noted = self.reduction == "compensated" or self.base.personal_broadcast
-        seen = SeenUploads(self._rebuilt(uploads), self.task.num_classes if noted else 0)
-        return self.base.conclude(self.base.update(server, self._reduced(server, seen), round), seen)
-
-    def _rebuilt(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
-        scale = self.mu if self.options.scaling else 1.0
-        for upload in uploads:
-            payload = self.unpack(upload.payload)
-            yield Upload(upload.client, {**payload, "prototypes": scale * payload["prototypes"]})
+        noted = self.declared.personal or reduction_of(self.sparse) == "compensated"
+        scale = self.mu if self.sparse.scaling else 1.0
+        whole = ((client, self.read(payload, {})) for client, payload in uploads)
+        scaled = (Upload(c, {**sent, "prototypes": scale * sent["prototypes"]}) for c, sent in whole)
+        seen = SeenUploads(scaled, self.task.num_classes if noted else 0)
+        return seen.concluded(self.base.update(server, self._reduced(server, seen), round))
 
     def _reduced(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""
-        if self.reduction == "mean":
+        reduction = reduction_of(self.sparse)
+        if reduction == "mean":
             yield from seen
             return
         total = RunningMean(self.task.num_classes, self.task.feature_dim)
@@ -227,8 +190,50 @@ class TinyProto(WrappedMethod[TinyProtoOptions]):
         rows, classes = total.sum().to_send()
         if not len(classes):
             return
-        if self.reduction == "compensated":
+        if reduction == "compensated":
             known = {name: held for name, held in server.items() if name.startswith("classes.")} | seen.classes
             holders = torch.stack(list(known.values())).sum(0)
             rows = rows * (holders / total.reporters)[classes].unsqueeze(-1)
         yield Upload("all clients", {"classes": classes, "prototypes": rows.to(self.task.dtype)})
+
+
+def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
+    """Return the class that ``base`` names, and its options.
+
+    Raises:
+        ConfigError: If an option is given twice, or does not suit the base.
+    """
+    kind: Any = get(options.base)
+    given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
+    if twice := sorted(given.keys() & options.base_options):
+        raise ConfigError(f"method.{twice[0]} and method.base_options.{twice[0]} are one option: give it once")
+    return kind, build_options(kind.Options, {**given, **options.base_options}, "method.base_options")
+
+
+def reduction_of(options: TinyProtoOptions) -> Literal["sum", "mean", "compensated"]:
+    """Return how the base sees the clients of a class: as one, or (``mean``) each by itself."""
+    alone = not options.scaling or options.base == "fedtgp"
+    return options.reduction or ("mean" if alone else "sum")
+
+
+def check(o: TinyProtoOptions, base: FedProto[Any], s: int) -> None:
+    """Refuse too many dimensions, counts that scaling is there to hide, and options without effect.
+
+    Raises:
+        ConfigError: If there is one of them.
+    """
+    if o.cps and s > base.task.feature_dim:
+        raise ConfigError(f"method.s must be at most d = {base.task.feature_dim}, not {s}")
+    if o.reduction and not o.scaling:
+        raise ConfigError("method.reduction reduces scaled prototypes: set method.scaling=true or leave it out")
+    if o.reduction and o.base == "fedtgp":
+        raise ConfigError(
+            "fedtgp trains on every single prototype, so nothing is reduced: leave out method.reduction"
+        )
+    if o.masking == "before" and not (o.base == "protonorm" and o.cps):
+        raise ConfigError("method.masking=before masks what protonorm aligns: it needs base=protonorm and cps=true")
+    if o.scaling and base.declared.counts:
+        raise ConfigError(
+            f"method.scaling weights prototypes by n_ij without sending it, but this {base.name} sends it too: "
+            "set method.scaling=false, or let the base take the plain mean"
+        )

@@ -78,35 +78,21 @@ def pull_of_means(
     return torch.where(own.present & prototypes.present, apart, 0.0).sum()
 
 
-def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:
-    """Return the class of the nearest prototype in Euclidean distance (TinyProto Eq. 12, ProtoNorm Eq. 6).
-
-    Args:
-        features: ``(B, d)``.
-        prototypes: Table of ``K`` classes; those that have none are never returned.
-
-    Returns:
-        ``(B,)`` int64; the smallest class wins a tie. -1 where the distance is not finite (a feature is not, or no
-        class has a prototype).
-    """
-    # Direct differences: the quadratic expansion loses the small differences between distant prototypes.
-    distances = torch.cdist(features, prototypes.rows, compute_mode="donot_use_mm_for_euclid_dist")
-    least, closest = distances.masked_fill(~prototypes.present, torch.inf).min(-1)
-    return torch.where(least.isfinite(), closest, -1)
-
-
 def closeness(features: Tensor, prototypes: Prototypes) -> Tensor:
-    """Return −‖f − C_j‖² of every class, the least number of the type for classes without a prototype.
+    """Return −‖f − C_j‖² of every class (TinyProto Eq. 12, ProtoNorm Eq. 6).
 
     Args:
         features: ``(B, d)``.
-        prototypes: Table of ``K`` classes.
+        prototypes: Table of ``K`` classes; those that have none get the least number of the type.
 
     Returns:
         ``(B, K)``; its softmax are the probabilities of prototypical networks (Snell et al., 2017, Eq. 2).
     """
-    # Plain differences, because ONNX has no distance: its exporter adds 1e-6 to every difference.
-    squares = (features.unsqueeze(-2) - prototypes.rows).square().sum(-1)
+    if torch.onnx.is_in_onnx_export():  # ONNX has no distance: its exporter adds 1e-6 to every difference
+        squares = (features.unsqueeze(-2) - prototypes.rows).square().sum(-1)
+    else:
+        # Direct differences: the quadratic expansion loses the small differences between distant prototypes.
+        squares = torch.cdist(features, prototypes.rows, compute_mode="donot_use_mm_for_euclid_dist").square()
     return (-squares).masked_fill(~prototypes.present, torch.finfo(features.dtype).min)
 
 

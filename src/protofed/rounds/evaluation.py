@@ -8,7 +8,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Method
 from protofed.rounds.options import EvaluationOptions
 from protofed.rounds.participation import Participation
-from protofed.runs import RULE_ORDER, Accuracy, RoundRecord, main_rule
+from protofed.runs import KNOWN_RULES, Accuracy, RoundRecord, main_rule
 from protofed.visits import Evaluated, Executor, Messages
 
 
@@ -27,7 +27,7 @@ class Evaluation:
         clients, on, rule = executor.clients, options.on, options.rule
         if options.patience and not any(m.validation for m in clients.values()):
             raise ConfigError("evaluation.patience needs validation samples: set data.validation_fraction")
-        known = dict.fromkeys((*method.rules, *RULE_ORDER))
+        known = dict.fromkeys((*method.rules, *KNOWN_RULES))
         if rule and rule not in known:
             raise ConfigError(unknown_name("rule in evaluation.rule", rule, known))
         if on == "own":

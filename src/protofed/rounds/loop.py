@@ -44,7 +44,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         members = self.executor.clients.items()
-        self.method.check_clients(self.names, [n for n, m in members if m.validation])
+        self.method.check({name: bool(member.validation) for name, member in members})
         participants = self.participation.number_of(self.participation.able)
         for stage in self.stages:
             stage.check(participants)

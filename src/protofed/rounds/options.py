@@ -46,7 +46,7 @@ class ParticipationOptions(Options):
 
     def sending(self, method: Method, rounds: int) -> list[bool]:
         """Return whether clients send something, for each round."""
-        return [method.communicates(round) and not self.joined(round, rounds) for round in range(1, rounds + 1)]
+        return [method.sends(round) and not self.joined(round, rounds) for round in range(1, rounds + 1)]
 
     def joined(self, round: int, rounds: int) -> bool:
         """Return whether newcomers have joined: from then on only they train, and nobody sends.

@@ -96,7 +96,7 @@ class Participation:
 
     def sends(self, round: int) -> bool:
         """Return whether clients send something in ``round``."""
-        return not self.joined(round) and self.method.communicates(round)
+        return not self.joined(round) and self.method.sends(round)
 
     def draw(self, round: int, standing: Standing) -> list[str]:
         """Return the clients that train in a round, in their fixed order.
@@ -107,10 +107,10 @@ class Participation:
         joined, o = self.joined(round), self.options
         able = [name for name in self.trainable if (name in self.newcomers) == joined]
         able = standing.able(able, round, o.max_refusals)
-        if o.sampling == "poisson" and not self.method.everyone(round):
+        if o.sampling == "poisson" and not self.method.round(round).everyone:
             return [name for name in able if self._coin(round, name) < o.fraction]
         number = self.number_of(able)
-        if number >= len(able) or self.method.everyone(round):
+        if number >= len(able) or self.method.round(round).everyone:
             return able
         drawing = generator(self.seed, "participation", round)
         if o.sampling == "samples":

@@ -52,7 +52,7 @@ class Opened:
             server: The method's state of the server.
             round: Number of the round, from 1.
         """
-        schema, personal = method.broadcast_schema, method.personal_broadcast
+        schema, personal = method.broadcast_schema, method.declared.personal
         if schema is None:
             return cls(round, dict.fromkeys(names), None)
         messages: dict[str, bytes | None] = {}

@@ -71,7 +71,7 @@ def unsound(method: Method, state: Tensors, round: int) -> str:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             return f"{name}: not finite"
     schema = method.broadcast_schema
-    if schema is None or method.personal_broadcast:
+    if schema is None or method.declared.personal:
         return ""
     payload = method.broadcast(state, round + 1)
     try:

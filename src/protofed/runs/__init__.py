@@ -23,16 +23,32 @@ from protofed.runs.labels import NOT_THE_METHODS, flat, tell_apart
 from protofed.runs.loading import DEEPEST, axes_of, check_run, load_description, load_run, load_runs
 from protofed.runs.metrics import HEADLINES, METRICS, ClassMetrics, Metrics, SampleMetrics
 from protofed.runs.records import SECONDS, WAYS, Absence, Accuracy, Attack, Refusal, RoundRecord
-from protofed.runs.run import RULE_ORDER, Run, by_label, main_rule, rule_of, settled, wanted_rule
+from protofed.runs.rules import (
+    COLOURS,
+    GLOBAL,
+    GLOBAL_MODEL,
+    HEAD,
+    KNOWN_RULES,
+    Rule,
+    in_order,
+    known,
+    main_rule,
+    prototype_rule,
+)
+from protofed.runs.run import Run, by_label, rule_of, rules_of, settled, wanted_rule
 from protofed.runs.spent import Spent
 from protofed.runs.summary import TOLERANCE, Beyond, Outcome, RuleOutcome, Summary, Traffic
 
 __all__ = [
+    "COLOURS",
     "DEEPEST",
+    "GLOBAL",
+    "GLOBAL_MODEL",
+    "HEAD",
     "HEADLINES",
+    "KNOWN_RULES",
     "METRICS",
     "NOT_THE_METHODS",
-    "RULE_ORDER",
     "SECONDS",
     "TOLERANCE",
     "WAYS",
@@ -51,6 +67,7 @@ __all__ = [
     "Outcome",
     "Refusal",
     "RoundRecord",
+    "Rule",
     "RuleOutcome",
     "Run",
     "SampleMetrics",
@@ -62,11 +79,14 @@ __all__ = [
     "by_label",
     "check_run",
     "flat",
+    "in_order",
     "is_written",
+    "known",
     "load_description",
     "load_run",
     "load_runs",
     "main_rule",
+    "prototype_rule",
     "read_comparison",
     "read_config",
     "read_federation",
@@ -76,6 +96,7 @@ __all__ = [
     "read_summary",
     "read_text",
     "rule_of",
+    "rules_of",
     "settled",
     "tell_apart",
     "wanted_rule",

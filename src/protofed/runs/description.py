@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
 from protofed.errors import CheckpointError
 from protofed.runs.findings import LeftOut
+from protofed.runs.rules import COLOURS, MOST_RULES, Rule
 from protofed.untrusted import limits
 from protofed.untrusted.decoding import Count, Line, decoded, line
 
@@ -61,7 +62,8 @@ class FederationDescription:
         bfloat16: For which models layers are computed in bfloat16.
         left_out: Clients of a network that did not take part, and why.
         network: Identifier of a run whose clients are at the nodes of a network; ``""`` of others.
-        open_rule: The method's rule for clients with samples of one class; ``""`` if it has none.
+        rules: The method's rules by name; none in files of version 0.2.
+        open_rule: The rule for clients with samples of one class; ``""`` if the method has none.
     """
 
     class_names: list[str]
@@ -71,6 +73,7 @@ class FederationDescription:
     bfloat16: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     network: str = ""
+    rules: dict[str, Rule] = field(default_factory=dict)
     open_rule: str = ""
 
     @classmethod
@@ -93,7 +96,10 @@ class FederationDescription:
             raise CheckpointError(f"{where}: two clients have the same name")
         parts = {name: getattr(found, name) for name in found.__struct_fields__}
         left_out = {entry.client: entry.reason for entry in found.left_out}
-        return cls(**{**parts, "left_out": left_out, "network": found.network.run})
+        rules = {r.name: r if r.colour in COLOURS else replace(r, colour="") for r in found.rules}
+        open_rule = next((rule.name for rule in rules.values() if rule.open), found.open_rule)
+        own = {"left_out": left_out, "network": found.network.run, "rules": rules, "open_rule": open_rule}
+        return cls(**{**parts, **own})
 
 
 class _Network(Struct, frozen=True):
@@ -110,4 +116,5 @@ class _Written(Struct):
     bfloat16: list[str] = []
     left_out: list[LeftOut] = []
     network: _Network = _Network()
+    rules: Annotated[list[Rule], Meta(max_length=MOST_RULES)] = []
     open_rule: Line = ""

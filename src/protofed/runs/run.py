@@ -11,22 +11,9 @@ from typing import Any
 from protofed.runs.description import ClientDescription, FederationDescription
 from protofed.runs.metrics import Metrics
 from protofed.runs.records import Accuracy, RoundRecord
+from protofed.runs.rules import Rule, in_order, known, main_rule
 from protofed.runs.summary import Outcome, Summary
 from protofed.untrusted import limits
-
-RULE_ORDER = (
-    "head",
-    "global_model",
-    "global_prior",
-    "local",
-    "global",
-    "global_own",
-    "etf",
-    "expert",
-    "beacon",
-    "all_classes",
-)
-"""The order in which tables show inference rules."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +124,10 @@ class Run:
         """The rule that headline numbers are about: ``evaluation.rule``, or else the method's own."""
         return main_rule(self.rules, wanted_rule(self.config))
 
+    def rule(self, name: str) -> Rule:
+        """Return a rule as the run's method describes it."""
+        return self.federation.rules.get(name) or known(name)
+
     @cached_property
     def outcome(self) -> Outcome:
         """Accuracy, communication and time of the rounds so far."""
@@ -164,32 +155,14 @@ def wanted_rule(config: Mapping[str, Any]) -> str:
     return str(config.get("evaluation", {}).get("rule", ""))
 
 
-def main_rule(rules: Iterable[str], wanted: str = "") -> str:
-    """Return the rule that headline numbers are about.
-
-    That is the wanted one if the method has it, and else ``global`` if there is one, or whichever of ``head`` and
-    ``global_model`` the method names first.
-
-    Args:
-        wanted: The option ``evaluation.rule``; ``""`` for the method's own.
-
-    Example:
-        >>> main_rule(["head", "local", "global"]), main_rule(["global_model", "head"])
-        ('global', 'global_model')
-        >>> main_rule(["head", "local", "global"], "local"), main_rule(["global_model", "head"], "local")
-        ('local', 'global_model')
-    """
-    names = list(rules)
-    if wanted in names:
-        return wanted
-    if "global" in names:
-        return "global"
-    return next((r for r in names if r in ("head", "global_model")), next(iter(names), "head"))
-
-
 def rule_of(runs: Sequence[Run]) -> str:
     """Return the main rule of runs of one method, as the first of them that was scored has it."""
     return next((run for run in runs if run.rules), runs[0]).main_rule
+
+
+def rules_of(runs: Iterable[Run]) -> dict[str, Rule]:
+    """Return the rules by which runs were scored, by name in the order of tables."""
+    return in_order(run.rule(name) for run in runs for name in run.rules)
 
 
 def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:

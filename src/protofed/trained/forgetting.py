@@ -96,7 +96,7 @@ def _take_out(run: Run, files: RunDirectory, experiment: Experiment, client: str
 
 def _keeps_sums(kind: type[Method]) -> bool:
     """Return whether a method's server keeps what each client sent: then it has a state ``without`` one."""
-    return hasattr(kind, "without") and kind.exchanges != "nothing"
+    return hasattr(kind, "without") and kind.traits(kind.Options()).exchanges != "nothing"
 
 
 def _hidden(run: Run, experiment: Experiment, client: str) -> str:

@@ -33,6 +33,7 @@ from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
 from protofed.models.categories import CategoryEmbeddings
 from protofed.models.encoders import build_encoders
+from protofed.prototypes.inference import most_likely
 from protofed.runs import Border, Run
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.privacy import PrivacyOptions
@@ -52,7 +53,7 @@ class Prediction:
     Attributes:
         labels: ``(n,)`` int64 numbers of the classes; -1 where the model's output is not finite.
         probabilities: ``(n, K)`` float64: the softmax of the rule's scores, which are logits for classifiers and
-            −‖f(x) − C_j‖² for prototypes. NaN where a method of one's own defines no scores of this rule.
+            −‖f(x) − C_j‖² for prototypes.
         class_names: Names of the ``K`` classes.
         rule: The inference rule.
     """
@@ -114,13 +115,8 @@ class Ruled(Classifier):
         self.eval()
 
     def scores(self, x: Tensor) -> Tensors:
-        """Return ``(n, K)`` scores of prepared samples by each rule for which the method defines them."""
+        """Return ``(n, K)`` scores of prepared samples by each rule."""
         return self.method.scores(self.model, self.batch(x), self.received.tensors(), self.state.tensors())
-
-    def labels(self, x: Tensor) -> Tensor:
-        """Return the ``(n,)`` int64 classes of prepared samples, as the run's evaluation counted them."""
-        batch = self.batch(x)
-        return self.method.predict(self.model, batch, self.received.tensors(), self.state.tensors())[self.rule]
 
     def batch(self, x: Tensor) -> Batch:
         """Return prepared samples as methods take them; their labels do not matter."""
@@ -187,7 +183,7 @@ class TrainedClient:
     @property
     def open_rule(self) -> str:
         """The method's rule for clients with samples of one class; ``""`` if it has none."""
-        return self.method.open_rule if self.method.open_rule in self.rules else ""
+        return next((rule.name for rule in self.method.declared.rules if rule.open), "")
 
     def rule(self, wanted: str) -> str:
         """Return the inference rule that a user means.
@@ -202,7 +198,7 @@ class TrainedClient:
         """
         chosen = wanted or (self.only_class and self.open_rule) or self.main_rule
         if wanted == "prototypes":
-            chosen = next((rule for rule in ("global", "local") if rule in self.rules), wanted)
+            chosen = runs.prototype_rule(self.rules) or wanted
         if chosen not in self.rules:
             raise ConfigError(unknown_name(f"rule of {self.method.name}", chosen, self.rules))
         return chosen
@@ -214,19 +210,9 @@ class TrainedClient:
             rule: See :meth:`rule`.
 
         Raises:
-            ConfigError: If the method has no such rule, or defines no scores of it.
+            ConfigError: If the method has no such rule.
         """
-        chosen = Ruled(self.classifier, self.method, self.received, self.state, self.rule(rule))
-        shape, dtype = self.classifier.input_shape, self.classifier.model.head.weight.dtype
-        with torch.no_grad():
-            scored = chosen.scores(chosen.prepare(torch.zeros(2, *shape, dtype=dtype)))
-        if chosen.rule not in scored:
-            known = [each for each in self.rules if each in scored]
-            raise ConfigError(
-                f"{self.method.name} defines no scores of the rule {chosen.rule!r}, so there is no model of it; "
-                f"rules that have one: {', '.join(known) or 'none'}"
-            )
-        return chosen
+        return Ruled(self.classifier, self.method, self.received, self.state, self.rule(rule))
 
     def stored(self, samples: Tensor) -> Tensor:
         """Return samples as models take them, given those of :meth:`predict`: of tables the raw columns."""
@@ -292,9 +278,8 @@ class TrainedClient:
             x = model.prepare(part)
             if not bool(x.isfinite().all()):
                 raise DataError("samples have values that are not finite: fill them in, or leave the rows out")
-            labels.append(model.labels(x))
-            found = model.scores(x).get(rule)
-            scores.append(torch.full((len(x), K), torch.nan) if found is None else found)
+            scores.append(model.scores(x)[rule])
+            labels.append(most_likely(scores[-1]))
         return torch.cat(labels), torch.cat([part.double() for part in scores])
 
 

@@ -15,14 +15,14 @@ from protofed.errors import ConfigError
 from protofed.experiments.comparing import Comparison
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions, encoded_width
-from protofed.runs import Run
+from protofed.runs import GLOBAL_MODEL, HEAD, Run
 from protofed.storage.files import write_json
 from protofed.trained.curves import FAR, SHARES, Curves, curves, missed, multiple
 from protofed.trained.metrics import answers
 
 TOGETHER, ALONE = "fedlda", "local_lda"
 FILE = "worth.json"
-RULE = "head"
+RULE = HEAD.name
 """Inference rule by which sites are compared: over their own classes, with their own frequencies."""
 DIM = 512
 """Most features per sample, unless the recipe says otherwise."""
@@ -337,7 +337,7 @@ def _everywhere(run: Run) -> list[float]:
     union = run.rounds[-1].union
     if union is None:
         raise ConfigError(f"{run.directory}: has no scores on all test samples: set evaluation.on=union")
-    rule = next(rule for rule in ("global_model", RULE) if rule in union.clients)
+    rule = next(rule for rule in (GLOBAL_MODEL.name, RULE) if rule in union.clients)
     return [float("nan") if value is None else value for value in union.clients[rule]]
 
 

@@ -168,7 +168,7 @@ def check_optimizers(method: Method, clients: Mapping[str, Member], rounds: int)
     Raises:
         ConfigError: If one lacks a setting.
     """
-    phases = [phase for round in range(1, rounds + 1) for phase in method.phases(round)]
+    phases = [phase for round in range(1, rounds + 1) for phase in method.round(round).phases]
     wanted = {tuple(sorted(u.optimizer.items())) for phase in phases for u in phase.updates if u.optimizer}
     plans = {repr(m.plan): m.plan for m in clients.values()}
     for plan, overrides in itertools.product(plans.values(), wanted):

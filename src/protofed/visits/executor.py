@@ -123,7 +123,7 @@ class Fused(Executor):
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
-        phases = self.trainer.method.phases(round)
+        phases = self.trainer.method.round(round).phases
         key = partial(self._training_key, phases=phases)
         return self._run(self.trainer.train, list(names), key, messages, round)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.compute.optimizers import kept_state, restore_state
-from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
+from protofed.methods.contract import Batch, Local, Method, Phase, Statistics, Tensors, Update, predict
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.visits.client import LocalPlan, balance
@@ -56,7 +56,8 @@ class PlainSteps(Steps):
         self.local, self.phase, self.plan = locals_[0], phase, plan
         self.phases += 1
         self.noise = Noise.of(self.local, plan.private, f"steps {self.phases}") if plan.private else None
-        self.during = phase.source is None and self.method.statistics_from == "during"
+        statistics = self.method.statistics if phase.source is None else None
+        self.during = statistics if statistics and statistics.when == "during" else None
         self.updates = []
         for number, update in enumerate(phase.updates):
             chosen = trained(model, update)
@@ -86,7 +87,7 @@ class PlainSteps(Steps):
         """Run the steps of an epoch."""
         self._model.train()
         dtype = next(self._model.parameters()).dtype
-        collected = _Statistics(self.method) if self.during else None
+        collected = _Totals(self.during) if self.during else None
         for chosen in rows[0]:
             here = chosen.to(self.y.device)
             x = self.x[here] if self.phase.source else normalise(self.x[here], dtype)
@@ -107,11 +108,12 @@ class PlainSteps(Steps):
     def statistics(self, data: Sequence[Samples]) -> list[Tensors]:
         """Return the client's statistics of its data, in eval mode."""
         self._model.eval()
-        statistics: Tensors = {}
+        totals: Tensors = {}
+        assert self.method.statistics is not None
         with torch.no_grad():
             for batch in batches(data[0], self._model):
-                add_up(statistics, self.method.statistics(self._model(batch.x), batch))
-        return [statistics]
+                add_up(totals, self.method.statistics.of(self._model(batch.x), batch))
+        return [totals]
 
     def score(self, data: Sequence[Samples], locals_: Sequence[Local]) -> list[Tensors]:
         """Return the number of correctly classified samples per rule and class."""
@@ -121,7 +123,7 @@ class PlainSteps(Steps):
         K = self.method.task.num_classes
         correct = {rule: torch.zeros(K, dtype=torch.int64, device=device) for rule in self.method.rules}
         for batch in batches(data[0], self._model):
-            predicted = self.method.predict(self._model, batch, local.received, local.state)
+            predicted = predict(self.method, self._model, batch, local.received, local.state)
             for rule, classes in predicted.items():
                 correct[rule].index_add_(0, batch.y, (classes == batch.y).long())
         return [{rule: numbers.cpu() for rule, numbers in correct.items()}]
@@ -184,11 +186,11 @@ class _Update(NamedTuple):
     optimizer: torch.optim.Optimizer
 
 
-class _Statistics:
+class _Totals:
     """Statistics of the outputs of many steps, computed for several hundred samples at a time."""
 
-    def __init__(self, method: Method) -> None:
-        self.method = method
+    def __init__(self, statistics: Statistics) -> None:
+        self.statistics = statistics
         self.sums: Tensors = {}
         self.outputs: list[Output] = []
         self.batches: list[Batch] = []
@@ -196,7 +198,7 @@ class _Statistics:
     def add(self, output: Output, batch: Batch) -> None:
         self.outputs.append(type(output)(*(part.detach() for part in output)))
         self.batches.append(batch)
-        if self.method.statistics_by_batch or sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
+        if self.statistics.by_batch or sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
             self._compute()
 
     def totals(self) -> Tensors:
@@ -208,7 +210,7 @@ class _Statistics:
     def _compute(self) -> None:
         output = type(self.outputs[0])(*(torch.cat(parts) for parts in zip(*self.outputs, strict=True)))
         batch = Batch(torch.cat([b.x for b in self.batches]), torch.cat([b.y for b in self.batches]))
-        add_up(self.sums, self.method.statistics(output, batch))
+        add_up(self.sums, self.statistics.of(output, batch))
         self.outputs, self.batches = [], []
 
 

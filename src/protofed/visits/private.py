@@ -228,7 +228,7 @@ def private_statistics(
     per class at most 1. Divided by these bounds, all statistics together are one vector, to which a sample adds at
     most ``√T`` for ``T`` statistics. Classes whose noisy number of samples (``counts``) may be noise become empty.
 
-    In a :attr:`Method.release <protofed.methods.contract.Method.release>` all bounds are 1, and each statistic is
+    In a :attr:`Traits.vector <protofed.methods.traits.Traits.vector>` all bounds are 1, and each statistic is
     multiplied by its factor ``w`` before the noise and divided by it afterwards, so that a sample adds at most
     ``√Σw²``. No class becomes empty, since the sum over clients is to decide.
 
@@ -239,7 +239,9 @@ def private_statistics(
     model.eval()
     totals: Tensors = {}
     dtype = next(model.parameters()).dtype
-    noise, release = Noise.of(local, private, "statistics"), method.release
+    noise, release = Noise.of(local, private, "statistics"), method.declared.vector
+    statistics = method.statistics
+    assert statistics is not None
     features, multiplier = 1.0 if release else private.features, 0.0 if private.masked else private.means
 
     def deviation(names: Iterable[str], name: str, several: bool) -> float:
@@ -248,7 +250,7 @@ def private_statistics(
 
     def one(output: Output, y: Tensor) -> Tensors:
         alone = type(output)(*(part.unsqueeze(0) for part in output))
-        return method.statistics(alone, Batch(y.unsqueeze(0), y.unsqueeze(0)))
+        return statistics.of(alone, Batch(y.unsqueeze(0), y.unsqueeze(0)))
 
     for batch in batches(samples, model):
         each = {name: v for name, v in vmap(one)(model(batch.x), batch.y).items() if v[0].numel()}

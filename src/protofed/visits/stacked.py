@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from protofed.compute.optimizers import kept_state, restore_state
-from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
+from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update, predict
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.visits.client import LocalPlan, balance
@@ -121,9 +121,9 @@ class StackedSteps(Steps):
         K = self.method.task.num_classes
         self.balance = torch.stack([balance(own.counts(K)) for own in data]) if weighted else None
         self.bare.train()
-        during = phase.source is None and self.method.statistics_from == "during"
-        statistics = self.method.statistics if during else None
-        self.losses_of = [_StackedLoss(self.bare, update, statistics) for update in phase.updates]
+        statistics = self.method.statistics if phase.source is None else None
+        during = statistics.of if statistics and statistics.when == "during" else None
+        self.losses_of = [_StackedLoss(self.bare, update, during) for update in phase.updates]
         self.views: dict[int, _View] = {}
         self.arranged = False
 
@@ -193,13 +193,14 @@ class StackedSteps(Steps):
             return result
 
         found: list[Tensors] = [{} for _ in data]
+        assert self.method.statistics is not None
         tensors = self._in_group_order(self.stack.parameters | self.stack.buffers)
         for batch, sizes in evaluation_batches(data, self.dtype):
             output = vmap(outputs, randomness="error")(tensors, batch.x)
             for c, size in enumerate(sizes):
                 if size:
                     own = type(output)(*(part[c, :size] for part in output))
-                    add_up(found[c], self.method.statistics(own, Batch(batch.x[c, :size], batch.y[c, :size])))
+                    add_up(found[c], self.method.statistics.of(own, Batch(batch.x[c, :size], batch.y[c, :size])))
         return found
 
     @torch.no_grad()
@@ -461,7 +462,7 @@ class _Prediction(nn.Module):
         self.method = method
 
     def forward(self, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        return self.method.predict(self.model, batch, received, state)
+        return predict(self.method, self.model, batch, received, state)
 
 
 def faster_alone(model: nn.Module) -> bool:

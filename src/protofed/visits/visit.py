@@ -241,15 +241,15 @@ class LocalTrainer:
         """
         start = time.perf_counter()
         visits = self._open(steps, clients, names, messages, round, training=True)
-        sends = self.method.upload_schema is not None and self.method.communicates(round)
-        moment = self.method.statistics_from
+        sends = self.method.sends(round)
+        moment = self.method.statistics.when if sends and self.method.statistics else ""
         statistics: list[Tensors] = [{} for _ in visits]
-        if sends and moment == "before":
+        if moment == "before":
             statistics = self._statistics(steps, visits)
-        for number, phase in enumerate(self.method.phases(round)):
+        for number, phase in enumerate(self.method.round(round).phases):
             collected = self._phase(steps, visits, phase, number)
             statistics = [new or old for new, old in zip(collected, statistics, strict=True)]
-        if sends and moment == "after":
+        if moment == "after":
             statistics = self._statistics(steps, visits)
         together = (time.perf_counter() - start) / len(visits)
         results = []
@@ -285,7 +285,7 @@ class LocalTrainer:
             if not released:
                 with steps.model(index) as model:
                     released = private_statistics(model, self.method, visit.local, visit.client.train, private)
-                if self.method.release:  # the same in every round, and so is its noise
+                if self.method.declared.vector:  # the same in every round, and so is its noise
                     visit.local.state |= {RELEASE + name: tensor for name, tensor in released.items()}
             found.append(released)
         return found
@@ -469,7 +469,7 @@ class LocalTrainer:
             _to_eval(local.model)
             message = messages[name] if messages else None
             # Where nothing is trained, what follows from no broadcast is made when the client is scored, if at all.
-            if message is not None or not training or self.method.phases(round):
+            if message is not None or not training or self.method.round(round).phases:
                 with seeded(self.seed, "receive", round, name):
                     self.receive(local, message, deliver=messages is not None)
             stream, train = Stream(self.seed, "training", round, name), clients[name].train
@@ -524,11 +524,11 @@ class LocalTrainer:
             # Stacked steps draw no random numbers: their noise comes from keys.
             with visits[0].stream if len(visits) == 1 else nullcontext():
                 statistics = steps.epoch(rows)
-            if type(self.method).epoch_end is not Method.epoch_end:
+            if phase.after is not None:
                 for index, visit in enumerate(visits):
                     with visit.stream, steps.model(index) as model:
                         model.train()
-                        self.method.epoch_end(visit.local, statistics[index])
+                        phase.after(visit.local, statistics[index])
                 steps.refresh()
         if plan.keep_state:
             for visit, state in zip(visits, steps.optimizer_states(), strict=True):

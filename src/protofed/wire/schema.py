@@ -29,6 +29,8 @@ class Field:
             that rows of different clients are comparable only after division by ``n_ij``. The first dimension is
             that of the labels, or ``K``.
         by_class: Whether each of K rows without labels describes the sender's samples of a class, as ``sums`` do.
+        weight: For real numbers in an upload, the count by which the server weights them in its mean over clients;
+            ``""`` for the plain mean, and for the plain sum of a field of sums over samples.
         described: For counts in an upload, whether they are numbers of the sender's training samples, which the
             server caps at the numbers the client described before training.
 
@@ -43,6 +45,7 @@ class Field:
     limit: float = 1e9
     sums: bool = False
     by_class: bool = False
+    weight: str = ""
     described: bool = True
 
     @property
@@ -77,7 +80,13 @@ class Schema:
 
 
 def prototype_schema(
-    num_classes: int, width: int | str, sizes: Mapping[str, int], *, sums: bool = False, **more: Field
+    num_classes: int,
+    width: int | str,
+    sizes: Mapping[str, int],
+    *,
+    sums: bool = False,
+    counted: bool = False,
+    **more: Field,
 ) -> Schema:
     """Return the schema of ``k`` class prototypes, i.e. their labels and ``(k, width)`` values.
 
@@ -85,10 +94,12 @@ def prototype_schema(
         num_classes: Number of classes ``K``.
         width: Size or symbol of the second dimension of the values, e.g. ``"d"``.
         sums: Whether prototypes are multiplied by the sender's number of samples of the class.
+        counted: Whether that number is sent as well, by which the server weights them.
     """
     fields = {
         "classes": Field(("k",), "label", parameter=False),
-        "prototypes": Field(("k", width), sums=sums),
+        "prototypes": Field(("k", width), sums=sums, weight="counts" if counted and not sums else ""),
+        **({"counts": Field(("k",), "count", parameter=False)} if counted else {}),
         **more,
     }
     return Schema(fields, num_classes, sizes=sizes, limits={"k": num_classes})

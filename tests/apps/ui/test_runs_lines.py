@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from protofed.analysis import load_run, load_runs
 from protofed.analysis.style import PALETTE
 from protofed.apps.ui.runs import lines
 from protofed.apps.ui.runs.lines import Feed, Line, Look
+from protofed.runs import known
 from rundirs import make_comparison, make_run
 
 LOOKS = st.builds(Look, st.integers(0, 7), st.sampled_from("o^s"))
@@ -121,8 +123,8 @@ def test_rules_losses_and_measurements(tmp_path):
 
 
 def test_looks_differ_by_colour_and_by_shape():
-    looks = [lines.rule_look(rule) for rule in ("head", "local", "global", "global_own", "etf")]
-    looks += [lines.rule_look("own", i) for i in range(2)]
+    names = ("head", "local", "global", "global_own", "etf", "own", "other")
+    looks = list(lines.rule_looks(SimpleNamespace(rules=names, rule=known)).values())
     assert len({look.mark for look in looks}) == len({look.colour for look in looks}) == len(looks)
     assert all(0 <= look.colour < len(PALETTE) for look in looks)
     assert len({(n.colour, n.mark) for n in (Look.number(i) for i in range(40))}) == 40

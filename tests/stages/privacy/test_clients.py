@@ -18,7 +18,7 @@ from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.experiments.running import run_experiment
 from protofed.methods import Method, Upload, methods
-from protofed.methods.contract import Task
+from protofed.methods.contract import Task, Traits
 from protofed.rounds import Opened, RoundRecord, load_checkpoint, loop, save_checkpoint
 from protofed.runs import Spent
 from protofed.stages.privacy import ClientPrivacy, PrivacyOptions
@@ -52,8 +52,9 @@ class Mixed(Method):
 
     broadcast_schema = upload_schema
 
-    def unclippable(self) -> str:
-        return ""
+    @classmethod
+    def traits(cls, options) -> Traits:
+        return Traits(beyond_means="")
 
 
 def stage(noise=0.0, clip=1.0, rounds=1, rate=1.0, expected=2.0, source=None, kind=Mixed, **more) -> ClientPrivacy:
@@ -379,7 +380,7 @@ def test_tinyproto_says_what_it_needs(overrides, message):
 
 def test_a_user_s_method_declares_nothing_at_first():
     class Mine(Mixed):
-        unclippable = Method.unclippable
+        traits = Method.traits
 
     with pytest.raises(ConfigError, match="cannot clip the uploads of mixed: it does not declare how"):
         stage(kind=Mine)

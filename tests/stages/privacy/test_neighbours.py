@@ -70,7 +70,7 @@ def test_the_registry_has_methods_to_protect():
 @pytest.mark.parametrize("method", protected("sample"))
 def test_one_sample_changes_a_sum_of_gradients_by_the_norm_at_most(method, step):
     federation, local, data = opened(method)
-    updates = [u for phase in federation.method.phases(1) if not phase.stays for u in phase.updates]
+    updates = [u for phase in federation.method.round(1).phases if not phase.stays for u in phase.updates]
     assert updates
     for update in updates:
         chosen = {n: p for n, p in local.model.named_parameters() if update.trainable(n)}
@@ -101,7 +101,8 @@ def test_one_sample_changes_a_sum_of_gradients_by_the_norm_at_most(method, step)
 def test_one_sample_changes_all_statistics_together_by_what_is_counted(method, secret, monkeypatch):
     """Divided by their bounds, by √T: the noise of each is the multiplier times √T times its bound."""
     federation, local, data = opened(method)
-    if federation.method.statistics_from != "after" or federation.method.upload_schema is None:
+    statistics = federation.method.statistics
+    if statistics is None or statistics.when != "after" or federation.method.upload_schema is None:
         return
     spreads = {}
 

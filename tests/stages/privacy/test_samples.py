@@ -65,7 +65,7 @@ def test_a_round_is_abadi_s_algorithm_1(method):
     federation = build(method, **chosen)
     member = federation.executor.clients["cid"]
     model = federation.executor.clients.model("cid")
-    state, phase = federation.executor.clients.snapshot("cid").state, federation.method.phases(1)[0]
+    state, phase = federation.executor.clients.snapshot("cid").state, federation.method.round(1).phases[0]
     received = fresh(federation, "cid")
     (update,), n = phase.updates, len(member.train)
     coins = torch.rand(
@@ -110,7 +110,7 @@ def test_gradients_of_samples_are_those_of_opacus():
     member, model = roster["ann"], roster.model("ann").train()
     local = federation.executor.trainer.open(roster, "ann", 1)
     local.received = fresh(federation, "ann")
-    (update,) = federation.method.phases(1)[0].updates
+    (update,) = federation.method.round(1).phases[0].updates
     batch = Batch(member.train.x, member.train.y)
     sums, _ = clipped_sum(model, update, dict(model.named_parameters()), batch, local, 0.5)
     wrapped = opacus.GradSampleModule(model, loss_reduction="mean")
@@ -171,13 +171,15 @@ def test_what_stays_with_a_client_knows_its_true_numbers_of_samples(method):
     federation = build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0})
     method_, clients = federation.method, federation.executor.clients
     for name in federation.names:
-        for entry, tensor in method_.kept_state(clients[name].train.counts(4)).items():
-            assert torch.equal(clients.snapshot(name).state[entry], tensor)
+        true = method_.client_state(clients[name].train.counts(4))
+        for entry in method_.declared.kept:
+            assert torch.equal(clients.snapshot(name).state[entry], true[entry])
     sent = [dict(u.payload) for u in uploads(build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0}))]
     other = build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0})
     for name in other.names:
         found = other.executor.clients.snapshot(name)
-        wrong = method_.kept_state(torch.tensor([0, 90, 1, 0]))
+        other_state = method_.client_state(torch.tensor([0, 90, 1, 0]))
+        wrong = {entry: other_state[entry] for entry in method_.declared.kept}
         other.executor.clients.store.write(name, Snapshot(found.model, {**found.state, **wrong}, found.received))
     for a, b in zip(sent, uploads(other), strict=True):
         assert all(torch.equal(a[n], t) for n, t in b.payload.items())

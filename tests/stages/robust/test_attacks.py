@@ -72,7 +72,7 @@ def honest_upload(method: str) -> tuple[Schema | None, dict[str, torch.Tensor], 
     if schema is None:
         return None, {}, counts
     with closing(federation.executor) as executor:
-        round = next((r for r in range(1, 12) if federation.method.communicates(r)), 1)
+        round = next((r for r in range(1, 12) if federation.method.sends(r)), 1)
         opening = federation.open(federation.names, round).messages
         (result,) = executor.train(federation.names[:1], opening, round)
     return schema, federation.codec.decode(result.message, schema), counts

@@ -17,7 +17,7 @@ from protofed.analysis.figures.base import (
     series,
     themed,
 )
-from protofed.analysis.style import GREY, INK, RULE_COLOURS, rule_title
+from protofed.analysis.style import INK, rule_colours
 from protofed.errors import DataError
 from protofed.runs import Run
 
@@ -127,18 +127,18 @@ def _one_run(ax: Axes, run: Run, main: str) -> list[float]:
     tested = [i for i, a in enumerate(accuracies[main]) if a is not None]
     order = sorted(tested, key=lambda i: accuracies[main][i] or 0.0)
     few = len(order) <= 40
+    colours = rule_colours(map(run.rule, run.rules))
     shown: list[float] = []
     for rule, values in accuracies.items():
         percents = [100 * (values[i] or 0.0) for i in order]
-        colour = RULE_COLOURS.get(rule, GREY)
         look: dict[str, Any] = {"markersize": 6.5} if rule == main else {"markersize": 5, "alpha": 0.75}
         look["markersize"] *= 1.0 if few else 0.5
         ax.plot(
             range(1, len(order) + 1),
             percents,
             "o",
-            color=colour,
-            label=rule_title(rule),
+            color=colours[rule],
+            label=run.rule(rule).title,
             zorder=2 + (rule == main),
             rasterized=len(order) > MOST_MARKS,
             **look,

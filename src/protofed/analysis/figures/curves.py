@@ -20,9 +20,9 @@ from protofed.analysis.figures.base import (
     write_title,
 )
 from protofed.analysis.figures.lines import Curve, band, recorded, scalars
-from protofed.analysis.style import BLACK, PALETTE, RULE_COLOURS, method_styles, rule_title
+from protofed.analysis.style import BLACK, PALETTE, method_styles, rule_colours
 from protofed.errors import DataError
-from protofed.runs import Run, by_label, settled
+from protofed.runs import Run, by_label, rules_of, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,13 +53,13 @@ def accuracy_rules(runs: list[Run]) -> Figure:
     if not groups:
         raise DataError("no accuracy to show: no round has been evaluated yet")
     fig, axes = _grid(len(groups))
-    rules = list(dict.fromkeys(r for group in groups.values() for run in group for r in run.rules))
-    colours = {r: RULE_COLOURS.get(r, PALETTE[i % len(PALETTE)]) for i, r in enumerate(rules)}
+    rules = rules_of(run for group in groups.values() for run in group)
+    colours = rule_colours(rules.values())
     shown: list[float] = []
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         for rule in group[0].rules:
             curves = [_percent(run.accuracy(rule)) for run in group if rule in run.rules]
-            shown += band(ax, curves, {"color": colours[rule], "marker": "o"}, rule_title(rule), ring=True)
+            shown += band(ax, curves, {"color": colours[rule], "marker": "o"}, rules[rule].title, ring=True)
         _title(ax, label, len(groups))
         counting_axis(ax)
     for ax in axes:

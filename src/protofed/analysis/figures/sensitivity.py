@@ -16,7 +16,7 @@ from protofed.analysis.figures.base import (
     percent_axis,
     write_bytes,
 )
-from protofed.analysis.style import GREY, method_styles, rule_title
+from protofed.analysis.style import GREY, method_styles
 from protofed.errors import DataError, unknown_name
 from protofed.runs import NOT_THE_METHODS, Run, flat, rule_of, settled, tell_apart
 
@@ -80,7 +80,7 @@ def sensitivity(runs: list[Run], option: str | None = None, rule: str | None = N
             sent = {value: _over([_bytes_per_round(run) for run in group]) for value, group in line.items()}
             traffic += axis.draw(axes[1], sent, look, shift)
     axes[0].plot([], [], color=GREY, marker="o", label="best round on test data", **BEST)
-    percent_axis(axes[0], shown, f"Test accuracy (%){f', {rule_title(rule).lower()}' if rule else ''}")
+    percent_axis(axes[0], shown, f"Test accuracy (%){f', {scored[0].rule(rule).title.lower()}' if rule else ''}")
     if sends:
         _bytes_axis(axes[1], traffic)
     for ax in axes:

@@ -16,8 +16,8 @@ from protofed.analysis.report.tables import (
     groups_of,
     outcome_columns,
 )
-from protofed.analysis.style import method_styles, rule_title
-from protofed.runs import RULE_ORDER, Run, by_label, rule_of, settled
+from protofed.analysis.style import method_styles
+from protofed.runs import Run, by_label, rule_of, rules_of, settled
 from protofed.text import duration, size
 
 __all__ = ["methods", "remarks", "rules"]
@@ -40,7 +40,7 @@ def methods(runs: Sequence[Run]) -> ReportTable:
         finished = sum(run.finished for run in group)
         waiting = "" if finished == len(group) else f"{len(group) - finished} unfinished"
         # Methods that average weights need one architecture, where the others may have a mixture.
-        note = rule_title(rule).lower() + (
+        note = chosen[0].rule(rule).title.lower() + (
             f"; {architectures(chosen[0])}, {parameters(chosen[0])}" if differ else ""
         )
         table.add(
@@ -71,13 +71,12 @@ def beyond(runs: Sequence[Run]) -> ReportTable | None:
 
 def _by_rule(runs: Sequence[Run], columns: Sequence[OutcomeColumn]) -> ReportTable:
     """Return one row per method with the same columns for every rule."""
-    scored = {rule for run in runs for rule in run.rules}
-    names = [r for r in RULE_ORDER if r in scored] + sorted(scored - set(RULE_ORDER))
-    table = ReportTable(["Method", *(column.heading for _ in names for column in columns)])
-    table.groups = [("", 1), *((rule_title(rule), len(columns)) for rule in names)]
+    rules = rules_of(runs)
+    table = ReportTable(["Method", *(column.heading for _ in rules for column in columns)])
+    table.groups = [("", 1), *((rule.title, len(columns)) for rule in rules.values())]
     styles = method_styles(run.label for run in runs)
     for label, group in _sections(table, runs):
-        cells = [column.cell(settled(group), rule) for rule in names for column in columns]
+        cells = [column.cell(settled(group), rule) for rule in rules for column in columns]
         table.add(ReportCell(label, style=styles[label]), *cells)
     _emphasise(table, range(1, len(table.head)))
     return table

@@ -10,25 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from protofed.analysis.one_class import one_class
-from protofed.analysis.style import rule_title
 from protofed.runs import TOLERANCE, Run, read_text, rule_of, settled
 from protofed.runs.trouble import first_trouble, ruin
 from protofed.text import area, duration, mean_std, number, percent, size
-
-RULE_TEXTS = {
-    "head": "the class with the largest output of the client's own model",
-    "global_model": "the class with the largest output of the server's model, for all or for the client's group",
-    "global_prior": "the server's model, weighed with the frequencies of the client's classes",
-    "local": "the class whose prototype, made from the client's own data, is nearest",
-    "global": "the class whose global prototype is nearest, among all classes",
-    "global_own": "the nearest global prototype among the classes the client trains on, an easier question",
-    "nearest": "the class whose mean, over the samples of all clients, is nearest",
-    "etf": "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
-    "beacon": "the shared tiny network, weighed with the frequencies of the client's classes",
-    "expert": "the client's own model, among the classes it trains on, weighed with their frequencies",
-    "all_classes": "as the head, without the frequencies of the client's classes; beacon: among all classes",
-}
-
 
 tolerance = f"{100 * TOLERANCE:g} percentage point"
 
@@ -44,11 +28,6 @@ class Card(NamedTuple):
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun."""
     return f"{number(count)} {noun if count == 1 else noun + ('es' if noun.endswith('s') else 's')}"
-
-
-def rule_text(rule: str) -> str:
-    """Return what a rule predicts."""
-    return RULE_TEXTS.get(rule, "a rule of the method's own")
 
 
 def status(run: Run) -> str:
@@ -163,7 +142,7 @@ def _accuracy_cards(run: Run) -> list[Card]:
         return [Card("Accuracy", "–", "no round has been evaluated yet")]
     rule = run.main_rule
     accuracy = run.outcome.accuracy[rule]
-    last = f"round {run.last_evaluation}, by {rule_title(rule).lower()}"
+    last = f"round {run.last_evaluation}, by {run.rule(rule).title.lower()}"
     cards = [
         Card("Final accuracy", percent(accuracy.final), last),
         Card("Best accuracy", percent(accuracy.best), f"round {accuracy.best_round}, chosen on test data"),
@@ -213,7 +192,7 @@ def headline(runs: Sequence[Run]) -> str:
         return "not evaluated yet"
     rule = rule_of(scored)
     values = [run.outcome.accuracy[rule].final for run in scored if rule in run.outcome.accuracy]
-    return f"{mean_std(values)} final accuracy by {rule_title(rule).lower()}"
+    return f"{mean_std(values)} final accuracy by {scored[0].rule(rule).title.lower()}"
 
 
 def seeds(runs: Sequence[Run]) -> str:

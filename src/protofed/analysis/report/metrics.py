@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from protofed.analysis.metrics import overall_text, spread_text, writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.tables import ReportCell, ReportTable
-from protofed.analysis.style import rule_title
 from protofed.runs import HEADLINES, Run, SampleMetrics, by_label
 from protofed.text import number
 
@@ -26,8 +25,9 @@ def methods(runs: Sequence[Run]) -> ReportTable | None:
     table = ReportTable(["Method", *SHOWN.values()])
     for label, group in by_label(run for run in runs if run.measured).items():
         found = [run.measured for run in group if run.measured]
+        rule = group[0].rule(found[0].rule)
         cells = (ReportCell(overall_text(found, name), spread_text(found, name)) for name in SHOWN)
-        table.add(ReportCell(label, rule_title(found[0].rule).lower()), *cells)
+        table.add(ReportCell(label, rule.title.lower()), *cells)
     return table if table.rows else None
 
 

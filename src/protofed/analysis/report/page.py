@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protofed.analysis import grid
 from protofed.analysis.report import comparison, facts, metrics, tables
-from protofed.analysis.style import rule_title
 from protofed.errors import CheckpointError, DataError
-from protofed.runs import Run, axes_of, by_label, flat, load_runs
+from protofed.runs import Run, axes_of, by_label, flat, load_runs, rules_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -79,7 +78,7 @@ def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
         comparison=comparison,
         facts=facts,
         metric_tables=metrics,
-        rule_title=rule_title,
+        rules_of=rules_of,
         single=len(runs) == 1,
         left_out=left_out,
     )

@@ -12,7 +12,7 @@ from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
-from protofed.analysis.style import LineStyle, rule_title
+from protofed.analysis.style import LineStyle
 from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, Run, rule_of, settled
 from protofed.text import duration, mean_std, number, percent, size
 
@@ -121,7 +121,8 @@ def rules(runs: Sequence[Run]) -> ReportTable:
     table.groups = [("", 1), *groups_of(columns)]
     for rule in dict.fromkeys(rule for run in chosen for rule in run.rules):
         main = rule == rule_of(chosen)
-        title = ReportCell(rule_title(rule) + " (main rule)" * main, facts.rule_text(rule), main)
+        described = chosen[0].rule(rule)
+        title = ReportCell(described.title + " (main rule)" * main, described.text, main)
         table.add(title, *(column.cell(chosen, rule) for column in columns))
     return table
 
@@ -133,11 +134,11 @@ def clients(run: Run) -> ReportTable:
     )
     table.groups = [("", 2), ("Model", 2), ("Samples", 2), ("", 1)]
     if run.rules:
-        table.head += [rule_title(rule) for rule in run.rules]
+        table.head += [run.rule(rule).title for rule in run.rules]
         table.groups.append(("Final accuracy", len(run.rules)))
     if run.measured:
         table.head += HEADLINES.values()
-        table.groups.append((f"Metrics by {rule_title(run.measured.rule).lower()}", len(HEADLINES)))
+        table.groups.append((f"Metrics by {run.rule(run.measured.rule).title.lower()}", len(HEADLINES)))
     added = any(client.extras for client in run.clients)
     if added:
         table.head.insert(3, "Added by the method")

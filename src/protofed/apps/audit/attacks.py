@@ -208,7 +208,7 @@ def participation(seen: Seen, shadow: Seen, seed: int, halves: int = HALVES) -> 
     result = [Finding(attack, SERVER, "AUC", 1.0, 0.5, 0.0, names, key)]
     known = {s.name: s.upload for s in shadow.senders}
     able = [s.upload for s in seen.senders if s.name in known]
-    if seen.method.broadcast_schema is None or seen.method.personal_broadcast or len(able) < 4:
+    if seen.method.broadcast_schema is None or seen.method.declared.personal or len(able) < 4:
         return result
     random = generator(seed, "audit", "halves")
     chosen = [torch.randperm(len(able), generator=random) < len(able) // 2 for _ in range(halves)]

@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from protofed import methods
 from protofed.apps.audit import attacks
 from protofed.apps.audit.findings import Audit, Finding, Reconstruction
 from protofed.apps.audit.imprint import read_verbatim
@@ -14,6 +13,7 @@ from protofed.apps.audit.membership import membership
 from protofed.apps.audit.pictures import reconstruct
 from protofed.apps.audit.seen import Seen, observe, reopened, shadow
 from protofed.apps.audit.sums import sums
+from protofed.config.architectures import traits_of
 from protofed.config.schema import Experiment
 from protofed.runs import Run, load_run
 
@@ -113,8 +113,9 @@ def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
     sentences = []
     if experiment.wire.codec not in ("float32", "float64"):
         sentences.append(f"Messages are rounded to {experiment.wire.codec} (wire.codec).")
-    if experiment.method == "tinyproto" and experiment.method_options.scaling:
-        sentences.append("Prototypes are multiplied by numbers of samples that are not sent (method.scaling).")
+    traits = traits_of(experiment)
+    if traits.conceals:
+        sentences.append(traits.conceals)
     if experiment.secure.aggregation:
         sentences.append("The server sees the sum of all uploads only (secure.aggregation).")
     if experiment.privacy.mode == "client" and noisy:
@@ -125,6 +126,6 @@ def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
             else "The server adds the noise, and sees single uploads before (privacy.mode)."
         )
     if experiment.privacy.mode == "sample" and noisy:
-        what = "add noise to their sums" if methods.get(experiment.method).release else "train with noise"
+        what = "add noise to their sums" if traits.vector else "train with noise"
         sentences.append(f"Clients {what}, which the server cannot take away (privacy.mode).")
     return tuple(sentences)

@@ -46,7 +46,7 @@ class Door(NamedTuple):
 def door(federation: Federation, model: SplitModel, shape: tuple[int, ...]) -> Door | None:
     """Return the layers to craft; None if the weights do not travel or the network begins with another layer."""
     up, down = federation.method.upload_schema, federation.method.broadcast_schema
-    if up is None or down is None or federation.method.personal_broadcast:
+    if up is None or down is None or federation.method.declared.personal:
         return None
     for network in (model, *(m for m in model.extras.values() if isinstance(m, SplitModel))):
         names = {module: name for name, module in network.named_modules()}

@@ -19,8 +19,6 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.ending import ModelsDescription, forgotten, named_code, restore_end, without
 from protofed.experiments.loading import load_data
 from protofed.methods.contract import Method, Tensors, Upload
-from protofed.methods.fedkd import FedKD
-from protofed.methods.tinyproto import TinyProto
 from protofed.models import SplitModel
 from protofed.rounds import Federation
 from protofed.runs import Run
@@ -147,7 +145,7 @@ def observe(federation: Federation, federated: FederatedData) -> Seen:
         federation: The federation; its server's state stays as it is.
     """
     method, first = federation.method, federation.round + 1
-    round = next((r for r in range(first, first + SILENCE) if _sends(method, r)), 0)
+    round = next((r for r in range(first, first + SILENCE) if method.sends(r)), 0)
     names = federation.participation.able
     data = {c.name: c for c in federated.clients}
     if not round:
@@ -183,34 +181,25 @@ def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: in
     return list(seen)
 
 
-def _sends(method: Method, round: int) -> bool:
-    return method.upload_schema is not None and method.communicates(round)
-
-
 def _sender(federation: Federation, data: ClientData, upload: Upload, seen: Payload, round: int) -> Sender:
     """Return a client with what is seen of its upload, as its recipient reads it."""
     method, clients = federation.method, federation.executor.clients
     schema = method.upload_schema
     assert schema is not None
     payload, server = dict(seen), federation.server
+    read = method.read(payload, server)
     rows: list[Rows] = []
-    weights: Tensors = {}
-    opening: Tensors = {}
-    if method.broadcast_schema is not None:
-        opening = method.broadcast(server, round, upload.client if method.personal_broadcast else None) or {}
-    for part in parts_of(schema):
-        tensor = payload[part.name]
+    sent = method.broadcast(server, round, upload.client if method.declared.personal else None)
+    opening = method.read(sent, server) if sent else {}
+    weights = {name: tensor for name, tensor in read.items() if name not in schema.fields}
+    for part in (part for part in parts_of(schema) if part.name in read):
+        tensor = read[part.name]
         if part.layout == "rows" and tensor.dim() == 2:
-            if isinstance(method, TinyProto) and part.name == "prototypes":
-                tensor = method.unpack(payload)["prototypes"]
             rows.append(Rows(tensor, payload[part.labels], part.field.sums))
         elif part.layout == "table" and tensor.dim() == 2:
             rows.append(Rows(tensor, torch.arange(len(tensor)), part.field.sums))
         elif part.layout == "tensor":
             weights[part.name] = tensor
-    if isinstance(method, FedKD):
-        weights = method.mentee(payload, server)
-        opening = {n: server[f"mentee.{n}"] for n in weights}
     return Sender(
         upload.client,
         clients.model(upload.client).eval().requires_grad_(False),

@@ -13,7 +13,6 @@ from protofed.apps.audit.findings import Finding
 from protofed.apps.audit.measures import auc, auc_error
 from protofed.apps.audit.membership import outputs
 from protofed.apps.audit.seen import Seen
-from protofed.methods import ClosedForm
 
 CLOSE = 0.01
 """Distance from a sample's features, as a share of their length, at which they count as read."""
@@ -23,13 +22,13 @@ LOST = 1e-6
 
 def sums(seen: Seen) -> list[Finding]:
     """Attack class means and second moments; nothing for methods that send no sums of fixed features."""
-    method = seen.method
-    if not isinstance(method, ClosedForm):
+    method: Any = seen.method
+    if not hasattr(method, "sums_of"):
         return []
     return [alone(seen, method), *([span(seen, method)] if method.second else [])]
 
 
-def alone(seen: Seen, method: ClosedForm[Any]) -> Finding:
+def alone(seen: Seen, method: Any) -> Finding:
     """Count the class means that are the features of one training sample: classes of one sample have no others."""
     read, sent, clients = 0, 0, 0
     for sender in seen.senders:
@@ -48,7 +47,7 @@ def alone(seen: Seen, method: ClosedForm[Any]) -> Finding:
     )
 
 
-def span(seen: Seen, method: ClosedForm[Any]) -> Finding:
+def span(seen: Seen, method: Any) -> Finding:
     """Tell training samples from others by their distance to what a second moment spans.
 
     ``Σ φφᵀ`` of fewer than d samples has no other directions than theirs.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from protofed import methods, models
+from protofed import models
 from protofed.apps.flower.messages import Description
 from protofed.apps.flower.summary import described_federation
 from protofed.config.architectures import (
@@ -21,6 +21,7 @@ from protofed.config.architectures import (
     is_code,
     one_architecture,
     recipe_names,
+    traits_of,
     why_one,
     with_embeddings,
 )
@@ -241,7 +242,7 @@ def _models(
     experiment: Experiment, descriptions: Sequence[Description], classes: tuple[str, ...]
 ) -> dict[str, str]:
     """Refuse clients that differ in a property that the method requires all to share."""
-    kind, same = methods.get(experiment.method), one_architecture(experiment)
+    traits, same = traits_of(experiment), one_architecture(experiment)
     if not descriptions:
         return {}
     # If the recipe's own models do not suit the method, that is an error of the recipe, not of a client.
@@ -252,7 +253,7 @@ def _models(
         federated = described_federation(plain, classes, experiment.data, experiment.encoder)
         assigned, table = FederationSummary.of(experiment, federated).architectures, federated.table
     unfit: dict[str, str] = {}
-    if kind.same_feature_dim or same:
+    if traits.same_feature_dim or same:
         why = why_one(experiment).partition(" and ")[0] if same else "exchanges features"
         unfit |= _differing(
             descriptions, lambda d: d.settings.get("d", experiment.model.d), experiment.model.d, why

@@ -52,7 +52,7 @@ def show(place: Kept, builder: Builder, experiment: Experiment, result: Evaluate
         protofed=protofed.__version__,
         recipe=experiment.recipe,
         method=experiment.method,
-        exchanges=method.exchanges,
+        exchanges=method.declared.exchanges,
         seed=experiment.seed,
         clients=1,
         outcome=Outcome.of(rounds),

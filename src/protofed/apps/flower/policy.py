@@ -106,7 +106,7 @@ class Policy:
             assert stage is not None
             assert stage.noisy is not None
             noise = stage.noisy.noise.deviation / (builder.experiment.privacy.clip * stage.noisy.unit)
-            sending = sum(method.communicates(number) for number in range(1, rounds + 1))
+            sending = sum(method.sends(number) for number in range(1, rounds + 1))
             releases = [Release(noise, 1.0, sending + repeated)]
         if (found := epsilon(releases, self.delta, "pld")) > self.epsilon:
             again = f", {repeated} repeated" if repeated else ""

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -162,28 +161,25 @@ def _moved(run: Run, rule: str) -> float | None:
 
 
 def _formula(run: Run) -> float | None:
-    """Return the parameters per round that the papers' formula for the method gives for these clients.
+    """Return the parameters per round, both ways together, that the method's formulas give for these clients."""
+    from protofed.methods import methods
+    from protofed.methods.traits import numbers
+    from protofed.options import build_options
 
-    TinyProto Table 2, ProtoNorm Table 7; both directions together.
-    """
-    K, M = len(run.class_names), len(run.clients)
-    held = [sum(1 for n in c.train if n) for c in run.clients]
-    d = [c.d for c in run.clients]
-    config = run.config.get("method", {})
-    if run.method in ("fedproto", "fedtgp", "protonorm"):
-        return float(sum((k + K) * n for k, n in zip(held, d, strict=True)))
-    if run.method == "tinyproto":
-        kept = [config.get("s") or n // 10 if config.get("cps", True) else n for n in d]
-        return float(sum((k + K) * n for k, n in zip(held, kept, strict=True)))
-    if run.method == "feddistill":
-        return float(sum((k + K) * K for k in held))
-    if run.method == "lg_fedavg":
-        return float(sum((n + 1) * K for n in d) * 2)
-    if run.method in ("fednh", "feduv"):
-        return float(sum(c.parameters for c in run.clients) * 2)
-    if run.method == "fml":
-        return float(statistics.fmean(sum(c.extras.values()) for c in run.clients) * M * 2)
-    return None
+    kind, config = methods().get(run.method), run.config.get("method", {})
+    options = {name: value for name, value in config.items() if name != "name"}
+    traits, K = kind.traits(build_options(kind.Options, options, "method")), len(run.class_names)
+    given = {name: value for name, value in options.items() if type(value) in (int, float)}
+    total = 0.0
+    for client in run.clients:
+        whole, head = client.parameters, (client.d + 1) * K
+        weights = {"|w|": whole, "|φ|": head, "|θ|": whole - head, "|w_aux|": sum(client.extras.values())}
+        sizes = {**given, "K_i": sum(1 for n in client.train if n), "K": K, "d": client.d, **weights}
+        for formula in (traits.up, traits.down):
+            if (found := numbers(formula, sizes)) is None:
+                return None
+            total += found
+    return total
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:

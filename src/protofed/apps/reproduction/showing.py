@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protofed.analysis.tables import RULES
 from protofed.apps.reproduction.cells import SCALES
 from protofed.apps.reproduction.judging import judged
 from protofed.apps.reproduction.layout import Scope, Sheet, formula_runs, formulas, hyperparameters
@@ -28,6 +27,7 @@ from protofed.apps.reproduction.running import Reproduced, Reproduction, ResultL
 from protofed.config.schema import check_number
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.batch import claim
+from protofed.runs import KNOWN_RULES
 from protofed.storage.files import write_text
 
 Write = Callable[[str], None]
@@ -89,8 +89,8 @@ def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: 
         raise ConfigError("--seeds must name different seeds")
     for seed in seeds:
         check_number("seed", seed)
-    if rule and rule not in RULES:
-        raise ConfigError(f"--rule: {unknown_name('rule', rule, RULES)}")
+    if rule and rule not in KNOWN_RULES:
+        raise ConfigError(f"--rule: {unknown_name('rule', rule, KNOWN_RULES)}")
     return Scope(scale, tuple(seeds), overrides, rule)
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError
-from protofed.methods.contract import Batch, Exchange, Method, Tensors
+from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
 from protofed.methods.parts.weights import copied, shared_weights
+from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import Options, option
 
 if TYPE_CHECKING:
@@ -42,16 +43,22 @@ class AuxiliaryMethod(Method[A]):
     """
 
     role: ClassVar[str]
-    exchanges: Exchange = "part of the weights"
 
     @classmethod
-    def needs_counts(cls, options: A) -> bool:
-        """Every upload holds ``n_i``."""
-        return True
+    def traits(cls, options: A) -> Traits:
+        """Every upload holds ``n_i``; the client's own model answers, and the shared one."""
+        return Traits(
+            "part of the weights",
+            "|w_aux|",
+            "|w_aux|",
+            f"one K-way {cls.role}",
+            (HEAD, GLOBAL_MODEL),
+            counts=True,
+        )
 
-    def check(self) -> None:
-        """Refuse a shared model that cannot take the clients' samples."""
-        if self.task.auxiliary is not None:
+    def __init__(self, options: A, task: Task) -> None:
+        super().__init__(options, task)
+        if task.auxiliary is not None:  # refuses a shared model that cannot take the clients' samples
             _ = self.network
 
     @cached_property
@@ -82,16 +89,6 @@ class AuxiliaryMethod(Method[A]):
     def shared(self, network: nn.Module) -> Tensors:
         """Return references to the weights of the shared model that cross the network."""
         return shared_weights(network, buffers=self.options.share_buffers)
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The client's own model, and the shared one."""
-        return ("head", "global_model")
-
-    @property
-    def open_rule(self) -> str:
-        """The shared model."""
-        return "global_model"
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of either classifier."""

@@ -1,7 +1,8 @@
 """A client's own network beside a closed form: it is trained alone, and both answer together.
 
 ``a·log p_own(y|x) + b·log p_closed(y|x)`` over the client's classes, with ``a`` and ``b`` that suit its validation
-samples (see :func:`protofed.methods.beacon.fitted`), or equal ones. Client state: ``trains``, whether there is one.
+samples (see :func:`protofed.prototypes.fusion.learned`), or equal ones. Client state: ``trains``, whether
+there is one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from protofed.methods.beacon import fitted
 from protofed.methods.contract import Batch, Phase, Tensors, Terms, Update
 from protofed.methods.parts.prior import cross_entropy, over
+from protofed.methods.traits import Rule
+from protofed.prototypes.fusion import learned
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 Expert = Literal["none", "plain", "balanced", "auto"]
 LEAST = 300
 """Training samples from which ``auto`` trains a network: see docs/methods.md."""
+EXPERT = Rule(
+    "expert",
+    "Expert",
+    "the client's own model, among the classes it trains on, weighed with their frequencies",
+    "",
+    "purple",
+    70,
+)
 CAUTION = 1.0
 """Weight of the penalty on ``(a - ½)² + (b - ½)²``, as beacon has it."""
 
@@ -69,11 +79,7 @@ def weights(state: Tensors, answers: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
         state: The method's state on the client.
         answers: For batches of validation samples ``log p_own``, ``log p_closed`` and labels.
     """
-    own, prior = state["own"], state["prior"]
+    prior = state["prior"]
     if not bool(state["trains"]):
         return prior.new_tensor([0.0, 1.0])
-    found = [(f[own[y]][:, own], g[own[y]][:, own], own.cumsum(0)[y[own[y]]] - 1) for f, g, y in answers]
-    if not found:
-        return prior.new_full((2,), 0.5)
-    f, g, y = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return fitted(f, g, torch.zeros_like(prior[own]), y, CAUTION).to(prior)
+    return learned(answers, state["own"], torch.zeros_like(prior), CAUTION)

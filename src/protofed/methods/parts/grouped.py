@@ -11,36 +11,39 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Upload
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Round, Statistics, Task, Tensors, Upload
 from protofed.methods.parts.moments import ClosedForm
-from protofed.methods.parts.wrapped import WrappedMethod
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 
-class Grouped(WrappedMethod[Any]):
+class Grouped(Method[Any]):
     """One closed form per group of clients, of which each hears from its own alone.
 
     Args:
         widths: Length of the features of each group; a client's is the ``group`` of its model.
     """
 
-    personal_broadcast = True
-    sums_only = False
-
     def __init__(self, kind: type[ClosedForm[Any]], options: Any, task: Task, widths: Sequence[int]) -> None:
         self.groups = [kind(options, replace(task, feature_dim=width)) for width in widths]
         self.base = self.groups[0]
         self.options, self.task = options, task
-        for attribute in ("name", "summary", "reference", "exchanges", "up", "down", "class_sets"):
+        for attribute in ("name", "summary", "reference"):
             setattr(self, attribute, getattr(kind, attribute))
+        more = "its server makes one classifier per encoder"
+        self.declared = replace(kind.traits(options), sums_only=False, personal=True, beyond_means=more, vector={})
 
-    def unclippable(self) -> str:
-        """Groups have classifiers of their own."""
-        return "its server makes one classifier per encoder"
+    def check(self, clients: Mapping[str, bool]) -> None:
+        """As the groups' method; so are all parts of a client's round that do not depend on features."""
+        self.base.check(clients)
+
+    def notes(self) -> tuple[str, ...]:
+        """As the groups' method."""
+        return self.base.notes()
 
     # What crosses the network.
 
@@ -55,6 +58,23 @@ class Grouped(WrappedMethod[Any]):
         return _beside([group.broadcast_schema for group in self.groups])
 
     # The client.
+
+    def round(self, number: int) -> Round:
+        """As the groups' method."""
+        return self.base.round(number)
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """As the groups' method."""
+        return self.base.statistics
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """As the groups' method."""
+        return self.base.client_state(counts)
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """As the groups' method."""
+        return self.base.shifted(state, counts)
 
     def extend(self, model: SplitModel) -> None:
         """As the group's method."""

@@ -15,14 +15,25 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Phase, Tensors, Upload
+from protofed.methods.contract import (
+    Aggregate,
+    Batch,
+    Local,
+    Method,
+    Round,
+    Statistics,
+    Tensors,
+    Traits,
+    Upload,
+)
 from protofed.methods.parts.prior import over, own_classes
+from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
@@ -263,13 +274,25 @@ class ClosedForm(Method[O]):
     alone: ClassVar[bool] = False
     released: ClassVar[bool] = True
 
-    def __init_subclass__(cls) -> None:
+    @classmethod
+    def traits(cls, options: O) -> Traits:
         """A control exchanges nothing; in sums, the features of all clients must mean the same."""
-        super().__init_subclass__()
-        cls.exchanges = "nothing" if cls.alone else "prototypes"
-        cls.same_feature_dim = cls.same_architecture = not cls.alone
-        noisy = cls.released and not cls.alone
-        cls.release = {n: w for n, w in RELEASE.items() if noisy and (cls.second or n != "moment")}
+        kept = ("own", "prior")
+        if cls.alone:
+            return Traits(kept=kept, rounds=1)
+        return Traits(
+            "prototypes",
+            "K_i·d + d·(d+1)/2" if cls.second else "K_i·d",
+            "K·d + K",
+            rules=(HEAD, GLOBAL_MODEL),
+            same_architecture=True,
+            same_feature_dim=True,
+            counts=True,
+            beyond_means="its server needs n_ik, which no noise hides",
+            vector={n: w for n, w in RELEASE.items() if cls.released and (cls.second or n != "moment")},
+            kept=kept,
+            rounds=1,
+        )
 
     @abstractmethod
     def classifier(self, total: Sums) -> Linear:
@@ -278,16 +301,6 @@ class ClosedForm(Method[O]):
         Args:
             total: Their sums; of classes without samples nothing is known.
         """
-
-    @classmethod
-    def needs_counts(cls, options: O) -> bool:
-        """Means are weighted by ``n_ik``."""
-        return not cls.alone
-
-    @classmethod
-    def rounds_needed(cls, options: O, *, validated: bool) -> int | None:
-        """All is said in one round."""
-        return 1
 
     def notes(self) -> tuple[str, ...]:
         """Tell of features that come from a network that is not frozen."""
@@ -298,10 +311,6 @@ class ClosedForm(Method[O]):
             "Features are those of a network with its initial weights, which nobody trains: random ones, unless "
             "the model reads weights from a file. Those of an encoder are better (encoder.name=auto).",
         )
-
-    def unclippable(self) -> str:
-        """Sums of all samples are divided by their number."""
-        return "its server needs n_ik, which no noise hides"
 
     # What crosses the network.
 
@@ -316,8 +325,8 @@ class ClosedForm(Method[O]):
         d, K = self.task.feature_dim, self.task.num_classes
         if self.task.noise is not None:
             sizes = {"counts": (K,), "sums": (K, d), "moment": (d * (d + 1) // 2,)}
-            return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.release}, K)
-        fields = {**self.rows("means"), "counts": Field(("k",), "count", parameter=False)}
+            return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.declared.vector}, K)
+        fields = {**self.rows("means", weight="counts"), "counts": Field(("k",), "count", parameter=False)}
         if self.second:
             fields |= self.moment_fields(d * (d + 1) // 2)
         return self.schema(fields)
@@ -326,7 +335,7 @@ class ClosedForm(Method[O]):
         """Return the fields of an upload that hold the second moment."""
         return {
             "samples": Field((), "count", parameter=False),
-            "moment": Field((size,), limit=LARGEST**2),
+            "moment": Field((size,), limit=LARGEST**2, weight="samples"),
         }
 
     @cached_property
@@ -338,9 +347,10 @@ class ClosedForm(Method[O]):
             else self.schema({**self.rows("weights", limit=LARGEST**2), "bias": Field(("k",), limit=LARGEST**2)})
         )
 
-    def rows(self, name: str, limit: float = LARGEST) -> dict[str, Field]:
+    def rows(self, name: str, limit: float = LARGEST, weight: str = "") -> dict[str, Field]:
         """Return the fields of ``k`` classes with one row of ``d`` numbers each."""
-        return {"classes": Field(("k",), "label", parameter=False), name: Field(("k", "d"), limit=limit)}
+        rows = Field(("k", "d"), limit=limit, weight=weight)
+        return {"classes": Field(("k",), "label", parameter=False), name: rows}
 
     def schema(self, fields: dict[str, Field]) -> Schema:
         """Return the schema of a message."""
@@ -349,25 +359,25 @@ class ClosedForm(Method[O]):
 
     # The client.
 
-    def phases(self, round: int) -> tuple[Phase, ...]:
+    def round(self, number: int) -> Round:
         """Nothing is trained."""
-        return ()
+        return Round(())
 
-    def kept_state(self, counts: Tensor) -> Tensors:
+    def client_state(self, counts: Tensor) -> Tensors:
         """Remember the client's classes and their frequencies, for predictions only."""
         return own_classes(counts, self.task.dtype, balanced=True)
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies, and over the classes that occur now."""
-        return {**state, **self.kept_state(counts.to(state["own"].device))}
+        return {**state, **self.client_state(counts.to(state["own"].device))}
 
     @property
-    def statistics_from(self) -> Literal["after"]:
+    def statistics(self) -> Statistics:
         """Sums are of the features as they are."""
-        return "after"
+        return Statistics(self.sums)
 
-    def statistics(self, output: Output, batch: Batch) -> Tensors:
-        """Sums and counts per class, and the second moment, in float64."""
+    def sums(self, output: Output, batch: Batch) -> Tensors:
+        """Return sums and counts per class, and the second moment, in float64."""
         return Sums.of(output.features, batch.y, self.task.num_classes, second=self.second)._asdict()
 
     def own_sums(self, local: Local, *, among: Tensor | None = None) -> Sums:
@@ -385,7 +395,7 @@ class ClosedForm(Method[O]):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``μ_ik`` and ``n_ik``, and the mean second moment of the samples of reported classes."""
         if self.task.noise is not None:
-            released = {name: statistics[name].cpu() * factor for name, factor in self.release.items()}
+            released = {name: statistics[name].cpu() * factor for name, factor in self.declared.vector.items()}
             if self.second:  # noise that differs on either side of the diagonal is halved
                 moment = released["moment"]
                 released["moment"] = triangle(isometric((moment + moment.mT) / 2))
@@ -418,16 +428,6 @@ class ClosedForm(Method[O]):
         K, classes = self.task.num_classes, message["classes"]
         rows = Prototypes.received(message[weights], classes, K)
         return Linear(rows.rows, message[bias].new_zeros(K).index_copy(0, classes, message[bias]), rows.present)
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """Over the client's own classes; over all."""
-        return ("head",) if self.alone else ("head", "global_model")
-
-    @property
-    def open_rule(self) -> str:
-        """The classifier of all, unless there is none."""
-        return "" if self.alone else "global_model"
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Scores of the classifier over the client's own classes and over all."""
@@ -533,14 +533,14 @@ class ClosedForm(Method[O]):
             for all_of_them, own in zip(total, part, strict=True):
                 all_of_them += own
         if self.task.noise:
-            total = total.denoised(self.task.noise * math.hypot(*self.release.values()) * number**0.5)
+            total = total.denoised(self.task.noise * math.hypot(*self.declared.vector.values()) * number**0.5)
         return total, self.classifier(total)
 
     def sums_of(self, payload: Payload) -> Sums:
         """Return the sums that an upload stands for."""
         K, d = self.task.num_classes, self.task.feature_dim
         if self.task.noise is not None:
-            counts, sums = (payload[name].double() / self.release[name] for name in ("counts", "sums"))
+            counts, sums = (payload[name].double() / self.declared.vector[name] for name in ("counts", "sums"))
             moment = (
                 isometric(symmetric(payload["moment"].double(), d), -1) if self.second else sums.new_zeros(0, 0)
             )

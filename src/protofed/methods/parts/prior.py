@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from protofed.methods.contract import Batch, Tensors
+from protofed.methods.given import Batch, Tensors
+from protofed.methods.traits import ALL_CLASSES, HEAD, Rule
 from protofed.options import Options, option
 
 RHO = 1.0
@@ -37,9 +38,9 @@ class SoftmaxOptions(Options):
         """Whether clients remember π_i."""
         return self.softmax == "balanced"
 
-    def head_rules(self, *others: str) -> tuple[str, ...]:
+    def head_rules(self, *others: Rule) -> tuple[Rule, ...]:
         """Return the rules of a method: the head, others, and the head for equal frequencies if it is balanced."""
-        return ("head", *others, "all_classes") if self.balanced else ("head", *others)
+        return (HEAD, *others, ALL_CLASSES) if self.balanced else (HEAD, *others)
 
 
 def log_prior(counts: Tensor, rho: float = RHO, dtype: torch.dtype = torch.float32) -> Tensor:

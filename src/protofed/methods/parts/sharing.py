@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TypeVar
 
-from protofed.methods.contract import Aggregate, Exchange, Local, Method, Tensors, Upload
+from protofed.methods.contract import Aggregate, Local, Method, Tensors, Traits, Upload
 from protofed.methods.fedavg import FedAvgOptions, average
 from protofed.methods.parts.weights import (
     copied,
@@ -27,12 +27,10 @@ class SharedPart(Method[S]):
     Server state: the shared part, by the names of its weights in the model.
     """
 
-    exchanges: Exchange = "part of the weights"
-
     @classmethod
-    def needs_counts(cls, options: S) -> bool:
-        """Every upload holds ``n_i``."""
-        return True
+    def traits(cls, options: S) -> Traits:
+        """Every upload holds ``n_i``, and the server takes a mean."""
+        return Traits("part of the weights", counts=True, beyond_means="")
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to the shared part.
@@ -61,13 +59,9 @@ class SharedPart(Method[S]):
     @cached_property
     def upload_schema(self) -> Schema:
         """The shared part, and the client's number of samples."""
-        return with_samples(self.broadcast_schema)
+        return with_samples(self.broadcast_schema, self.options.weighting)
 
     # The client.
-
-    def unclippable(self) -> str:
-        """The server takes a mean."""
-        return ""
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Load the shared part."""

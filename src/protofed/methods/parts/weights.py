@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,14 +57,18 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             targets[name].copy_(tensor)
 
 
-def with_samples(schema: Schema, **fields: Field) -> Schema:
+def with_samples(schema: Schema, weighting: str, **fields: Field) -> Schema:
     """Extend a schema by further fields and the client's number of samples ``n_i``.
 
     Args:
+        weighting: ``samples`` if the server weights real numbers by them; anything else for the plain mean.
         fields: Further fields by name.
     """
+    more = {**schema.fields, **fields}
+    if weighting == "samples":
+        more |= {n: replace(f, weight="samples") for n, f in more.items() if f.kind == "real" and not f.sums}
     samples = Field((), "count", parameter=False)
-    return Schema({**schema.fields, **fields, "samples": samples}, schema.num_classes)
+    return Schema({**more, "samples": samples}, schema.num_classes, schema.sizes, schema.limits)
 
 
 def weight_of(payload: Payload, weighting: str) -> float:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.compute.seeding import generator, seeded
-from protofed.methods.contract import Local, Method, Tensors
+from protofed.methods.contract import Local, Method, Tensors, predict
 from protofed.samples import Samples
 from protofed.visits import Member
 from protofed.visits.batches import batches
@@ -88,7 +88,7 @@ def poisoned(method: Method, client: Member, local: Local, target: int, scale: f
         scale: How far prototypes are moved, in multiples of their distance from the triggered features.
     """
     trigger = optimise_trigger(client, local, goal_of(local, target))
-    if method.statistics_from is None:
+    if method.statistics is None:
         with seeded(local.seed, "backdoor", local.round, client.name):
             _train(client, local.model, trigger, target)
     with torch.no_grad():
@@ -111,10 +111,10 @@ def _statistics(
     """Return the method's statistics with class sums moved away from the triggered features, the target's to it."""
     model.eval()
     statistics: Tensors = {}
-    if method.statistics_from is None:
+    if method.statistics is None:
         return statistics
     for batch in batches(client.train, model):
-        for name, tensor in method.statistics(model(batch.x), batch).items():
+        for name, tensor in method.statistics.of(model(batch.x), batch).items():
             statistics[name] = statistics[name] + tensor if name in statistics else tensor
     sums = statistics.get("sums")
     features = model(triggered(_inputs(client.train, model), trigger)).features.mean(0)
@@ -165,7 +165,7 @@ def success(
         others = batch.y != target
         marked = batch._replace(x=triggered(batch.x[others], trigger), y=batch.y[others])
         if len(marked.y):
-            for rule, classes in method.predict(model, marked, local.received, local.state).items():
+            for rule, classes in predict(method, model, marked, local.received, local.state).items():
                 hits[rule] += int((classes == target).sum())
             total += len(marked.y)
     return hits, total

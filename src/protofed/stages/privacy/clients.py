@@ -26,6 +26,7 @@ from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
 from protofed.stages.privacy.noise import OwnNoise, Source, from_seed, from_system
 from protofed.stages.privacy.options import PrivacyOptions
+from protofed.stages.privacy.samples import beyond_means
 from protofed.stages.robust.vectors import Part, bounded, parts_of
 from protofed.stages.secure.sums import BITS, Vector
 from protofed.visits.private import SHORT, Noise
@@ -290,7 +291,7 @@ def layout_of(method: Method, options: PrivacyOptions) -> VectorLayout:
     """
     schema = method.upload_schema
     assert schema is not None
-    if reason := method.unclippable() or _unsuited(schema):
+    if reason := beyond_means(method) or _unsuited(schema):
         raise ConfigError(f"privacy.mode=client cannot clip the uploads of {method.name}: {reason}")
     return VectorLayout(schema, options.clip)
 

@@ -44,12 +44,12 @@ class Training(NamedTuple):
             samples: Number of its training samples.
         """
         rounds = range(1, method.task.rounds + 1)
-        size, once = plan.batch_size, bool(method.release)
-        told = method.statistics_from in ("after", "before")
-        means = [told and method.communicates(round) for round in rounds]
+        size, once = plan.batch_size, bool(method.declared.vector)
+        told = method.statistics is not None and method.statistics.when != "during"
+        means = [told and method.sends(round) for round in rounds]
         return cls(
             rate(samples, size),
-            tuple(steps(method.phases(round), plan.epochs, samples, size) for round in rounds),
+            tuple(steps(method.round(round).phases, plan.epochs, samples, size) for round in rounds),
             tuple(sends and not (once and any(means[:n])) for n, sends in enumerate(means)),
             0 if once else 1,
         )
@@ -105,7 +105,7 @@ def protected(
     noise = options.noise
     if noise is None:
         noise = _needed(options, Training.of(method, plan, samples))
-    masked = secure and bool(method.release)
+    masked = secure and bool(method.declared.vector)
     private = Private(options.clip, noise, options.features, noise * options.means, masked=masked)
     return replace(plan, private=private)
 
@@ -121,6 +121,13 @@ def _needed(options: PrivacyOptions, training: Training) -> float:
     return find_noise(releases, options.budget, options.delta, options.accountant)
 
 
+def beyond_means(method: Method) -> str:
+    """Return why clipping would not bound what a client changes at the server; "" if it would."""
+    if method.declared.beyond_means is not None:
+        return method.declared.beyond_means
+    return "it does not declare how" if method.declared.sums_only else "its server needs every single one"
+
+
 def check(method: Method) -> None:
     """Refuse methods whose uploads are not made from trained weights and class means alone.
 
@@ -129,8 +136,8 @@ def check(method: Method) -> None:
     """
     if method.upload_schema is None:
         return
-    reason = "" if method.release else method.unclippable()
-    if not reason and method.statistics_from == "during":
+    reason = "" if method.declared.vector else beyond_means(method)
+    if not reason and method.statistics is not None and method.statistics.when == "during":
         reason = "they hold statistics collected during training, to which no noise is added"
     if reason:
         raise ConfigError(f"privacy.mode=sample cannot protect the uploads of {method.name}: {reason}")

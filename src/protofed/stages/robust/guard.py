@@ -57,7 +57,7 @@ class Guard(Stage):
                 f"robust.rule={options.rule} replaces all vectors by one, but the {unlike[0]} that {method.name} "
                 "sends have no counterparts at other clients: use clip or multi_krum"
             )
-        if options.rule in POOLING and method.personal_broadcast:
+        if options.rule in POOLING and method.declared.personal:
             raise ConfigError(
                 f"robust.rule={options.rule} makes all uploads equal, but {method.name} treats clients "
                 "differently: use clip or multi_krum"

@@ -136,7 +136,7 @@ class SecureSum(Stage):
             broadcast: The encoded broadcast, if there was one.
         """
         schema = self.method.broadcast_schema
-        if broadcast is None or schema is None or self.method.personal_broadcast:
+        if broadcast is None or schema is None or self.method.declared.personal:
             return {}
         return cast(self.codec.decode(broadcast, schema), self.method.task.dtype)
 

@@ -66,7 +66,7 @@ class SumLayout:
         schema, hint = method.upload_schema, "choose another method, or secure.aggregation=false"
         self.method, self.unit = method, 2.0**fraction_bits
         self.clients = max(1, method.task.clients)
-        if schema is not None and not method.sums_only:
+        if schema is not None and not method.declared.sums_only:
             raise ConfigError(
                 f"secure.aggregation reveals sums only, but {method.name} needs single uploads: {hint}"
             )
@@ -83,8 +83,7 @@ class SumLayout:
                 raise ConfigError(
                     f"secure.aggregation adds uploads of one size, but the {name} of {method.name} vary: {hint}"
                 )
-            weight = method.weighted_by(name) if field.kind == "real" else ""
-            self.entries.append(_FieldPlace(name, field, tuple(int(s) for s in shape), labels, weight))
+            self.entries.append(_FieldPlace(name, field, tuple(int(s) for s in shape), labels, field.weight))
         self.length = sum(e.size for e in self.entries)
         self.reals = sum(e.size for e in self.entries if e.field.kind == "real")
 

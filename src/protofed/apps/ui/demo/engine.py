@@ -20,14 +20,14 @@ from protofed.apps.ui.demo.words import KNOBS
 from protofed.config.schema import ENCODED_MODEL, resolve
 from protofed.experiments.assemble import assemble
 from protofed.experiments.encoding import encode
-from protofed.methods import Batch, Local
+from protofed.methods import Batch, Local, predict
 from protofed.models.encoders import EncoderOptions
 from protofed.models.grouping import Group, groups
 from protofed.options import build_options, option_rows, plain
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
-from protofed.runs import Accuracy
+from protofed.runs import HEAD, Accuracy
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.visits import Sequential
 from protofed.visits.batches import normalise
@@ -160,7 +160,7 @@ class LiveFederation:
     def rule(self) -> str:
         """The rule that figures are about: clients are asked about all digits, not only about their own."""
         method = self.federation.method
-        return method.open_rule or main_rule(method.rules)
+        return next((r.name for r in method.declared.rules if r.open), main_rule(method.rules))
 
     @property
     def _executor(self) -> Sequential:
@@ -216,7 +216,7 @@ class LiveFederation:
             model = local.model.eval()
             batch = Batch(normalise(test.x, torch.float32), test.y)
             features.append(model(batch.x).features)
-            predicted.append(method.predict(model, batch, local.received, local.state)[rule])
+            predicted.append(predict(method, model, batch, local.received, local.state)[rule])
             own.append(_own_prototypes(local))
             received = received or local.received
         shared, labels = _global_prototypes(received, self.federation.server)
@@ -226,7 +226,7 @@ class LiveFederation:
         self.plane.turn(shown)
         return View(
             accuracy=self.accuracy.weighted[rule],
-            head=self.accuracy.weighted["head"],
+            head=self.accuracy.weighted[HEAD.name],
             clients=self.accuracy.clients[rule],
             bytes=self.bytes,
             seconds=self.seconds,
@@ -333,7 +333,7 @@ def rounds_needed(method: str, options: dict[str, Any]) -> int | None:
         method: Its name in the library.
     """
     kind = methods.get(method)
-    return kind.rounds_needed(build_options(kind.Options, options, "method"), validated=False)
+    return kind.traits(build_options(kind.Options, options, "method")).rounds
 
 
 def _recipe(setup: Setup, method: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from protofed.analysis.figures.lines import recorded
-from protofed.analysis.style import DASHES, MARKERS, PALETTE, RULE_COLOURS, LineStyle, method_styles, rule_title
+from protofed.analysis.style import DASHES, MARKERS, PALETTE, LineStyle, method_styles, rule_colours
 from protofed.runs import Run, by_label, rule_of, settled
 
 Point = list[float]
@@ -160,23 +161,15 @@ def by_rule(run: Run, over: str = "rounds") -> Lines:
     Args:
         over: ``rounds`` or ``bytes``.
     """
-    curves, own = {}, 0
-    for rule in run.rules:
-        curves[rule] = _line(rule_title(rule), rule_look(rule, own), [run], rule, over)
-        own += rule not in RULE_COLOURS
-    return curves
+    looks = rule_looks(run)
+    return {rule: _line(run.rule(rule).title, looks[rule], [run], rule, over) for rule in run.rules}
 
 
-def rule_look(rule: str, own: int = 0) -> Look:
-    """Return how an inference rule looks; of a method's own rules, it is number ``own``.
-
-    Args:
-        own: Number among the method's own rules.
-    """
-    known = list(RULE_COLOURS)
-    if rule in known:
-        return Look(PALETTE.index(RULE_COLOURS[rule]), MARKERS[known.index(rule)])
-    return Look.number(known.index("beacon") + own)  # no method has both its own rules and beacon's
+def rule_looks(run: Run) -> dict[str, Look]:
+    """Return how each of a run's inference rules looks."""
+    colours = rule_colours(map(run.rule, run.rules))
+    looks = zip(colours.items(), itertools.cycle(MARKERS), strict=False)
+    return {name: Look(PALETTE.index(colour), marker) for (name, colour), marker in looks}
 
 
 def losses(run: Run) -> Lines:

@@ -10,7 +10,6 @@ from nicegui import ui
 
 from protofed.analysis.figures.lines import scalars
 from protofed.analysis.report import facts, tables
-from protofed.analysis.style import RULE_COLOURS, rule_title
 from protofed.apps.ui.runs import differences, lines, rows, vectors
 from protofed.apps.ui.runs.following import SeenRun
 from protofed.apps.ui.runs.library import Library
@@ -174,7 +173,7 @@ class OneRun:
         self.metrics.set_visibility(run.measured is not None)
         if run.measured is None:
             return
-        rule, names = rule_title(run.measured.rule).lower(), run.class_names
+        rule, names = run.rule(run.measured.rule).title.lower(), run.class_names
         self.measured_by.set_text(f"Of the models after round {run.measured.round}, by {rule}.")
         matrix = run.measured.overall.matrix(len(names)).tolist()
         values = [[number or None for number in row] for row in matrix]
@@ -283,15 +282,13 @@ class OneRun:
         main = run.main_rule
         first = run.client_accuracies(main)
         order = sorted((i for i, a in enumerate(first) if a is not None), key=lambda i: first[i] or 0.0)
-        groups, own = [], 0
+        groups, looks = [], lines.rule_looks(run)
         for rule in run.rules:
             values = run.client_accuracies(rule)
             shown = [None if values[i] is None else round(100 * (values[i] or 0.0), 2) for i in order]
-            look = vars(lines.rule_look(rule, own))
-            groups.append({"name": rule_title(rule), "look": look, "values": shown})
-            own += rule not in RULE_COLOURS
+            groups.append({"name": run.rule(rule).title, "look": vars(looks[rule]), "values": shown})
         self.per_client.show({"names": [run.clients[i].name for i in order], "groups": groups})
-        self.per_client.say(f"At round {run.last_evaluation}, sorted by {rule_title(main).lower()}.")
+        self.per_client.say(f"At round {run.last_evaluation}, sorted by {run.rule(main).title.lower()}.")
 
     # Prototypes are large, and change with every checkpoint: they are looked at less often than the rest.
 

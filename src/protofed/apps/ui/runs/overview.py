@@ -6,12 +6,11 @@ from collections import Counter
 
 from nicegui import ui
 
-from protofed.analysis.style import rule_title
 from protofed.apps.ui.runs import lines, rows
 from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.library import Library
 from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, RecordTable, accuracy_plots, check
-from protofed.runs import RULE_ORDER, Run
+from protofed.runs import rules_of
 
 MAIN_RULE = {"": "each method's main rule"}
 
@@ -54,7 +53,7 @@ class Overview:
     def _draw(self) -> None:
         seen = self.library.runs
         readable = [s.run for s in seen.values() if s.run is not None]
-        self.rule.offer(MAIN_RULE | {rule: rule_title(rule) for rule in all_rules(readable)})
+        self.rule.offer(MAIN_RULE | {name: rule.title for name, rule in rules_of(readable).items()})
         listed = rows.runs(seen, self.rule.value)
         self.table.set_columns(rows.run_columns(listed))
         self.table.fill(listed)
@@ -90,9 +89,3 @@ def told(seen: dict[str, SeenRun]) -> str:
     counts = Counter(s.state for s in seen.values())
     words = [f"{counts[state]} {state}" for state in TOLD if counts[state]]
     return f"{len(seen)} run{'s' * (len(seen) > 1)} ({', '.join(words)})" if seen else "no runs"
-
-
-def all_rules(runs: list[Run]) -> list[str]:
-    """Return the inference rules of some runs in their usual order."""
-    rules = dict.fromkeys(rule for run in runs for rule in run.rules)
-    return [r for r in RULE_ORDER if r in rules] + [r for r in rules if r not in RULE_ORDER]

@@ -9,7 +9,6 @@ from urllib.parse import quote, urlencode
 
 from protofed.analysis.metrics import writer
 from protofed.analysis.report.metrics import BY_CLASS
-from protofed.analysis.style import rule_title
 from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.lines import Look, looks
 from protofed.runs import HEADLINES, RuleOutcome, Run
@@ -209,7 +208,7 @@ def client_columns(run: Run) -> list[dict[str, str]]:
         {"name": "client", "label": "Client", "kind": "text"},
         {"name": "architecture", "label": "Architecture", "kind": "text"},
         *({"name": name, "label": label, "kind": "number"} for name, label in numbers.items()),
-        *({"name": f"rule {rule}", "label": rule_title(rule), "kind": "number"} for rule in run.rules),
+        *({"name": f"rule {rule}", "label": run.rule(rule).title, "kind": "number"} for rule in run.rules),
         *({"name": name, "label": title, "kind": "number"} for name, title in _metric_titles(run).items()),
     ]
 

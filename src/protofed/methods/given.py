@@ -1,0 +1,130 @@
+"""What a method is given: the task, a client during its visit, and a batch of its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.compute.seeding import generator
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
+
+Tensors = dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """The samples of one step.
+
+    Attributes:
+        x: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features.
+        y: ``(B,)`` int64 labels.
+        weight: ``(B,)`` 1 for a sample and 0 for padding, or None if nothing is padded.
+        importance: ``(B,)`` factor of each sample's cross-entropy (``training.class_weights``), or None for 1.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+    importance: Tensor | None = None
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """Return the mean of ``(B,)`` values over the real samples of the batch."""
+        if self.weight is None:
+            return per_sample.mean()
+        return (per_sample * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy of ``(B, K)`` logits, each sample's times its ``importance``."""
+        errors = F.cross_entropy(logits, self.y, reduction="none")
+        return self.mean(errors if self.importance is None else errors * self.importance)
+
+
+class Build(Protocol):
+    """Builds a network beside the clients' models, which all parties share."""
+
+    def __call__(self, name: str, options: Mapping[str, Any], d: int | None) -> SplitModel:
+        """Return the network, with the same initial weights for every party.
+
+        Args:
+            name: An architecture or ``package.module:callable``; empty for the experiment's own architecture (the
+                first of a group) with its options.
+            d: Length of the network's features; None for the experiment's.
+
+        Raises:
+            ConfigError, ModelError: If there is no such architecture, or it cannot take the clients' samples.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """The facts about the learning problem that every party knows.
+
+    Attributes:
+        num_classes: Number of classes ``K``.
+        feature_dim: Length of features ``d``.
+        rounds: Planned number of rounds ``R``.
+        seed: The experiment's seed.
+        class_size: Expected number of training samples per class over all clients (mean ``N_j``).
+        clients: Number of clients ``M``; 0 if unknown.
+        template: Returns a model of the first client's architecture with its initial weights; None if there are no
+            models at all, as in an analysis of finished runs.
+        sizes: Returns the number of parameters of each kind of model that clients are known to have; None as
+            ``template``.
+        auxiliary: Builds an auxiliary network; None if there are no models at all.
+        dtype: Of models and server state.
+        input_shape: Shape of one sample; empty if there are no models at all.
+        noise: Noise multiplier of one upload's :attr:`Traits.vector`; None without such noise.
+    """
+
+    num_classes: int
+    feature_dim: int
+    rounds: int
+    seed: int
+    class_size: float
+    clients: int = 0
+    template: Callable[[], SplitModel] | None = None
+    sizes: Callable[[], Sequence[int]] | None = None
+    auxiliary: Build | None = None
+    dtype: torch.dtype = torch.float32
+    input_shape: tuple[int, ...] = ()
+    noise: float | None = None
+
+
+@dataclass
+class Local:
+    """One client during its visit.
+
+    Attributes:
+        name: The client's name.
+        round: The present round, counted from 1.
+        model: The client's model, on its device.
+        counts: ``(K,)`` int64 training samples per class (``n_ij``).
+        state: The method's state on this client; the method may change it.
+        received: The result of :meth:`Method.receive` for the last broadcast.
+        features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
+        seed: The experiment's seed.
+        validation: Returns the batches of the client's validation samples; none if it has no such samples.
+        least_samples: Least number of training samples of a class that is reported.
+    """
+
+    name: str
+    round: int
+    model: SplitModel
+    counts: Tensor
+    state: Tensors
+    received: Tensors
+    features: Callable[[], tuple[Tensor, Tensor]]
+    seed: int
+    validation: Callable[[], Iterable[Batch]] = tuple
+    least_samples: int = 0
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the random generator that belongs to this client, round and ``purpose``."""
+        return generator(self.seed, purpose, self.round, self.name)

@@ -1,0 +1,88 @@
+"""Pseudo-features: draws from the mixtures of all classes, which are sent as flat lists of components.
+
+A list has for every component of every class its ``classes``, ``weights``, ``means`` and ``stds``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from protofed.methods.given import Batch, Local, Tensors
+from protofed.prototypes.mixtures import Mixture, choose, fuse, gaussian, place, sample, shares, stack
+
+
+def none(d: int, dtype: torch.dtype) -> Tensors:
+    """Return a list without components."""
+    reals = {"weights": torch.zeros(0, dtype=dtype), "means": torch.zeros(0, d, dtype=dtype)}
+    return {"classes": torch.zeros(0, dtype=torch.int64), **reals, "stds": torch.zeros(0, d, dtype=dtype)}
+
+
+def by_class(components: Tensors) -> dict[int, Mixture]:
+    """Return the mixture of each class in a list; weights that are all 0 describe none."""
+    if "means" not in components:
+        return {}
+    classes = components["classes"]
+    mixtures = {
+        int(label): Mixture(*(components[name][classes == label] for name in ("weights", "means", "stds")))
+        for label in classes.unique()
+    }
+    return {label: mixture for label, mixture in mixtures.items() if bool((mixture.weights > 0).any())}
+
+
+def fused(held: Tensors, reported: Tensors, threshold: float) -> Tensors:
+    """Return a list in which reported components, fused by class (Algorithm 1), replace those held."""
+    mixtures = by_class(held)
+    for label, mixture in by_class(reported).items():
+        mixtures[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), threshold)
+    if not mixtures:
+        return held
+    labels = sorted(mixtures)
+    classes = torch.cat([torch.full((len(mixtures[label].weights),), label) for label in labels])
+    parts = {name: torch.cat([getattr(mixtures[n], name) for n in labels]) for name in Mixture._fields}
+    return {"classes": classes, **parts}
+
+
+def table(components: Tensors, K: int, d: int, dtype: torch.dtype) -> Tensors:
+    """Return the mixtures of all K classes side by side, for a loss to draw from.
+
+    Returns:
+        ``known`` ``(K,)`` bool, the classes that have a mixture; of its c components at most the cumulative
+        ``shares`` ``(K, c)``, ``means`` ``(K, c, d)`` and ``stds`` ``(K, c, d)``.
+    """
+    mixtures, zeros = by_class(components), torch.zeros(1, d, dtype=dtype)
+    if components:
+        zeros = zeros.to(components["means"])
+    nothing = Mixture(zeros.new_ones(1), zeros, zeros)
+    # Rounding may decide which of two components of equal weight the server sends first, but not the draws.
+    orders = {label: mixture.means.sum(-1).argsort() for label, mixture in mixtures.items()}
+    ordered = {label: Mixture(*(part[orders[label]] for part in m)) for label, m in mixtures.items()}
+    all_classes = stack([ordered.get(label, nothing) for label in range(K)])
+    return {
+        "known": torch.tensor([label in mixtures for label in range(K)]),
+        "shares": shares(all_classes.weights).to(zeros),
+        "means": all_classes.means,
+        "stds": all_classes.stds,
+    }
+
+
+def drawn(received: Tensors, noise: Callable[[tuple[int, ...], Tensor], Tensor], r: int) -> Batch:
+    """Draw r pseudo-features per class from a :func:`table`; without a mixture they are padding."""
+    means = received["means"]
+    K, _, d = means.shape
+    chosen = choose(received["shares"], noise((K, r), means))
+    features = place(means, received["stds"], chosen, gaussian(noise((K, r, d), means)))
+    labels = torch.arange(K, device=features.device).repeat_interleave(r)
+    return Batch(features.flatten(0, 1), labels, received["known"][labels].to(features.dtype))
+
+
+def drawn_once(local: Local, r: int, d: int) -> tuple[Tensor, Tensor]:
+    """Draw r pseudo-features per class from a received list, and their labels."""
+    like = next(local.model.parameters())
+    x, y = [torch.zeros(0, d).to(like)], [torch.zeros(0, dtype=torch.int64, device=like.device)]
+    for label, mixture in by_class(local.received).items():
+        x.append(sample(mixture, r, local.generator(f"pseudo-features {label}")).to(like))
+        y.append(torch.full((r,), label, device=like.device))
+    return torch.cat(x), torch.cat(y)

@@ -1,0 +1,125 @@
+"""What a method declares of itself: its traits, among them the rules by which it classifies.
+
+The rules here are those of several methods; any other stands in its method's file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protofed.errors import ConfigError
+from protofed.runs.rules import ALL_CLASSES, GLOBAL, GLOBAL_MODEL, GLOBAL_OWN, HEAD, LOCAL, Rule
+
+__all__ = ["ALL_CLASSES", "GLOBAL", "GLOBAL_MODEL", "GLOBAL_OWN", "HEAD", "LOCAL", "Exchange", "Rule", "Traits"]
+
+Exchange = Literal["nothing", "prototypes", "logits", "part of the weights", "all weights"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of a method from its options alone.
+
+    Attributes:
+        exchanges: The kind of messages, in words.
+        up: Numbers that one client sends in a round that communicates, as papers count them: a formula with its
+            classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|`` and head ``|φ|``.
+        down: Numbers that one client is sent, as ``up``.
+        class_sets: Whether clients may have different classes, in words.
+        rules: Keys of :meth:`Method.scores`. The first gives the headline numbers, unless there is ``global``, the
+            nearest global prototype.
+        same_architecture: Whether all clients must have one architecture.
+        same_feature_dim: Whether all clients must have one ``d``.
+        counts: Whether clients must disclose their numbers of samples, in uploads or before the first round.
+        sums: Whether uploads hold sums over samples, which differ by the numbers of samples alone.
+        sums_only: Whether the server needs only sums over clients.
+        personal: Whether clients are sent different messages.
+        beyond_means: What the server takes of uploads besides means of weights and of classes' rows, in which all
+            clients may weigh the same, and sums of fields that are sums over samples, as a clause; ``""`` if
+            nothing, None if that is not declared.
+        vector: Factors of the statistics in one vector of which uploads consist, if they are the same in every
+            round; empty if not.
+        conceals: What is not seen of clients in uploads that hold it, as a whole sentence.
+        kept: Names in :meth:`Method.client_state` of tensors on which nothing that is sent may depend: they are
+            for predictions and for phases that stay on the client.
+        rounds: Number of rounds after which more would change nothing; None if there is none.
+        choosing: Number of rounds more where clients hold out validation samples.
+        ends: Why the planned number of rounds matters before the last one, so that a run cannot be extended.
+    """
+
+    exchanges: Exchange = "nothing"
+    up: str = "0"
+    down: str = "0"
+    class_sets: str = "yes"
+    rules: tuple[Rule, ...] = (HEAD,)
+    same_architecture: bool = False
+    same_feature_dim: bool = False
+    counts: bool = False
+    sums: bool = False
+    sums_only: bool = True
+    personal: bool = False
+    beyond_means: str | None = None
+    vector: Mapping[str, float] = field(default_factory=dict)
+    conceals: str = ""
+    kept: tuple[str, ...] = ()
+    rounds: int | None = None
+    choosing: int = 0
+    ends: str = ""
+
+
+def numbers(formula: str, sizes: Mapping[str, float]) -> float | None:
+    """Return the value of :attr:`Traits.up` or ``down``; None if a size that it names is not given.
+
+    Example:
+        >>> numbers("K_i·d + |φ|", {"K_i": 2, "K": 3, "d": 5, "|φ|": 18})
+        28
+    """
+    text = formula.replace("·", "*").replace("²", "**2")
+    for symbol in sorted(sizes, key=len, reverse=True):
+        text = text.replace(symbol, repr(sizes[symbol]))
+    return eval(text, {"__builtins__": {}}) if re.fullmatch(r"[0-9.+*/() ]+", text) else None
+
+
+def check_hooks(method: type) -> None:
+    """Refuse a class that defines what a method of version 0.2 did and none does any more.
+
+    Raises:
+        ConfigError: If it does.
+    """
+    for kind in method.__mro__:
+        for name, instead in _INSTEAD.items():
+            if name in vars(kind) and not kind.__module__.startswith("protofed.methods."):
+                raise ConfigError(f"{kind.__name__}.{name} is of protofed 0.2: {instead}")
+
+
+_TRAIT = "return it from the class method traits(options), as a field of Traits"
+_ROUND = "return it from round(number), as a field of Round"
+_STATISTICS = "let the property statistics return Statistics(function, when, by_batch)"
+_INSTEAD = {
+    **dict.fromkeys(
+        ("exchanges", "up", "down", "class_sets", "same_architecture", "same_feature_dim", "sums_only"), _TRAIT
+    ),
+    "personal_broadcast": "return personal=True from the class method traits(options)",
+    "needs_same_architecture": "return same_architecture from the class method traits(options)",
+    "needs_counts": "return counts from the class method traits(options)",
+    "sends_sums": "return sums from the class method traits(options)",
+    "rounds_needed": "return rounds from the class method traits(options)",
+    "depends_on_rounds": "return ends from the class method traits(options)",
+    "unclippable": "return beyond_means from the class method traits(options)",
+    "release": "return vector from the class method traits(options)",
+    "rules": "return Rule(name, title, text) for each from the class method traits(options)",
+    "open_rule": "return a Rule with open=True from the class method traits(options)",
+    "predict": "return scores of every rule from scores(); the class is that with the largest",
+    "phases": "return Round(phases) from round(number)",
+    "communicates": _ROUND,
+    "everyone": _ROUND,
+    "statistics_from": _STATISTICS,
+    "statistics_by_batch": _STATISTICS,
+    "epoch_end": "give it to a phase as Phase(updates, after=...)",
+    "weighted_by": "name the count in the field, as Field(shape, weight='samples')",
+    "kept_state": "return it from client_state as well, and its names as Traits(kept=...)",
+    "check_clients": "name it check(clients), with a mapping from names to whether they hold validation samples",
+}
+"""What to write in place of a hook of version 0.2."""

@@ -1,0 +1,164 @@
+"""Rules of inference as tables and figures show them: declared by a method, and written into its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from protofed.untrusted import limits
+from protofed.untrusted.decoding import Count, line
+
+if TYPE_CHECKING:
+    Text = str
+else:
+    Text = line(limits.REASON)
+
+MOST_RULES = 64
+"""Rules of one method."""
+COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "grey", "black")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way to classify.
+
+    Attributes:
+        name: Key of its scores.
+        title: Heading in reports and figures.
+        text: What a sample is given, as a clause.
+        short: Heading of a narrow column; ``""`` for the name.
+        colour: One of :data:`COLOURS`; ``""`` for any that is free.
+        place: Tables show rules in ascending order of it.
+        open: Whether a client whose samples are all of one class can recognise the others by it: its network has
+            learned of all classes from other clients, and the client's own frequencies play no part.
+    """
+
+    name: Text
+    title: Text
+    text: Text = "a rule of the method's own"
+    short: Text = ""
+    colour: Text = ""
+    place: Count = 100
+    open: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rule for JSON."""
+        return asdict(self)
+
+
+HEAD = Rule("head", "Classifier head", "the class with the largest output of the client's own model", "", "blue", 0)
+GLOBAL_MODEL = Rule(
+    "global_model",
+    "Global model",
+    "the class with the largest output of the server's model, for all or for the client's group",
+    "model",
+    "sky",
+    10,
+    open=True,
+)
+LOCAL = Rule(
+    "local",
+    "Own prototypes",
+    "the class whose prototype, made from the client's own data, is nearest",
+    "",
+    "green",
+    30,
+)
+GLOBAL = Rule(
+    "global",
+    "Global prototypes",
+    "the class whose global prototype is nearest, among all classes",
+    "",
+    "vermillion",
+    40,
+)
+GLOBAL_OWN = Rule(
+    "global_own",
+    "Global, own classes",
+    "the nearest global prototype among the classes the client trains on, an easier question",
+    "own",
+    "orange",
+    50,
+)
+ALL_CLASSES = Rule(
+    "all_classes",
+    "Classes alike",
+    "as the head, without the frequencies of the client's classes",
+    "all",
+    "black",
+    90,
+)
+_OLDER = (
+    Rule(
+        "global_prior",
+        "Global model with prior",
+        "the server's model, weighed with the frequencies of the client's classes",
+        "prior",
+        "grey",
+        20,
+    ),
+    Rule(
+        "etf",
+        "ETF",
+        "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
+        "",
+        "purple",
+        60,
+    ),
+    Rule(
+        "expert",
+        "Expert",
+        "the client's own model, among the classes it trains on, weighed with their frequencies",
+        "",
+        "purple",
+        70,
+    ),
+    Rule(
+        "beacon",
+        "Beacon with prior",
+        "the shared tiny network, weighed with the frequencies of the client's classes",
+        "",
+        "grey",
+        80,
+    ),
+    Rule("nearest", "nearest", "the class whose mean, over the samples of all clients, is nearest"),
+)
+"""Rules of single methods in runs of version 0.2 and before, which do not describe them."""
+KNOWN_RULES = {rule.name: rule for rule in (HEAD, GLOBAL_MODEL, LOCAL, GLOBAL, GLOBAL_OWN, ALL_CLASSES, *_OLDER)}
+
+
+def known(name: str) -> Rule:
+    """Return the rule that a run without descriptions calls ``name``."""
+    return KNOWN_RULES.get(name) or Rule(name, name.replace("_", " "))
+
+
+def in_order(rules: Iterable[Rule]) -> dict[str, Rule]:
+    """Return the rules of several methods by name, in the order of tables."""
+    found = {rule.name: rule for rule in rules}
+    return dict(sorted(found.items(), key=lambda item: (item[1].place, item[0])))
+
+
+def main_rule(names: Iterable[str], wanted: str = "") -> str:
+    """Return the rule that headline numbers are about.
+
+    That is the wanted one if the method has it, and else the nearest global prototype, or without one the rule that
+    the method names first.
+
+    Args:
+        wanted: The option ``evaluation.rule``; ``""`` for the method's own.
+
+    Example:
+        >>> main_rule(["head", "local", "global"]), main_rule(["global_model", "head"])
+        ('global', 'global_model')
+        >>> main_rule(["head", "local", "global"], "local"), main_rule(["global_model", "head"], "local")
+        ('local', 'global_model')
+    """
+    found = list(names)
+    preferred = next((name for name in (wanted, GLOBAL.name) if name in found), "")
+    return preferred or next(iter(found), HEAD.name)
+
+
+def prototype_rule(names: Iterable[str]) -> str:
+    """Return the rule of the nearest prototype, the global one if the method has it; "" if it has none."""
+    return next((rule.name for rule in (GLOBAL, LOCAL) if rule.name in list(names)), "")

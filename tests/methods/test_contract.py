@@ -1,0 +1,116 @@
+"""The contract of methods: enough for a new one on every executor, and clear about what it no longer is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+import protofed
+from protofed.analysis import load_run
+from protofed.errors import CheckpointError, ConfigError
+from protofed.experiments.assemble import assemble
+from protofed.experiments.running import run_experiment
+from protofed.methods import Method, get, methods
+from protofed.methods.traits import _INSTEAD
+from protofed.runs import known
+from protofed.storage.snapshots import flatten
+from support import experiment, ordinary
+
+ROOT = Path(protofed.__file__).parent
+CONTRACT = ROOT / "methods" / "contract.py"
+
+
+def test_the_contract_is_short():
+    text = CONTRACT.read_text()
+    hooks = [
+        n
+        for n, v in vars(Method).items()
+        if n[0] != "_" and (callable(v) or isinstance(v, (property, classmethod)))
+    ]
+    assert len(text.splitlines()) <= 350
+    assert len(set(hooks) - {"rules", "sends", "Options"}) <= 20
+    assert not re.search("privacy|noisy|robust|attack", text.split("class Method")[1].replace("or noisy ones", ""))
+
+
+@pytest.mark.parametrize("executor", ["fused", "workers"])
+def test_a_method_of_fifty_lines_runs_on_every_executor(executor):
+    written = (Path(__file__).parent.parent / "fedmrl.py").read_text().split("\nclass ")[1].splitlines()
+    assert len([line for line in written if line.strip()]) <= 50
+    found = []
+    for name in ("sequential", executor):
+        chosen = {"execution__precision": "fp64", "wire__codec": "float64", "execution__workers": 2}
+        federation, _ = assemble(
+            experiment("fedmrl:FedMRL", execution__executor=name, rounds=8, **chosen), ordinary()
+        )
+        with closing(federation.executor):
+            records = [record.to_dict() for record in federation.run()]
+            clients = federation.executor.clients
+            tensors = {f"{c}.{n}": t for c in clients for n, t in flatten(clients.snapshot(c)).items()}
+        found.append((records, tensors))
+    (records, tensors), (others, theirs) = found
+    assert [r["accuracy"] for r in records] == [r["accuracy"] for r in others]
+    assert records[-1]["accuracy"]["both"]["weighted"] > 0.5
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", _INSTEAD)
+def test_a_method_for_0_2_is_told_what_to_change(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(f"old_{name}.py").write_text(
+        "from protofed.methods.fedproto import FedProto\n\n\n"
+        f"class Old(FedProto):\n    name = 'old'\n    summary = 'old'\n    {name} = None\n"
+    )
+    with pytest.raises(ConfigError, match=rf"^Old\.{name} is of protofed 0\.2: ") as error:
+        get(f"old_{name}.py:Old")
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_describes_its_rules(tmp_path):
+    small = {"data__source": "digits", "data__samples": 60, "data__clients": 2, "model__options": {}, "rounds": 1}
+    directory = run_experiment(experiment("fedmrl:FedMRL", **small), tmp_path / "run").directory
+    run = load_run(directory)
+    assert (run.rules, run.main_rule, run.federation.open_rule) == (("both", "small"), "both", "small")
+    assert (run.rule("both").text, run.rule("small").title) == ("its class by all features", "Shared network")
+    path = directory / "federation.json"
+    told = json.loads(path.read_text())
+    for wrong in ([{"name": "both"}], "both", [{**told["rules"][0], "place": -1}], told["rules"] * 40):
+        path.write_text(json.dumps({**told, "rules": wrong}))
+        with pytest.raises(CheckpointError, match=r"federation\.json: .*rule"):
+            load_run(directory)
+    path.write_text(json.dumps({name: value for name, value in told.items() if name != "rules"}))
+    assert load_run(directory).rule("small") == known("small")
+
+
+def test_declared_rules_are_known_in_older_runs():
+    for kind in (methods().get(name) for name in methods()):
+        for rule in kind.traits(kind.Options()).rules:
+            assert known(rule.name).title == rule.title
+
+
+OWN = ("methods", "apps/ui/demo", "apps/reproduction", "runs/rules.py", "analysis/style.py")
+"""What may name methods and rules: themselves, the demonstration, papers' data, and what older runs lack."""
+WORDS = {"global", "head", "local", "nearest"}
+"""Names of rules that mean other things as well, such as an engine or a part of a model."""
+DEFAULTS = {
+    "api.py": {"fedproto"},  # the method of a recipe that names none
+    "config/schema.py": {"fedproto"},
+    "data/authors.py": {"fedproto", "tinyproto", "protonorm"},  # whose code divides the data
+    "experiments/worth.py": {"fedlda", "local_lda"},  # that are compared
+}
+
+
+def test_nothing_outside_a_method_s_file_names_it_or_its_rules():
+    kinds = [methods().get(name) for name in methods()]
+    names = {*methods(), *(rule.name for kind in kinds for rule in kind.traits(kind.Options()).rules)}
+    for path in sorted(ROOT.rglob("*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        if not place.startswith(OWN):
+            found = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)} & names
+            assert found - WORDS <= DEFAULTS.get(place, set()), place
