@@ -83,9 +83,14 @@ def fixed(value: Any) -> Any:
     return dataclasses.field(default=value, init=False)
 
 
-@cache
-def option_fields(options: typing.Any) -> dict[str, dataclasses.Field[Any]]:
+def option_fields(options: type) -> dict[str, dataclasses.Field[Any]]:
     """Return the fields of an options dataclass that users can set, by the names that users write."""
+    kind: Any = options
+    return _fields(kind)
+
+
+@cache
+def _fields(options: Any) -> dict[str, dataclasses.Field[Any]]:
     return {option_name(f): f for f in dataclasses.fields(options) if f.init}
 
 
