@@ -24,8 +24,9 @@ from protofed.apps.flower.server_app import Gathering, serve
 from protofed.experiments import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import run_experiment
-from protofed.runs import Run
 from protofed.samples import FederatedData
+from protofed.trained.metrics import measure
+from protofed.trained.run import TrainedRun
 from support import K, experiment
 
 Tamper = Callable[[int, Message, Message], Message | None]
@@ -186,9 +187,9 @@ def apart(method: str, root: Path, **overrides: Any) -> Experiment:
     return wanted(method, root, participation__combine=False, **overrides)
 
 
-def locally(chosen: Experiment, out: Path) -> Run:
+def locally(chosen: Experiment, out: Path) -> TrainedRun:
     """Run on the local engine."""
-    return run_experiment(chosen, out)
+    return TrainedRun.of(run_experiment(chosen, out, measure=measure))
 
 
 def over(
@@ -200,11 +201,12 @@ def over(
     clients: int = 0,
     simulated: bool = False,
     **gather: Any,
-) -> Run:
+) -> TrainedRun:
     """Run over a network."""
     gathering = Gathering(clients or len(grid.nodes), wait_s=0.0, **gather)
     files = RunDirectory(out)
-    return serve(grid, chosen, files, gathering, resume=resume, simulated=simulated)  # type: ignore[arg-type]
+    run = serve(grid, chosen, files, gathering, resume=resume, simulated=simulated, measure=measure)  # type: ignore[arg-type]
+    return TrainedRun.of(run)
 
 
 def numbers(run) -> list[dict]:

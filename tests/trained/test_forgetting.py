@@ -109,7 +109,7 @@ def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
     assert [r.accuracy for r in found.rounds] == [r.accuracy for r in expected.rounds]
     x = np.load(root / "clients" / "ann" / "test.npz")["x"]
     for rule in ("head", "global_model"):
-        probabilities = [load_run(r.directory).predict("ann", x, rule).probabilities for r in (found, expected)]
+        probabilities = [r.predict("ann", x, rule).probabilities for r in (found, expected)]
         assert np.array_equal(*probabilities)
     assert found.metrics().clients.keys() == {"ann", "cid"}
     # It goes on as a run of the others, and another can be forgotten too.
