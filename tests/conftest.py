@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-import protofed  # noqa: F401  before torch computes: it asks MKL for results that can be repeated
+from protofed.compute import numerics
 
+numerics.prepare()  # before torch computes
 os.environ["PROTOFED_CACHE"] = ""  # features of one test are no matter of the next
 REPOSITORY = Path(__file__).resolve().parents[1]
 

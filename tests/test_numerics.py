@@ -7,12 +7,18 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from conftest import REPOSITORY
+from protofed.cli import main as cli
 from protofed.compute import numerics
+from protofed.config.schema import ExecutionOptions, load_recipe, resolve
+from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
+from protofed.visits import workers
 
 KERNELS = {
     "ATEN_CPU_CAPABILITY": ("default", "avx2", "avx512"),
@@ -42,43 +48,36 @@ def python(code: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
-WORKER = """
-from concurrent.futures import ProcessPoolExecutor
-from protofed.visits.workers import process_context
-if __name__ == "__main__":
-    import os, operator
-    del os.environ["MKL_CBWR"]  # the process does it for itself
-    with ProcessPoolExecutor(1, process_context()) as pool:
-        print(pool.submit(os.environ.get, "MKL_CBWR").result())
-"""
+def command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["protofed", "--version"])
+    with pytest.raises(SystemExit):
+        cli.main()
 
 
-BEFORE_TORCH = """
-import os, sys
-sys.modules["torch"] = None  # it must have been asked when torch comes, and importing that takes seconds
-try:
-    import {}
-except ModuleNotFoundError as error:
-    assert "torch" in str(error)
-print(os.environ["MKL_CBWR"])
-"""
+def worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "stay_with_parent", lambda: None)
+    monkeypatch.setattr(workers, "_bench", None, raising=False)
+    workers.begin(Mock(), Mock(), Path(), torch.get_num_threads(), Mock())
 
 
 @pytest.mark.parametrize(
-    "code",
+    "start",
     [
-        BEFORE_TORCH.format("protofed"),
-        pytest.param(BEFORE_TORCH.format("protofed.cli.main"), marks=pytest.mark.slow),
-        pytest.param(BEFORE_TORCH.format("protofed.apps.flower.client_app"), marks=pytest.mark.slow),
-        BEFORE_TORCH.format("protofed.apps.flower.server_app"),
-        pytest.param(BEFORE_TORCH.format("protofed.apps.ui.demo.preload"), marks=pytest.mark.slow),
-        pytest.param(BEFORE_TORCH.format("protofed.experiments.preload"), marks=pytest.mark.slow),
-        WORKER.replace("os.environ.get", "os.getenv"),
+        command,
+        worker,
+        lambda _: load_data(resolve(load_recipe("quickstart"))),
+        lambda _: Hardware.of(ExecutionOptions()),
     ],
-    ids=["package", "command line", "client app", "server app", "demonstration", "experiment", "worker"],
+    ids=["command", "worker", "data", "run"],
 )
-def test_every_way_in_asks_mkl(code):
-    assert python(code) == "AUTO"
+def test_every_way_in_asks_mkl(start, monkeypatch):
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    start(monkeypatch)
+    assert os.environ["MKL_CBWR"] == "AUTO"
+
+
+def test_an_import_changes_nothing():
+    assert python("import os, protofed.api\nprint(os.environ.get('MKL_CBWR'))") == "None"
 
 
 @pytest.mark.slow
@@ -105,8 +104,10 @@ def test_these_tests_ask_mkl():
 
 
 @pytest.mark.parametrize("chosen", ["COMPATIBLE", ""])
-def test_the_user_decides(chosen):
-    assert python(BEFORE_TORCH.format("protofed"), MKL_CBWR=chosen) == chosen
+def test_the_user_decides(chosen, monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", chosen)
+    numerics.prepare()
+    assert os.environ["MKL_CBWR"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,12 @@ def test_how_threads_wait_is_the_users_choice(monkeypatch, chosen, expected):
     assert numerics.waiting() == expected
 
 
-LOOK = "import warnings; warnings.simplefilter('error')\n{}\nprint(numerics.depends_on_addresses())"
+LOOK = """
+import warnings; warnings.simplefilter("error")
+from protofed.compute import numerics
+{}
+print(numerics.depends_on_addresses())
+"""
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="a torch without MKL")
@@ -136,7 +142,7 @@ class TestAddresses:
 
     @pytest.fixture(autouse=True, scope="class")
     def _sensitive(self):
-        found = python(LOOK.format("from protofed import numerics"), MKL_CBWR="", MKL_ENABLE_INSTRUCTIONS="SSE4_2")
+        found = python(LOOK.format(""), MKL_CBWR="", MKL_ENABLE_INSTRUCTIONS="SSE4_2")
         if found != "True":
             pytest.skip("this MKL's results do not depend on addresses, whatever it is told")
 
@@ -147,18 +153,19 @@ class TestAddresses:
         ids=["first", "after torch"],
     )
     def test_products_do_not_depend_on_them(self, before):
-        code = LOOK.format(f"{before}\nfrom protofed import numerics\nnumerics.warn_if_unrepeatable()")
+        code = LOOK.format(f"{before}\nnumerics.prepare()\nnumerics.warn_if_unrepeatable()")
         assert python(code, MKL_ENABLE_INSTRUCTIONS="SSE4_2") == "False"
 
     @pytest.mark.slow
     def test_after_the_first_product_it_is_too_late_and_said(self):
         code = (
-            "import torch; torch.ones(2, 2) @ torch.ones(2, 2)\nimport warnings\nfrom protofed import numerics\n"
+            "import torch; torch.ones(2, 2) @ torch.ones(2, 2)\nimport warnings\n"
+            "from protofed.compute import numerics\nnumerics.prepare()\n"
             "with warnings.catch_warnings(record=True) as found: numerics.warn_if_unrepeatable()\n"
             "print(*(w.message for w in found))"
         )
         found = python(code, MKL_ENABLE_INSTRUCTIONS="SSE4_2")
-        assert "import protofed before computing with torch" in found
+        assert "start with MKL_CBWR=AUTO in the environment" in found
         assert "\n" not in found
 
 

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protofed.compute import numerics
-
-numerics.prepare()  # must precede any computation with torch, here and in the user's code
-
 __version__ = "0.2.0"
 
 _EXPORTS = {

@@ -20,6 +20,7 @@ from protofed import __version__
 from protofed.apps.flower.cli import deploy
 from protofed.apps.ui import cli as ui
 from protofed.cli import trained as commands
+from protofed.compute import numerics
 from protofed.compute.imports import uncollected
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 
@@ -619,6 +620,7 @@ def main(command: typer.Typer = app) -> None:
     Args:
         command: The command line: this one, or that of a program beside the package.
     """
+    numerics.prepare()
     _signals.clear()
 
     def stop(number: int, frame: object) -> None:

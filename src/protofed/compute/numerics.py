@@ -1,4 +1,4 @@
-"""Settings of numerical libraries, made before torch is loaded, so that a run can be repeated bit for bit.
+"""Settings of numerical libraries, made before anything is computed, so that a run can be repeated bit for bit.
 
 By default, some of MKL's kernels (those for AMD processors and for processors without AVX2) sum products in an
 order that depends on the memory addresses of the operands, which differ between processes and between a run and its
@@ -25,7 +25,7 @@ CHOICES = (*SETTINGS, "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU
 
 
 def prepare() -> None:
-    """Set the variables that the user has not set, for this process and its children."""
+    """Set the variables that the user has not set, for this process and its children, before a command or a run."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
@@ -65,8 +65,8 @@ def warn_if_unrepeatable() -> None:
     if depends_on_addresses():
         warnings.warn(
             "matrix products depend on the memory addresses of their operands, so a repeated or resumed run, or "
-            "one with workers, agrees only up to rounding: import protofed before computing with torch, and keep "
-            f"MKL_CBWR={SETTINGS['MKL_CBWR']} (it is {os.environ.get('MKL_CBWR') or 'empty'})",
+            "one with workers, agrees only up to rounding: start with "
+            f"MKL_CBWR={SETTINGS['MKL_CBWR']} in the environment (it is {os.environ.get('MKL_CBWR') or 'empty'})",
             RuntimeWarning,
             stacklevel=2,
         )

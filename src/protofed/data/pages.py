@@ -1,8 +1,9 @@
 """Memory footprint of a parquet file, computed from its page headers.
 
-A file of a kilobyte may expand to gigabytes, and its metadata need not agree with its pages. A reader decompresses
-one page after another, so their headers, a few bytes each, are inspected first. The metadata is parsed here as
-well, because pyarrow aborts the process on some kinds of damaged metadata when asked for the columns.
+A file of a kilobyte may expand to gigabytes, and its metadata need not agree with its pages. pyarrow 26 cannot
+limit that: it allocates what the header of each page says, which it does not show, and asking it for the columns
+of some damaged metadata (``RowGroupMetaData.column``) aborts the process. The metadata and the page headers, a few
+bytes each, are therefore parsed here before pyarrow decompresses anything.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from protofed.compute import numerics
 from protofed.config.schema import ExecutionOptions
 from protofed.errors import ConfigError
 from protofed.samples import FederatedData, Samples
@@ -37,11 +38,12 @@ class Hardware:
 
     @classmethod
     def of(cls, execution: ExecutionOptions) -> Hardware:
-        """Determine the hardware that the options request.
+        """Determine the hardware that the options request, and make its results repeatable.
 
         Raises:
             ConfigError: If they request GPUs that torch does not see.
         """
+        numerics.prepare()
         wanted, visible = execution.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
         if wanted.startswith("cuda") and not visible:
             raise ConfigError(f"execution.device={wanted}, but torch sees no GPU: use cpu or auto")

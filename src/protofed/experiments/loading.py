@@ -6,6 +6,7 @@ import json
 from functools import lru_cache
 
 from protofed import data
+from protofed.compute import numerics
 from protofed.config.schema import Experiment
 from protofed.experiments.encoding import encode
 from protofed.models.encoders import EncoderOptions
@@ -15,6 +16,7 @@ from protofed.samples import FederatedData
 
 def load_data(experiment: Experiment) -> FederatedData:
     """Return the clients' data; the last data loaded are cached, so that a comparison loads them once."""
+    numerics.prepare()  # encoders compute
     parts = experiment.partition, plain(experiment.partition_options), experiment.seed
     encoder = plain(experiment.encoder), experiment.execution.weights_dir
     return _load_data(json.dumps((plain(experiment.data), *parts, *encoder), sort_keys=True))

@@ -290,8 +290,8 @@ def run_federation(
     progress = progress or Progress()
     label = label or experiment.method
     if not files.finished or (resume and files.changed(experiment)):
-        numerics.warn_if_unrepeatable()
         hardware = Hardware.of(experiment.execution)
+        numerics.warn_if_unrepeatable()
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
         with closing(federation.executor):

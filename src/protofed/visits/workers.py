@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from protofed.compute import numerics
 from protofed.errors import ProtofedError
 from protofed.samples import FederatedData
 from protofed.storage import scratch
@@ -266,6 +267,7 @@ def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Q
         numbers: Queue from which the process takes its number.
     """
     global _bench
+    numerics.prepare()
     stay_with_parent()
     torch.set_num_threads(threads)
     store = Files(folder, owner=False)

@@ -11,9 +11,11 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from protofed.compute import numerics
 from protofed.compute.imports import uncollected
 from protofed.errors import ConfigError, PayloadError, ProtofedError
 
+numerics.prepare()
 with uncollected():  # each message is answered by a new process
     from protofed.apps.flower import held
     from protofed.apps.flower.messages import (
