@@ -30,7 +30,7 @@ CORE = (
     "rounds",
     "stages",
 )
-ALLOWED = {"torch", "numpy", "safetensors"}
+ALLOWED = {"torch", "numpy", "safetensors", "msgspec"}
 # These files of the core import more, inside a function or as a module that only functions import, for those who
 # choose wire.compression=zstd, a model of timm, privacy.mode or secure.aggregation.
 LAZY = {

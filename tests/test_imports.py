@@ -26,7 +26,18 @@ LINE = {
     "attr",
 }
 TORCH = {"torch", "torchgen", "numpy", "cuda", "triton", "typing_extensions", "tqdm", "dill", "sympy", "mpmath"}
-CORE = {*TORCH, "safetensors", "tomli_w", "jinja2", "markupsafe", "packaging", "yaml", "psutil", "opt_einsum"}
+CORE = {
+    *TORCH,
+    "safetensors",
+    "msgspec",
+    "tomli_w",
+    "jinja2",
+    "markupsafe",
+    "packaging",
+    "yaml",
+    "psutil",
+    "opt_einsum",
+}
 FIGURES = {
     *("matplotlib", "mpl_toolkits", "PIL", "pyparsing", "dateutil", "six", "cycler", "kiwisolver", "contourpy"),
     *("fontTools", "defusedxml", "olefile", "numexpr", "simsimd"),

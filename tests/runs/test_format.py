@@ -110,19 +110,31 @@ def test_a_record_of_the_first_version():
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("attempts", 0, "attempts should be a whole number"),
-        ("attack", {"clients": "bob"}, "attack should name its clients"),
-        ("attack", {"clients": ["bob"], "honest": {"head": "much"}}, "honest and success should be numbers"),
-        ("robust", {"clipped": [{"client": "ann", "vectors": "3"}]}, "robust should be a table of lists"),
-        ("robust", {"kept": 3}, "robust should be a table of lists"),
-        ("refused", [{"client": "a", "field": "b", "reason": "c", "diverged": 1}], "diverged should be true or"),
-        ("accuracy", {}, "accuracy should have weighted"),
-        ("validation", [], "validation should have weighted"),
-        ("union", {"head": 1.0}, "union should have weighted"),
-        ("unseen", {"head": {"weighted": 0.0}}, "unseen should have weighted"),
-        ("newcomers", {"weighted": {"head": "x"}}, "newcomers should have weighted"),
-        ("losses", {"total": "x"}, "losses should be numbers"),
-        ("seconds", {"total": 1.0}, "seconds should have training"),
+        ("attempts", 0, "attempts: must be at least 1"),
+        ("attack", {"clients": "bob"}, "attack.clients: expected a list, not text"),
+        (
+            "attack",
+            {"clients": ["bob"], "honest": {"head": "much"}},
+            "attack.honest.head: expected a number or",
+        ),
+        (
+            "robust",
+            {"clipped": [{"client": "ann", "vectors": "3"}]},
+            r"robust.clipped\[0\].vectors: expected",
+        ),
+        ("robust", {"kept": 3}, "robust.kept: expected text, not a whole number"),
+        (
+            "refused",
+            [{"client": "a", "field": "b", "reason": "c", "diverged": 1}],
+            r"refused\[0\].diverged: exp",
+        ),
+        ("accuracy", {}, "accuracy: must have at least 1 entry"),
+        ("validation", [], "validation: expected a table or none, not a list"),
+        ("union", {"head": 1.0}, "union.head: expected a table, not a number"),
+        ("unseen", {"head": {"weighted": 0.0}}, "unseen.head lacks 'client_mean'"),
+        ("newcomers", {"weighted": {"head": "x"}}, "newcomers.weighted lacks 'weighted'"),
+        ("losses", {"total": "x"}, "losses.total: expected a number or none, not text"),
+        ("seconds", {"total": 1.0}, "seconds lacks 'training'"),
     ],
 )
 def test_a_part_of_another_kind(part, value, message):
@@ -210,30 +222,46 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("rounds", -1, "rounds should be a whole number"),
-        ("accuracy", [], "accuracy should be a table"),
-        ("accuracy", {"head": {"best": 1.0}}, "accuracy.head should have best"),
-        ("accuracy", {"head": OLD_RULE | {"selected": 0.5}}, "accuracy.head should have best"),
-        ("accuracy", {"head": OLD_RULE | {"best_client_mean": 0.5}}, "accuracy.head should have best"),
-        ("accuracy", {"head": OLD_RULE | {"rounds_to_convergence": 0}}, "accuracy.head should have best"),
-        ("accuracy", {"head": OLD_RULE | {"rounds_to_convergence": True}}, "accuracy.head should have best"),
+        ("rounds", -1, "rounds: must be at least 0"),
+        ("accuracy", [], "accuracy: expected a table, not a list"),
+        ("accuracy", {"head": {"best": 1.0}}, "accuracy.head lacks 'best_round'"),
+        (
+            "accuracy",
+            {"head": OLD_RULE | {"selected": 0.5}},
+            "accuracy.head: best_validated and .* belong",
+        ),
+        (
+            "accuracy",
+            {"head": OLD_RULE | {"best_client_mean": 0.5}},
+            "accuracy.head: best_client_mean and",
+        ),
+        (
+            "accuracy",
+            {"head": OLD_RULE | {"rounds_to_convergence": 0}},
+            "accuracy.head.rounds_to_conv.*: must be",
+        ),
+        (
+            "accuracy",
+            {"head": OLD_RULE | {"rounds_to_convergence": True}},
+            "accuracy.head.rounds_to_conv.*: expected",
+        ),
         (
             "accuracy",
             {"head": OLD_RULE | {"unseen": {"best": 1.0}}},
-            "accuracy.head.unseen should have best",
+            "accuracy.head.unseen lacks 'final'",
         ),
-        ("accuracy", {"head": OLD_RULE | {"union": 0.5}}, "accuracy.head.union should have best"),
-        ("accuracy", {"head": OLD_RULE | {"newcomers": []}}, "accuracy.head.newcomers should have best"),
+        ("accuracy", {"head": OLD_RULE | {"union": 0.5}}, "accuracy.head.union: expected a table"),
+        ("accuracy", {"head": OLD_RULE | {"newcomers": []}}, "accuracy.head.newcomers: expected a table"),
         (
             "communication",
             OLD_TRAFFIC | {"parameters_up_over_all_rounds": 1},
-            "communication should have parameters",
+            "communication: parameters over all rounds should be there up and down",
         ),
-        ("main_rule", "a\nb", "main_rule should be a text without control characters"),
-        ("communication", {}, "communication should have parameters per round"),
-        ("seconds", {"total": 1}, "seconds should have training"),
-        ("seed", "x", "seed should be a whole number"),
-        ("method", "a\nb", "method should be a text without control characters"),
+        ("main_rule", "a\nb", "main_rule: expected text of at most 128 characters without control characters"),
+        ("communication", {}, "communication lacks 'parameters_up_per_round'"),
+        ("seconds", {"total": 1}, "seconds lacks 'training'"),
+        ("seed", "x", "seed: expected a whole number, not text"),
+        ("method", "a\nb", "method: expected text of at most 128 characters without control characters"),
     ],
 )
 def test_a_summary_with_a_part_of_another_kind(part, value, message):
@@ -365,9 +393,13 @@ def test_a_comparison_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("bfloat16", [1], "bfloat16 should list names of models"),
-        ("left_out", [{"client": "ann"}], "left_out should list clients and reasons"),
-        ("clients", [{**dict.fromkeys(("name", "architecture"), "a"), "counts": 1}], "client 1 lacks 'parameters'"),
+        ("bfloat16", [1], r"bfloat16\[0\]: expected text, not a whole number"),
+        ("left_out", [{"client": "ann"}], r"left_out\[0\] lacks 'reason'"),
+        (
+            "clients",
+            [{**dict.fromkeys(("name", "architecture"), "a"), "counts": 1}],
+            r"clients\[0\].counts: expected text",
+        ),
     ],
 )
 def test_a_federation_with_a_part_of_another_kind(tmp_path, part, value, message):

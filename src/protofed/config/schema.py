@@ -20,7 +20,6 @@ from protofed.models.encoders import EncoderOptions
 from protofed.options import Options, build_options, option, option_fields, plain
 from protofed.rounds import EvaluationOptions, ParticipationOptions
 from protofed.runs import flat
-from protofed.runs.checks import is_count
 from protofed.stages.attack import AttackOptions
 from protofed.stages.privacy import PrivacyOptions
 from protofed.stages.robust import RobustOptions
@@ -514,7 +513,7 @@ def check_number(name: str, value: Any) -> None:
         ConfigError: If it is no integer, or is out of range.
     """
     least, most = _RANGES[name]
-    if not is_count(value, least, most + 1):
+    if type(value) is not int or not least <= value <= most:
         raise ConfigError(f"{name} must be an integer of at least {least} and at most {most}, not {value!r}")
 
 

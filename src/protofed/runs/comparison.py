@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from protofed.errors import CheckpointError
-from protofed.runs.checks import is_text
-from protofed.untrusted import limits
+from protofed.untrusted import claims, limits
+from protofed.untrusted.decoding import Large, Line, checked, decoded
+
+
+def _folder(name: Any) -> str:
+    if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
+        raise ValueError(f"{claims.clean(repr(name), 80)} is no folder of this comparison")
+    if len(name.encode(errors="replace")) > limits.FILE_NAME_BYTES:
+        raise ValueError(f"{name[:40]!r}… is longer than the name of a folder may be")
+    return name
+
+
+if TYPE_CHECKING:
+    Folder = str
+else:
+    Folder = checked(_folder)
 
 
 @dataclass(frozen=True)
@@ -22,10 +38,10 @@ class ListedRun:
         seed: Its seed; None if the file does not say.
     """
 
-    method: str
-    directory: str
+    method: Line
+    directory: Folder
     values: tuple[str, ...] = ()
-    seed: int | None = None
+    seed: Large | None = None
 
 
 @dataclass(frozen=True)
@@ -40,8 +56,8 @@ class ComparisonFile:
         seeds: The seeds.
     """
 
-    runs: list[ListedRun]
-    axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    runs: list[ListedRun] = field(default_factory=list)
+    axes: Mapping[str, Annotated[Sequence[Line], Meta(min_length=1)]] = field(default_factory=dict)
     recipe: str = ""
     methods: Sequence[str] = ()
     seeds: Sequence[int] = ()
@@ -76,31 +92,10 @@ class ComparisonFile:
         Raises:
             CheckpointError: If ``value`` is damaged, or names anything but folders inside that of the comparison.
         """
-        axes = value.get("axes", {})
-        lists = isinstance(axes, dict) and all(isinstance(names, list) and names for names in axes.values())
-        if not lists or not all(is_text(name) for names in axes.values() for name in names):
-            raise CheckpointError(f"{where}: axes must be a table of lists of names")
-        try:
-            runs = [
-                ListedRun(entry["method"], entry["directory"], tuple(entry.get("values", ())))
-                for entry in value.get("runs") or ()
-            ]
-        except (TypeError, KeyError, AttributeError):
-            raise CheckpointError(f"{where}: runs must list method, seed and directory") from None
-        for run in runs:
-            _check_run(run, axes, where)
-        return cls(runs, axes)
-
-
-def _check_run(run: ListedRun, axes: Mapping[str, Sequence[str]], where: str) -> None:
-    """Raise an error unless a run has a plain folder, the name of a method, and a value along each axis."""
-    name = run.directory
-    if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
-        raise CheckpointError(f"{where}: {name!r} is no folder of this comparison")
-    if len(name.encode(errors="replace")) > limits.FILE_NAME_BYTES:
-        raise CheckpointError(f"{where}: {name[:40]!r}… is longer than the name of a folder may be")
-    if not is_text(run.method):
-        raise CheckpointError(f"{where}: {run.method!r} is no name of a method")
-    along = zip(run.values, axes.values(), strict=False)
-    if len(run.values) != len(axes) or any(value not in names for value, names in along):
-        raise CheckpointError(f"{where}: {name}: its values {run.values!r} are not along the axes")
+        known = {name: value[name] for name in ("runs", "axes") if value.get(name) is not None}
+        found = decoded(known, cls, where)
+        for run in found.runs:
+            along = zip(run.values, found.axes.values(), strict=False)
+            if len(run.values) != len(found.axes) or any(value not in names for value, names in along):
+                raise CheckpointError(f"{where}: {run.directory}: its values {run.values!r} are not along the axes")
+        return found

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, Struct
 
 from protofed.errors import CheckpointError
-from protofed.runs.checks import are_counts, are_tables, are_texts, is_count, is_text
+from protofed.runs.findings import LeftOut
 from protofed.untrusted import limits
+from protofed.untrusted.decoding import Count, Line, decoded, line
+
+if TYPE_CHECKING:
+    ArchitectureName = str
+else:
+    ArchitectureName = line(limits.ARCHITECTURE)
 
 
 @dataclass(frozen=True)
@@ -25,59 +33,20 @@ class ClientDescription:
         counts: How much it says of its numbers of samples: ``exact``, ``coarse`` or ``none``.
     """
 
-    name: str
-    architecture: str
-    parameters: int
-    d: int
-    train: list[int]
-    test: list[int]
-    extras: dict[str, int] = field(default_factory=dict)
-    counts: str = "exact"
+    name: Line
+    architecture: ArchitectureName
+    parameters: Count
+    d: Count
+    train: list[Count]
+    test: list[Count]
+    extras: dict[str, Count] = field(default_factory=dict)
+    counts: Line = "exact"
 
     @property
     def only_class(self) -> int | None:
         """The class of all training samples; None if they are of several classes, or there is but one or none."""
         held = [label for label, n in enumerate(self.train) if n]
         return held[0] if len(held) == 1 < len(self.train) else None
-
-    @classmethod
-    def from_dict(cls, value: Any, where: str, classes: int) -> ClientDescription:
-        """Return a client's description.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is something else, or does not fit the classes.
-        """
-        for name in ("name", "architecture", "parameters", "d", "train", "test"):
-            if not isinstance(value, dict) or name not in value:
-                raise CheckpointError(f"{where} lacks {name!r}")
-        if not is_text(value["name"]) or not is_text(value["architecture"], limits.ARCHITECTURE):
-            raise CheckpointError(f"{where}: name and architecture should be texts without control characters")
-        if not all(is_count(value[name]) for name in ("parameters", "d")):
-            raise CheckpointError(f"{where}: parameters and d should be whole numbers")
-        extras = value.get("extras") or {}
-        if not isinstance(extras, dict) or not all(is_count(size) for size in extras.values()):
-            raise CheckpointError(f"{where}: extras should have whole numbers")
-        counts = value.get("counts", "exact")
-        if not is_text(counts):
-            raise CheckpointError(f"{where}: counts should be a text")
-        for name in ("train", "test"):
-            if not are_counts(value[name]):
-                raise CheckpointError(f"{where}: {name} should list whole numbers")
-            if len(value[name]) != classes:
-                raise CheckpointError(f"{where} has {len(value[name])} {name} counts for {classes} classes")
-        return cls(
-            value["name"],
-            value["architecture"],
-            value["parameters"],
-            value["d"],
-            value["train"],
-            value["test"],
-            extras,
-            counts,
-        )
 
 
 @dataclass(frozen=True)
@@ -114,33 +83,31 @@ class FederationDescription:
         Raises:
             CheckpointError: If a part is missing, of another kind, too large, or does not fit the others.
         """
-        for name in ("class_names", "clients"):
-            if not isinstance(value.get(name), list):
-                raise CheckpointError(f"{where}: lacks the list {name!r}")
-        K, M = len(value["class_names"]), len(value["clients"])
-        if K > limits.CLASSES or M > limits.CLIENTS:
-            raise CheckpointError(
-                f"{where}: {K} classes and {M} clients: at most {limits.CLASSES} and {limits.CLIENTS} are shown"
-            )
-        if not all(is_text(name) for name in value["class_names"]):
-            raise CheckpointError(f"{where}: class names should be texts without control characters")
-        notes, exchanges, bfloat16 = value.get("notes", []), value.get("exchanges", ""), value.get("bfloat16", [])
-        open_rule = value.get("open_rule", "")
-        if not are_texts(notes) or not isinstance(exchanges, str) or not is_text(open_rule):
-            raise CheckpointError(f"{where}: notes, exchanges and open_rule should be texts")
-        network = value.get("network", {"run": ""})
-        if not isinstance(network, dict) or not is_text(network.get("run")):
-            raise CheckpointError(f"{where}: network should name a run")
-        if not are_texts(bfloat16):
-            raise CheckpointError(f"{where}: bfloat16 should list names of models")
-        left_out = value.get("left_out", [])
-        if not are_tables(left_out, ["client", "reason"]):
-            raise CheckpointError(f"{where}: left_out should list clients and reasons")
-        clients = [
-            ClientDescription.from_dict(client, f"{where}: client {number}", K)
-            for number, client in enumerate(value["clients"], start=1)
-        ]
-        if len({client.name for client in clients}) < M:
+        found = decoded(value, _Written, where)
+        K = len(found.class_names)
+        for number, client in enumerate(found.clients, start=1):
+            for name, counts in (("train", client.train), ("test", client.test)):
+                if (n := len(counts)) != K:
+                    raise CheckpointError(f"{where}: client {number} has {n} {name} counts for {K} classes")
+        if len({client.name for client in found.clients}) < len(found.clients):
             raise CheckpointError(f"{where}: two clients have the same name")
-        refused = {entry["client"]: entry["reason"] for entry in left_out}
-        return cls(value["class_names"], clients, exchanges, notes, bfloat16, refused, network["run"], open_rule)
+        parts = {name: getattr(found, name) for name in found.__struct_fields__}
+        left_out = {entry.client: entry.reason for entry in found.left_out}
+        return cls(**{**parts, "left_out": left_out, "network": found.network.run})
+
+
+class _Network(Struct, frozen=True):
+    run: Line = ""
+
+
+class _Written(Struct):
+    """The content of ``federation.json``; what has a default was not written by all versions."""
+
+    class_names: Annotated[list[Line], Meta(max_length=limits.CLASSES)]
+    clients: Annotated[list[ClientDescription], Meta(max_length=limits.CLIENTS)]
+    exchanges: str = ""
+    notes: list[str] = []
+    bfloat16: list[str] = []
+    left_out: list[LeftOut] = []
+    network: _Network = _Network()
+    open_rule: Line = ""

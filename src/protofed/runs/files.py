@@ -5,17 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from protofed.errors import CheckpointError
-from protofed.runs.checks import is_count, is_text
 from protofed.runs.comparison import ComparisonFile
 from protofed.runs.description import FederationDescription
 from protofed.runs.metrics import Metrics
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Summary
 from protofed.untrusted import limits, reading
+from protofed.untrusted.decoding import Count, Line, decoded
 from protofed.untrusted.reading import parse_json
+
+
+class _Method(Struct):
+    name: Line
+
+
+class _Config(Struct):
+    """What is looked for in a resolved configuration."""
+
+    method: _Method
+    evaluation: dict[str, Any] = {}
+    execution: dict[str, Any] = {}
+    recipe: Line = ""
+    seed: Annotated[int, Meta(ge=0, le=limits.SEED)] = 0
+    rounds: Count = 1
 
 
 def read_text(path: Path, most: int = limits.TOML_BYTES) -> str:
@@ -55,16 +72,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     with _one_line_errors(path):
         config = reading.read_toml(path)
-    for name in ("method", "evaluation", "execution"):
-        if not isinstance(config.get(name, {}), dict):
-            raise CheckpointError(f"{path}: {name} should be a table")
-    if not isinstance(config.get("method", {}).get("name"), str):
-        raise CheckpointError(f"{path}: lacks [method] name: this is no resolved configuration")
-    if not (is_count(config.get("seed", 0), most=limits.SEED + 1) and is_count(config.get("rounds", 1))):
-        raise CheckpointError(f"{path}: seed and rounds should be whole numbers")
-    for name, value in (("method.name", config["method"]["name"]), ("recipe", config.get("recipe", ""))):
-        if not is_text(value):
-            raise CheckpointError(f"{path}: {name} should be a name without control characters")
+    decoded(config, _Config, f"{path}")
     return config
 
 

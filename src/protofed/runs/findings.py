@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from protofed.errors import CheckpointError
-from protofed.runs.checks import are_counts, are_tables, are_texts, is_count, is_number
+from msgspec import Struct
+
+from protofed.untrusted.decoding import Count, Number
 
 
 @dataclass
@@ -53,41 +54,42 @@ class Findings:
         }
         return {name: value for name, value in parts.items() if value}
 
-    @classmethod
-    def from_dict(cls, value: Any, where: str) -> Findings:
-        """Return the findings that :meth:`to_dict` wrote.
 
-        Args:
-            where: What errors begin with.
+class _Clipped(Struct):
+    client: str
+    vectors: Count
+    factor: Number
 
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
-        if value == {}:
-            return cls()
-        table = value if isinstance(value, dict) else {}
-        clipped, left_out, capped, alone, long = (
-            table.get(name, []) for name in ("clipped", "left_out", "capped", "alone", "out_of_proportion")
-        )
-        kept = table.get("kept", "")
-        fits = (
-            isinstance(value, dict)
-            and isinstance(kept, str)
-            and are_tables(clipped, ["client"])
-            and all(is_count(entry.get("vectors")) and is_number(entry.get("factor")) for entry in clipped)
-            and are_tables(left_out, ["client", "reason"])
-            and are_tables(capped, ["client"])
-            and all(are_texts(entry.get("fields")) for entry in capped)
-            and are_counts(alone)
-            and are_texts(long)
-        )
-        if not fits:
-            raise CheckpointError(f"{where} should be a table of lists of clients and classes")
-        return cls(
-            {entry["client"]: (entry["vectors"], entry["factor"]) for entry in clipped},
-            {entry["client"]: entry["reason"] for entry in left_out},
-            {entry["client"]: entry["fields"] for entry in capped},
-            alone,
-            long,
-            kept,
+
+class LeftOut(Struct):
+    """A client that did not take part, and why."""
+
+    client: str
+    reason: str
+
+
+class _Capped(Struct):
+    client: str
+    fields: list[str]
+
+
+class WrittenFindings(Struct, frozen=True):
+    """Findings as :meth:`Findings.to_dict` writes them."""
+
+    clipped: list[_Clipped] = []
+    left_out: list[LeftOut] = []
+    capped: list[_Capped] = []
+    alone: list[Count] = []
+    out_of_proportion: list[str] = []
+    kept: str = ""
+
+    def read(self) -> Findings:
+        """Return the findings."""
+        return Findings(
+            {entry.client: (entry.vectors, entry.factor) for entry in self.clipped},
+            {entry.client: entry.reason for entry in self.left_out},
+            {entry.client: entry.fields for entry in self.capped},
+            self.alone,
+            self.out_of_proportion,
+            self.kept,
         )

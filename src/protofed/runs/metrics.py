@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from protofed.errors import CheckpointError
-from protofed.runs.checks import is_count, is_number, is_text
 from protofed.untrusted import limits
+from protofed.untrusted.decoding import Count, Fraction, Line, decoded, line
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    Reason = str
+else:
+    Reason = line(limits.REASON)
 
 METRICS = "metrics.json"
 VERSION = 1
@@ -36,13 +42,13 @@ class ClassMetrics:
         auroc: Area under the ROC curve of the class's log-probability.
     """
 
-    label: int
-    samples: int
-    recall: float | None = None
-    specificity: float | None = None
-    precision: float | None = None
-    f1: float | None = None
-    auroc: float | None = None
+    label: Count
+    samples: Count
+    recall: Fraction | None = None
+    specificity: Fraction | None = None
+    precision: Fraction | None = None
+    f1: Fraction | None = None
+    auroc: Fraction | None = None
 
 
 @dataclass(frozen=True)
@@ -63,15 +69,15 @@ class SampleMetrics:
         rule: Inference rule of a client that answers by another one than the others; ``""`` for theirs.
     """
 
-    samples: int
-    accuracy: float | None = None
-    balanced_accuracy: float | None = None
-    macro_f1: float | None = None
-    auroc: float | None = None
+    samples: Count
+    accuracy: Fraction | None = None
+    balanced_accuracy: Fraction | None = None
+    macro_f1: Fraction | None = None
+    auroc: Fraction | None = None
     classes: tuple[ClassMetrics, ...] = ()
-    confusion: tuple[tuple[int, int, int], ...] = ()
-    undefined: Mapping[str, str] | None = None
-    rule: str = ""
+    confusion: tuple[tuple[Count, Count, Count], ...] = ()
+    undefined: Mapping[str, Reason] | None = None
+    rule: Line = ""
 
     def matrix(self, num_classes: int) -> NDArray[np.int64]:
         """Return the confusion matrix: ``(K, K)`` numbers of samples, rows by class, columns by the class given."""
@@ -81,62 +87,6 @@ class SampleMetrics:
         for label, given, number in self.confusion:
             matrix[label, given] = number
         return matrix
-
-    @classmethod
-    def from_dict(cls, value: Any, where: str, num_classes: int) -> SampleMetrics:
-        """Return the metrics that were written.
-
-        Args:
-            where: What errors begin with.
-            num_classes: Number of classes ``K``.
-
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
-        table = value if isinstance(value, dict) else {}
-        numbers = {name: table.get(name) for name in ("accuracy", *HEADLINES)}
-        classes, pairs, undefined = (table.get(name) for name in ("classes", "confusion", "undefined"))
-        if (
-            not is_count(table.get("samples"))
-            or not all(map(_is_fraction, numbers.values()))
-            or not isinstance(classes, list)
-            or not isinstance(pairs, list)
-            or not isinstance(undefined, dict)
-            or not is_text(table.get("rule", ""))
-            or not all(is_text(text, limits.REASON) for text in (*undefined, *undefined.values()))
-        ):
-            raise CheckpointError(f"{where}: should have samples, {', '.join(numbers)}, classes and confusion")
-        for pair in pairs:
-            if not isinstance(pair, list) or len(pair) != 3 or not all(map(is_count, pair)):
-                raise CheckpointError(f"{where}: confusion should list a class, the class given and their number")
-            if max(pair[:2]) >= num_classes:
-                raise CheckpointError(f"{where}: class {max(pair[:2])} is beyond the {num_classes} of the run")
-        found = tuple(_class_metrics(each, where, num_classes) for each in classes)
-        return cls(
-            table["samples"],
-            **numbers,
-            classes=found,
-            confusion=tuple(map(tuple, pairs)),
-            undefined=undefined,
-            rule=table.get("rule", ""),
-        )
-
-
-def _is_fraction(value: Any) -> bool:
-    return value is None or (is_number(value) and 0 <= value <= 1)
-
-
-def _class_metrics(value: Any, where: str, num_classes: int) -> ClassMetrics:
-    names = [f.name for f in fields(ClassMetrics)]
-    if (
-        not isinstance(value, dict)
-        or not is_count(value.get("label"), most=num_classes)
-        or not is_count(value.get("samples"))
-        or not all(_is_fraction(value.get(name)) for name in names[2:])
-    ):
-        raise CheckpointError(f"{where}: classes should have {', '.join(names)}")
-    found: dict[str, Any] = {name: value.get(name) for name in names}
-    return ClassMetrics(**found)
 
 
 @dataclass(frozen=True)
@@ -150,8 +100,8 @@ class Metrics:
         clients: Of each client's, by name.
     """
 
-    rule: str
-    round: int
+    rule: Line
+    round: Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
     overall: SampleMetrics
     clients: Mapping[str, SampleMetrics]
 
@@ -185,14 +135,11 @@ class Metrics:
         """
         if value.get("version") != VERSION:
             raise CheckpointError(f"{where}: of another format: compute it again with protofed metrics")
-        if not is_text(value.get("rule")) or not is_count(value.get("round"), most=limits.ROUNDS + 1):
-            raise CheckpointError(f"{where}: should have a rule and a round")
-        each = value.get("clients")
-        if not isinstance(each, dict) or list(each) != clients:
+        found = decoded(value, cls, where)
+        if list(found.clients) != clients:
             raise CheckpointError(f"{where}: was written for other clients")
-        return cls(
-            value["rule"],
-            value["round"],
-            SampleMetrics.from_dict(value.get("overall"), f"{where}: overall", num_classes),
-            {n: SampleMetrics.from_dict(part, f"{where}: {n}", num_classes) for n, part in each.items()},
-        )
+        for each in (found.overall, *found.clients.values()):
+            labels = [c.label for c in each.classes] + [label for pair in each.confusion for label in pair[:2]]
+            if max(labels, default=0) >= num_classes:
+                raise CheckpointError(f"{where}: class {max(labels)} is beyond the {num_classes} of the run")
+        return found

@@ -6,12 +6,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+from msgspec import Meta, Struct
 
 from protofed.errors import CheckpointError, DivergedError, PayloadError
-from protofed.runs.checks import are_named_numbers, are_numbers, are_tables, are_texts, is_count, is_number, is_text
-from protofed.runs.findings import Findings
+from protofed.runs.findings import Findings, WrittenFindings
 from protofed.runs.spent import Spent
+from protofed.untrusted.decoding import Count, Number, Ordinal, decoded
 
 if TYPE_CHECKING:
     from protofed.visits import Missing, Trained
@@ -25,16 +27,33 @@ SECONDS = ("total", "training", "evaluation", "aggregation")
 SCORED = ("accuracy", "validation", "union", "unseen", "newcomers")
 """The data on which a round may have scored clients."""
 
-_PARTS = {
-    "participants": list,
-    "losses": dict,
-    "bytes": dict,
-    "parameters": dict,
-    "seconds": dict,
-    "refused": list,
-    "diagnostics": dict,
-}
-"""Parts that every record has had since the first version."""
+
+class Ways(TypedDict):
+    """Numbers by direction."""
+
+    up: Count
+    down: Count
+
+
+class Seconds(TypedDict):
+    """Times of a round."""
+
+    total: Number
+    training: Number
+    evaluation: Number
+    aggregation: Number
+
+
+class Scores(Struct):
+    """Accuracies by one inference rule, as they are written."""
+
+    weighted: Number
+    client_mean: Number
+    client_std: Number
+    clients: list[Number | None]
+
+
+_Scored = Annotated[dict[str, Scores], Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -78,21 +97,12 @@ class Accuracy:
         }
 
     @classmethod
-    def from_dict(cls, value: Any, where: str) -> Accuracy:
-        """Return the accuracies that :meth:`to_dict` wrote.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
-        if not isinstance(value, dict) or not value or not all(_is_accuracy(rule) for rule in value.values()):
-            raise CheckpointError(f"{where} should have weighted, client_mean, client_std and clients per rule")
+    def read(cls, scores: Mapping[str, Scores]) -> Accuracy:
+        """Undo :meth:`to_dict`."""
         return cls(
-            {rule: part["weighted"] for rule, part in value.items()},
-            {rule: part["clients"] for rule, part in value.items()},
-            {rule: (part["client_mean"], part["client_std"]) for rule, part in value.items()},
+            {rule: part.weighted for rule, part in scores.items()},
+            {rule: part.clients for rule, part in scores.items()},
+            {rule: (part.client_mean, part.client_std) for rule, part in scores.items()},
         )
 
 
@@ -139,26 +149,8 @@ class Attack:
     """
 
     clients: list[str]
-    honest: dict[str, float] = field(default_factory=dict)
-    success: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, value: Any, where: str) -> Attack:
-        """Return what a record says of an attack.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
-        table = value if isinstance(value, dict) else {}
-        clients, honest, success = table.get("clients", []), table.get("honest", {}), table.get("success", {})
-        if not isinstance(value, dict) or not are_texts(clients):
-            raise CheckpointError(f"{where} should name its clients")
-        if not are_named_numbers(honest) or not are_named_numbers(success):
-            raise CheckpointError(f"{where}: honest and success should be numbers")
-        return cls(clients, honest, success)
+    honest: Mapping[str, Number | None] = field(default_factory=dict)
+    success: Mapping[str, Number | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -291,66 +283,46 @@ class RoundRecord:
         Raises:
             CheckpointError: If ``value`` is no such record, or one of its parts is missing or of another kind.
         """
-        if not isinstance(value, dict) or not is_count(value.get("round"), least=1):
+        if not isinstance(value, dict) or "round" not in value:
             raise CheckpointError(f"{where} is not the record of a round")
-        for name, kind in _PARTS.items():
-            if name not in value:
-                raise CheckpointError(f"{where} lacks {name!r}")
-            if not isinstance(value[name], kind):
-                raise CheckpointError(f"{where}: {name} should be a {'list' if kind is list else 'table'}")
-        for name in ("bytes", "parameters"):
-            if not all(is_count(value[name].get(way)) for way in WAYS):
-                raise CheckpointError(f"{where}: {name} should count up and down")
-        if not all(is_number(value["seconds"].get(name)) for name in SECONDS):
-            raise CheckpointError(f"{where}: seconds should have training, aggregation, evaluation and total")
-        if not are_named_numbers(value["losses"]):
-            raise CheckpointError(f"{where}: losses should be numbers")
-        unsound = value.get("not_finite", {})
-        if not isinstance(unsound, dict) or not all(is_text(c) and are_texts(n) for c, n in unsound.items()):
-            raise CheckpointError(f"{where}: not_finite should list loss terms by client")
-        if not are_texts(value["participants"]):
-            raise CheckpointError(f"{where}: participants should be names")
-        refused, missing = value["refused"], value.get("missing", [])
-        if not are_tables(refused, ["client", "field", "reason"]):
-            raise CheckpointError(f"{where}: a refusal should name client, field and reason")
-        if not all(isinstance(entry.get("diverged", False), bool) for entry in refused):
-            raise CheckpointError(f"{where}: diverged should be true or false")
-        if not are_tables(missing, ["client", "phase", "reason"]):
-            raise CheckpointError(f"{where}: a missing client's entry should name client, phase and reason")
-        attempts = value.get("attempts", 1)
-        if not is_count(attempts, least=1):
-            raise CheckpointError(f"{where}: attempts should be a whole number")
-        return cls(
-            round=value["round"],
-            participants=value["participants"],
-            **{n: Accuracy.from_dict(value[n], f"{where}: {n}") for n in SCORED if n in value},
-            losses=value["losses"],
-            not_finite=unsound,
-            bytes={way: value["bytes"][way] for way in WAYS},
-            parameters={way: value["parameters"][way] for way in WAYS},
-            seconds=value["seconds"],
-            refused=[Refusal(e["client"], e["field"], e["reason"], e.get("diverged", False)) for e in refused],
-            missing=[Absence(e["client"], e["phase"], e["reason"]) for e in missing],
-            attempts=attempts,
-            robust=Findings.from_dict(value.get("robust", {}), f"{where}: robust"),
-            attack=Attack.from_dict(value["attack"], f"{where}: attack") if "attack" in value else None,
-            privacy=Spent.from_dict(value["privacy"], f"{where}: privacy") if "privacy" in value else None,
-            diagnostics=value["diagnostics"],
-        )
+        line: _Record = decoded(value, _Record, where)
+        parts = {name: getattr(line, name) for name in line.__struct_fields__}
+        parts |= {name: Accuracy.read(parts[name]) for name in SCORED if parts[name] is not None}
+        return cls(**{**parts, "robust": line.robust.read()})
+
+
+class _Record(Struct):
+    """A line of ``rounds.jsonl``; what has a default was not written by all versions."""
+
+    round: Ordinal
+    participants: list[str]
+    losses: dict[str, Number | None]
+    bytes: Ways
+    parameters: Ways
+    seconds: Seconds
+    refused: list[Refusal]
+    diagnostics: dict[str, Any]
+    accuracy: _Scored | None = None
+    validation: _Scored | None = None
+    union: _Scored | None = None
+    unseen: _Scored | None = None
+    newcomers: _Scored | None = None
+    not_finite: dict[str, list[str]] = {}
+    missing: list[Absence] = []
+    attempts: Ordinal = 1
+    robust: WrittenFindings = WrittenFindings()
+    attack: Attack | None = None
+    privacy: Spent | None = None
+
+    def __post_init__(self) -> None:
+        if not all(map(str.isprintable, self.not_finite)):
+            raise ValueError("not_finite: a client's name has control characters")
 
 
 def _spread(clients: Sequence[float | None]) -> tuple[float, float]:
     """Return mean and population standard deviation of the accuracies that are known; zeros if none is."""
     values = [a for a in clients if a is not None]
     return (statistics.fmean(values), statistics.pstdev(values)) if values else (0.0, 0.0)
-
-
-def _is_accuracy(rule: Any) -> bool:
-    return (
-        isinstance(rule, dict)
-        and all(is_number(rule.get(name)) for name in ("weighted", "client_mean", "client_std"))
-        and are_numbers(rule.get("clients"))
-    )
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from protofed.runs.checks import is_text
 from protofed.runs.description import ClientDescription, FederationDescription
 from protofed.runs.metrics import Metrics
 from protofed.runs.records import Accuracy, RoundRecord
@@ -95,7 +94,8 @@ class RunData:
     def notes(self) -> list[str]:
         """Remarks of the method on its configuration, and on what it found: texts among the last diagnostics."""
         found = self.rounds[-1].diagnostics.values() if self.rounds else ()
-        return [*self.federation.notes, *(text for text in found if is_text(text, 2 * limits.REASON))]
+        texts = [text for text in found if isinstance(text, str) and text.isprintable()]
+        return [*self.federation.notes, *(text for text in texts if len(text) <= 2 * limits.REASON)]
 
     @property
     def class_names(self) -> list[str]:

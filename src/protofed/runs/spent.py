@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from protofed.errors import CheckpointError
-from protofed.runs.checks import is_count, is_number
+from protofed.untrusted.decoding import Count, Number, checked
+
+
+def _finite_or_none(value: Any) -> float:
+    if value is None:
+        return math.inf
+    if type(value) not in (int, float) or not value >= 0:
+        raise ValueError("expected a number of at least 0, or none")
+    return float(value)
+
+
+if TYPE_CHECKING:
+    Epsilon = float
+else:
+    Epsilon = checked(_finite_or_none)
 
 
 @dataclass
@@ -29,44 +42,18 @@ class Spent:
         accountant: Accountant of ε: ``pld`` or ``rdp``.
     """
 
-    mode: str
-    epsilon: float
-    delta: float
-    noise: float
-    clip: float
-    rate: float
-    releases: int
-    clipped: int = 0
-    means: int = 0
-    means_noise: float = 0.0
-    accountant: str = "rdp"
+    mode: Literal["client", "sample"]
+    epsilon: Epsilon
+    delta: Number
+    noise: Number
+    clip: Number
+    rate: Number
+    releases: Count
+    clipped: Count = 0
+    means: Count = 0
+    means_noise: Number = 0.0
+    accountant: Literal["pld", "rdp"] = "rdp"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values for JSON."""
         return {**vars(self), "epsilon": self.epsilon if math.isfinite(self.epsilon) else None}
-
-    @classmethod
-    def from_dict(cls, value: Any, where: str) -> Spent:
-        """Return the record that :meth:`to_dict` wrote.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
-        table = {"accountant": "rdp", **value} if isinstance(value, dict) else {}  # absent until 0.2.0
-        if table.get("epsilon", 0) is None:
-            table["epsilon"] = math.inf
-        numbers = [table.get(name) for name in ("delta", "noise", "clip", "rate", "means_noise")]
-        right = (
-            table.keys() == {f.name for f in fields(cls)}
-            and table["mode"] in ("client", "sample")
-            and table["accountant"] in ("pld", "rdp")
-            and all(map(is_number, numbers))
-            and (is_number(table["epsilon"]) or table["epsilon"] == math.inf)
-            and all(is_count(table[name]) for name in ("releases", "clipped", "means"))
-        )
-        if not right:
-            raise CheckpointError(f"{where} should have {', '.join(f.name for f in fields(cls))}")
-        return cls(**table)

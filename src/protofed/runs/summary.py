@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from itertools import takewhile
 from typing import Any
 
-from protofed.errors import CheckpointError
-from protofed.runs.checks import is_count, is_number, is_text
-from protofed.runs.records import SECONDS, WAYS, Accuracy, RoundRecord
+from msgspec import Struct
+
+from protofed.runs.records import SECONDS, WAYS, Accuracy, RoundRecord, Seconds
 from protofed.runs.spent import Spent
+from protofed.untrusted.decoding import Count, Large, Line, Number, Ordinal, decoded
 
 TOLERANCE = 0.01
 """How far a mean accuracy may stay below the best one and count as converged: one percentage point."""
@@ -28,10 +29,10 @@ class Beyond:
         client_std: Standard deviation over clients in that round.
     """
 
-    best: float
-    final: float
-    client_mean: float
-    client_std: float
+    best: Number
+    final: Number
+    client_mean: Number
+    client_std: Number
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], part: str, rule: str) -> Beyond | None:
@@ -49,21 +50,6 @@ class Beyond:
         own = {r.round: r.accuracy.weighted[rule] for r in evaluated if r.accuracy and r.round in parts}
         best = parts[max(own, key=own.__getitem__)]
         return cls(best.weighted[rule], final.weighted[rule], *final.spreads[rule])
-
-    @classmethod
-    def from_dict(cls, value: Any, where: str) -> Beyond:
-        """Return the outcome that was written.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
-        names = [f.name for f in fields(cls)]
-        if not isinstance(value, dict) or not all(is_number(value.get(name)) for name in names):
-            raise CheckpointError(f"{where} should have {', '.join(names)}")
-        return cls(**{name: value[name] for name in names})
 
 
 @dataclass(frozen=True)
@@ -89,16 +75,16 @@ class RuleOutcome:
     """
 
     _: KW_ONLY
-    best_validated: float | None = None
-    best_validated_round: int | None = None
-    best: float
-    best_round: int
-    best_client_mean: float | None = None
-    best_client_std: float | None = None
-    final: float
-    client_mean: float
-    client_std: float
-    rounds_to_convergence: int | None = None
+    best_validated: Number | None = None
+    best_validated_round: Ordinal | None = None
+    best: Number
+    best_round: Ordinal
+    best_client_mean: Number | None = None
+    best_client_std: Number | None = None
+    final: Number
+    client_mean: Number
+    client_std: Number
+    rounds_to_convergence: Ordinal | None = None
     union: Beyond | None = None
     unseen: Beyond | None = None
     newcomers: Beyond | None = None
@@ -137,31 +123,12 @@ class RuleOutcome:
         known = {name: value for name, value in vars(self).items() if value is not None}
         return {name: vars(value) if isinstance(value, Beyond) else value for name, value in known.items()}
 
-    @classmethod
-    def from_dict(cls, value: Any, where: str) -> RuleOutcome:
-        """Return the outcome that :meth:`to_dict` wrote, in this version or an older one.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
-        table = dict(value) if isinstance(value, dict) else {}
-        for old, new in _FORMER.items():
-            if old in table:
-                table[new] = table.pop(old)
-        known: dict[str, Any] = {f.name: table[f.name] for f in fields(cls) if f.name in table}
-        numbers = {name: part for name, part in known.items() if name not in _BEYOND}
-        right = all(is_count(n, least=1) if "round" in name else is_number(n) for name, n in numbers.items())
-        complete = numbers.keys() >= set(_REQUIRED) and all((a in known) == (b in known) for a, b in _PAIRS)
-        if not right or not complete:
-            raise CheckpointError(f"{where} should have {', '.join(_REQUIRED)}, and other figures with their round")
-        known |= {n: Beyond.from_dict(known[n], f"{where}.{n}") for n in _BEYOND if n in known}
-        return cls(**known)
+    def __post_init__(self) -> None:
+        for one, other in _PAIRS:
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ValueError(f"{one} and {other} belong together")
 
 
-_REQUIRED = ("best", "best_round", "final", "client_mean", "client_std")
 _PAIRS = (("best_validated", "best_validated_round"), ("best_client_mean", "best_client_std"))
 _BEYOND = ("union", "unseen", "newcomers")
 _FORMER = {"selected": "best_validated", "selected_round": "best_validated_round"}
@@ -220,31 +187,6 @@ class Traffic:
             )
         }
 
-    @classmethod
-    def from_dict(cls, value: Any, where: str) -> Traffic:
-        """Return the traffic that :meth:`to_dict` wrote, in this version or an older one.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
-        table = value if isinstance(value, dict) else {}
-        parameters: dict[str, Any] = {way: table.get(f"parameters_{way}_per_round") for way in WAYS}
-        bytes: dict[str, Any] = {way: table.get(f"bytes_{way}_total") for way in WAYS}
-        overall: dict[str, Any] = {
-            way: table[name] for way in WAYS if (name := f"parameters_{way}_over_all_rounds") in table
-        }
-        numbers = [*parameters.values(), *overall.values()]
-        if (
-            not all(map(is_number, numbers))
-            or not all(is_count(n, most=2**63) for n in bytes.values())
-            or len(overall) not in (0, len(WAYS))
-        ):
-            raise CheckpointError(f"{where} should have parameters per round and bytes in total, up and down")
-        return cls(parameters, bytes, overall or None)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -286,36 +228,6 @@ class Outcome:
             "seconds": self.seconds,
             "refused": self.refused,
         }
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any], where: str) -> Outcome:
-        """Return the outcome that :meth:`to_dict` wrote.
-
-        Args:
-            value: A table, which may hold more.
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If one of the parts is missing or of another kind.
-        """
-        for name in ("rounds", "refused"):
-            if not is_count(value.get(name)):
-                raise CheckpointError(f"{where}: {name} should be a whole number")
-        for name in ("accuracy", "seconds"):
-            if not isinstance(value.get(name), dict):
-                raise CheckpointError(f"{where}: {name} should be a table")
-        if not all(is_number(value["seconds"].get(name)) for name in SECONDS):
-            raise CheckpointError(f"{where}: seconds should have training, aggregation, evaluation and total")
-        return cls(
-            value["rounds"],
-            {
-                rule: RuleOutcome.from_dict(part, f"{where}: accuracy.{rule}")
-                for rule, part in value["accuracy"].items()
-            },
-            Traffic.from_dict(value.get("communication"), f"{where}: communication"),
-            {name: value["seconds"][name] for name in SECONDS},
-            value["refused"],
-        )
 
 
 @dataclass(frozen=True)
@@ -377,26 +289,56 @@ class Summary:
         Raises:
             CheckpointError: If a part of ``value`` is missing or of another kind.
         """
-        texts: dict[str, Any] = {
-            n: value.get(n) or "" for n in ("label", "protofed", "recipe", "method", "exchanges", "main_rule")
-        }
-        for name, text in texts.items():
-            if not is_text(text):
-                raise CheckpointError(f"{where}: {name} should be a text without control characters")
-        numbers: dict[str, Any] = {n: value.get(n, 0) for n in ("seed", "clients")}
-        for name, number in numbers.items():
-            if not is_count(number, most=2**63):
-                raise CheckpointError(f"{where}: {name} should be a whole number")
-        environment, memory = value.get("environment", {}), value.get("peak_memory_bytes")
-        if not isinstance(environment, dict):
-            raise CheckpointError(f"{where}: environment should be a table")
-        if memory is not None and not is_number(memory):
-            raise CheckpointError(f"{where}: peak_memory_bytes should be a number")
-        return cls(
-            **texts,
-            **numbers,
-            outcome=Outcome.from_dict(value, where),
-            peak_memory_bytes=memory,
-            environment=environment,
-            privacy=Spent.from_dict(value["privacy"], f"{where}: privacy") if "privacy" in value else None,
+        known = {name: part for name, part in value.items() if part is not None}
+        if isinstance(rules := known.get("accuracy"), dict):
+            known["accuracy"] = {
+                rule: {_FORMER.get(n, n): v for n, v in part.items()} if isinstance(part, dict) else part
+                for rule, part in rules.items()
+            }
+        found = decoded(known, _Written, where)
+        parts = {name: getattr(found, name) for name in found.__struct_fields__}
+        outcome = {f.name: parts.pop(f.name) for f in fields(Outcome)}
+        return cls(**parts, outcome=Outcome(**{**outcome, "communication": found.communication.read()}))
+
+
+class _WrittenTraffic(Struct):
+    parameters_up_per_round: Number
+    parameters_down_per_round: Number
+    bytes_up_total: Large
+    bytes_down_total: Large
+    parameters_up_over_all_rounds: Number | None = None
+    parameters_down_over_all_rounds: Number | None = None
+
+    def __post_init__(self) -> None:
+        if (self.parameters_up_over_all_rounds is None) != (self.parameters_down_over_all_rounds is None):
+            raise ValueError("parameters over all rounds should be there up and down")
+
+    def read(self) -> Traffic:
+        """Undo :meth:`Traffic.to_dict`."""
+        up, down = self.parameters_up_over_all_rounds, self.parameters_down_over_all_rounds
+        return Traffic(
+            {"up": self.parameters_up_per_round, "down": self.parameters_down_per_round},
+            {"up": self.bytes_up_total, "down": self.bytes_down_total},
+            None if up is None or down is None else {"up": up, "down": down},
         )
+
+
+class _Written(Struct):
+    """The content of ``summary.json``; what has a default was not written by all versions."""
+
+    rounds: Count
+    accuracy: dict[str, RuleOutcome]
+    communication: _WrittenTraffic
+    seconds: Seconds
+    refused: Count
+    protofed: Line = ""
+    recipe: Line = ""
+    method: Line = ""
+    exchanges: Line = ""
+    label: Line = ""
+    main_rule: Line = ""
+    seed: Large = 0
+    clients: Large = 0
+    environment: dict[str, Any] = {}
+    peak_memory_bytes: Large | None = None
+    privacy: Spent | None = None

@@ -208,19 +208,21 @@ def in_file(name: str, text: str):
 
 DAMAGE = {
     "rounds.jsonl: line 2 is not the record": damaged(lambda r: r.pop("round")),
-    "line 2: bytes should count up and down": damaged(lambda r: r.update(bytes={"up": None})),
-    "line 2: accuracy should have": damaged(lambda r: r["accuracy"]["head"].update(weighted="high")),
-    "line 2: losses should be numbers": damaged(lambda r: r["losses"].update(total=[])),
-    "line 2: seconds should have": damaged(lambda r: r.update(seconds={})),
-    "line 2: participants should be a list": damaged(lambda r: r.update(participants=3)),
-    "line 2: diagnostics should be a table": damaged(lambda r: r.update(diagnostics=[])),
-    "line 2: a refusal should name": damaged(lambda r: r.update(refused=[{}])),
+    "line 2: bytes.up: expected a whole number, not none": damaged(lambda r: r.update(bytes={"up": None})),
+    "line 2: accuracy.head.weighted: expected a number": damaged(
+        lambda r: r["accuracy"]["head"].update(weighted="high")
+    ),
+    "line 2: losses.total: expected a number or none, not a list": damaged(lambda r: r["losses"].update(total=[])),
+    "line 2: seconds lacks 'total'": damaged(lambda r: r.update(seconds={})),
+    "line 2: participants: expected a list": damaged(lambda r: r.update(participants=3)),
+    "line 2: diagnostics: expected a table": damaged(lambda r: r.update(diagnostics=[])),
+    "line 2: refused[0] lacks 'client'": damaged(lambda r: r.update(refused=[{}])),
     "accuracies for 4 clients": damaged(
         lambda r: [a["clients"].pop() for a in r["accuracy"].values()] and r.update(round=99)
     ),
     "rounds.jsonl: line 1 is not": in_file("rounds.jsonl", '{"round": 1e999}\n{}\n'),
     "federation.json: expected a JSON object": in_file("federation.json", "[]"),
-    "federation.json: client 1: train should list": in_file(
+    "federation.json: clients[0].train: expected a list": in_file(
         "federation.json",
         json.dumps(
             {
@@ -230,7 +232,7 @@ DAMAGE = {
         ),
     ),
     "config.toml: not valid TOML": in_file("config.toml", "]["),
-    "seed and rounds should be whole numbers": in_file(
+    "config.toml: seed: expected a whole number, not text": in_file(
         "config.toml", 'seed = "seven"\n[method]\nname = "fedproto"\n'
     ),
     "summary.json: not valid JSON": in_file("summary.json", '{"a": NaN}'),
