@@ -197,7 +197,7 @@ def test_what_is_written_is_read(finished):
     ("change", "message"),
     [
         ({"version": 2}, "of another format"),
-        ({"rule": 3}, "rule: expected text, not a whole number"),
+        ({"rule": 3}, "rule: expected text"),
         ({"round": -1}, "round: must be at least 0"),
         ({"clients": {}}, "was written for other clients"),
         ({"overall": 3}, "overall: expected a table"),

@@ -111,7 +111,7 @@ def test_a_record_of_the_first_version():
     ("part", "value", "message"),
     [
         ("attempts", 0, "attempts: must be at least 1"),
-        ("attack", {"clients": "bob"}, "attack.clients: expected a list, not text"),
+        ("attack", {"clients": "bob"}, "attack.clients: expected a list"),
         (
             "attack",
             {"clients": ["bob"], "honest": {"head": "much"}},
@@ -122,18 +122,18 @@ def test_a_record_of_the_first_version():
             {"clipped": [{"client": "ann", "vectors": "3"}]},
             r"robust.clipped\[0\].vectors: expected",
         ),
-        ("robust", {"kept": 3}, "robust.kept: expected text, not a whole number"),
+        ("robust", {"kept": 3}, "robust.kept: expected text"),
         (
             "refused",
             [{"client": "a", "field": "b", "reason": "c", "diverged": 1}],
             r"refused\[0\].diverged: exp",
         ),
         ("accuracy", {}, "accuracy: must have at least 1 entry"),
-        ("validation", [], "validation: expected a table or none, not a list"),
-        ("union", {"head": 1.0}, "union.head: expected a table, not a number"),
+        ("validation", [], "validation: expected a table or none"),
+        ("union", {"head": 1.0}, "union.head: expected a table"),
         ("unseen", {"head": {"weighted": 0.0}}, "unseen.head lacks 'client_mean'"),
         ("newcomers", {"weighted": {"head": "x"}}, "newcomers.weighted lacks 'weighted'"),
-        ("losses", {"total": "x"}, "losses.total: expected a number or none, not text"),
+        ("losses", {"total": "x"}, "losses.total: expected a number or none"),
         ("seconds", {"total": 1.0}, "seconds lacks 'training'"),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
     ("part", "value", "message"),
     [
         ("rounds", -1, "rounds: must be at least 0"),
-        ("accuracy", [], "accuracy: expected a table, not a list"),
+        ("accuracy", [], "accuracy: expected a table"),
         ("accuracy", {"head": {"best": 1.0}}, "accuracy.head lacks 'best_round'"),
         (
             "accuracy",
@@ -260,7 +260,7 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
         ("main_rule", "a\nb", "main_rule: expected text of at most 128 characters without control characters"),
         ("communication", {}, "communication lacks 'parameters_up_per_round'"),
         ("seconds", {"total": 1}, "seconds lacks 'training'"),
-        ("seed", "x", "seed: expected a whole number, not text"),
+        ("seed", "x", "seed: expected a whole number"),
         ("method", "a\nb", "method: expected text of at most 128 characters without control characters"),
     ],
 )
@@ -393,7 +393,7 @@ def test_a_comparison_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("bfloat16", [1], r"bfloat16\[0\]: expected text, not a whole number"),
+        ("bfloat16", [1], r"bfloat16\[0\]: expected text"),
         ("left_out", [{"client": "ann"}], r"left_out\[0\] lacks 'reason'"),
         (
             "clients",

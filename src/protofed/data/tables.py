@@ -12,14 +12,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from protofed.errors import DataError, unknown_name
 from protofed.untrusted import claims, limits
+from protofed.untrusted.decoding import ClassName, decoded
 
 Standardise = Literal["none", "site", "federated"]
 Missing = Literal["refuse", "mean", "indicator"]
@@ -27,6 +29,7 @@ Kind = Literal["number", "category", "text", "identifier", "unknown"]
 Ranges = Mapping[str, tuple[float, float]]
 """Least and largest value of columns of numbers by name; ``*`` for all others."""
 
+_Moderate = Annotated[float, Meta(ge=-2 * limits.LARGEST, le=limits.LARGEST)]
 _CONSTANT = 1e-12
 """Standard deviation relative to the mean up to which a column is constant: what rounding leaves of none."""
 _SHOWN = 8
@@ -82,12 +85,12 @@ class Column:
         bounded: Whether the input is clamped to [-1, 1]: mean and scale are those of a declared range.
     """
 
-    name: str
+    name: ClassName
     kind: Kind = "number"
-    mean: float = 0.0
-    scale: float = 1.0
-    fill: float = 0.0
-    categories: tuple[str, ...] = ()
+    mean: _Moderate = 0.0
+    scale: Annotated[float, Meta(gt=0, le=limits.LARGEST)] = 1.0
+    fill: _Moderate = 0.0
+    categories: tuple[ClassName, ...] = ()
     indicator: bool = False
     bounded: bool = False
 
@@ -220,11 +223,15 @@ class Table:
             ValueError: If a value is missing, of another type, or out of range.
         """
         fields = claims.mapping(value, "table", cls.__dataclass_fields__)
-        standardise: Any = claims.one_of(fields["standardise"], "standardise", get_args(Standardise))
-        columns = tuple(_column(item) for item in claims.items(fields["columns"], "columns", limits.COLUMNS))
-        if not columns or len({c.name for c in columns}) < len(columns):
+        for item in claims.items(fields["columns"], "columns", limits.COLUMNS):
+            given = {"bounded": False, **item} if isinstance(item, Mapping) else item  # absent until 0.2.0
+            claims.mapping(given, "column", Column.__dataclass_fields__)
+        found = decoded(fields, cls, error=ValueError)
+        if not found.columns or len({c.name for c in found.columns}) < len(found.columns):
             raise ValueError("columns: expected columns with different names")
-        return cls(standardise, columns)
+        for column in found.columns:
+            check_column(column)
+        return found
 
 
 class TableInputs(nn.Module):
@@ -275,29 +282,17 @@ class TableInputs(nn.Module):
         return torch.where(self.numeric.view(shape), number, flag).float()
 
 
-def _column(item: object) -> Column:
-    given = {"bounded": False, **item} if isinstance(item, Mapping) else item  # absent until 0.2.0
-    fields = claims.mapping(given, "column", Column.__dataclass_fields__)
-    raw = raw_column(fields["name"], fields["kind"], fields["categories"])
-    if raw.kind not in ("number", "category", "text"):
-        raise ValueError(f"column {raw.name}: must be number, category or text")
-    mean, fill = (claims.number(fields[n], n, -2 * limits.LARGEST, limits.LARGEST) for n in ("mean", "fill"))
-    scale = claims.number(fields["scale"], "scale", 0.0, limits.LARGEST)
-    indicator, bounded = (claims.flag(fields[name], name) for name in ("indicator", "bounded"))
-    return Column(raw.name, raw.kind, mean, scale, fill, raw.categories, indicator, bounded)
-
-
-def raw_column(name: object, kind: object, categories: object) -> RawColumn:
-    """Return a raw column from plain values of another party.
+def check_column(column: Column | SiteColumn) -> None:
+    """Refuse a column of another party whose categories are not different, or that is of numbers and has some.
 
     Raises:
-        ValueError: If a value is of another type or out of range.
+        ValueError: If it is such a column, or cannot be an input.
     """
-    chosen: Any = claims.one_of(kind, "kind", get_args(Kind))
-    names = tuple(claims.class_name(c) for c in claims.items(categories, "categories", limits.CATEGORIES))
-    if len(set(names)) < len(names) or (names and chosen != "category"):
-        raise ValueError("categories: expected different names, of a column of categories only")
-    return RawColumn(claims.class_name(name), chosen, names)
+    names, kind = column.categories, column.kind
+    if len(set(names)) < len(names) or len(names) > limits.CATEGORIES or (names and kind != "category"):
+        raise ValueError(f"categories: expected at most {limits.CATEGORIES} different names, of categories only")
+    if isinstance(column, Column) and kind not in ("number", "category", "text"):
+        raise ValueError(f"column {column.name}: must be number, category or text")
 
 
 def _encoded(
@@ -357,13 +352,13 @@ class SiteColumn:
         squares: Sum of their squared deviations from the mean.
     """
 
-    name: str
+    name: ClassName
     kind: Kind
-    categories: tuple[str, ...] = ()
+    categories: tuple[ClassName, ...] = ()
     missing: bool = False
-    number: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
+    number: Annotated[int, Meta(ge=0, le=limits.CLAIMED_SAMPLES * limits.INPUT_SIDE)] = 0
+    mean: _Moderate = 0.0
+    squares: Annotated[float, Meta(ge=0, le=limits.LARGEST**3)] = 0.0
 
     @property
     def raw(self) -> RawColumn:
@@ -409,28 +404,6 @@ def stated(
             site = replace(site, number=m.number, mean=m.mean, squares=m.squares)
         found.append(site)
     return tuple(found)
-
-
-def site_column(item: object) -> SiteColumn:
-    """Return a site's column from plain values of another party.
-
-    Raises:
-        ValueError: If a value is missing, of another type, or out of range.
-    """
-    fields = claims.mapping(item, "column", SiteColumn.__dataclass_fields__)
-    raw = raw_column(fields["name"], fields["kind"], fields["categories"])
-    squares = claims.number(fields["squares"], "squares", -1.0, limits.LARGEST**3)
-    if squares < 0:
-        raise ValueError("squares: must not be negative")
-    return SiteColumn(
-        raw.name,
-        raw.kind,
-        raw.categories,
-        claims.flag(fields["missing"], "missing"),
-        claims.whole(fields["number"], "number", 0, limits.CLAIMED_SAMPLES * limits.INPUT_SIDE),
-        claims.number(fields["mean"], "mean", -2 * limits.LARGEST, limits.LARGEST),
-        squares,
-    )
 
 
 def recode(raw: Tensor, own: tuple[RawColumn, ...], agreed: tuple[RawColumn, ...]) -> Tensor:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.config.schema import Experiment, Tree, apply_overrides, comparison, parse_overrides, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
@@ -18,6 +18,7 @@ from protofed.experiments.running import Progress, Run
 from protofed.experiments.sweeping import grid
 from protofed.runs import main_rule
 from protofed.storage.files import read_json, write_json
+from protofed.untrusted.decoding import decoded
 
 if TYPE_CHECKING:
     import optuna
@@ -62,7 +63,7 @@ class Trial:
     values: dict[str, Any]
     score: float | None
     steps: dict[int, float]
-    ended: str = "complete"
+    ended: Literal["complete", "pruned", "failed"] = "complete"
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,15 +80,10 @@ class Trial:
         Raises:
             CheckpointError: If ``value`` is something else.
         """
-        try:
-            steps = {int(step): float(score) for step, score in value["steps"].items()}
-            score = None if value["score"] is None else float(value["score"])
-            known = value["values"].keys() == space.keys() and value["ended"] in ("complete", "pruned", "failed")
-            if not known or (score is None) == (value["ended"] == "complete"):
-                raise ValueError
-            return cls(dict(value["values"]), score, steps, value["ended"], str(value["reason"]))
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise CheckpointError(f"{where}: holds a trial that is none of this search") from None
+        found = decoded(value, cls, where)
+        if found.values.keys() != space.keys() or (found.score is None) == (found.ended == "complete"):
+            raise CheckpointError(f"{where}: holds a trial that is none of this search")
+        return found
 
 
 @dataclass(frozen=True)

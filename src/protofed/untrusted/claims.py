@@ -129,9 +129,9 @@ def whole(value: object, what: str, least: int, most: int) -> int:
         ValueError: If it is out of range or not an ``int`` (a bool, a float or text is not accepted).
     """
     if type(value) is not int:
-        raise ValueError(f"{what}: expected a whole number, not {_shown(value)}")
+        raise ValueError(f"{what}: expected a whole number, not {shown(value)}")
     if not least <= value <= most:
-        raise ValueError(f"{what}: must be from {least} to {most}, not {_shown(value)}")
+        raise ValueError(f"{what}: must be from {least} to {most}, not {shown(value)}")
     return value
 
 
@@ -146,9 +146,9 @@ def number(value: object, what: str, above: float, most: float) -> float:
         ValueError: If it is out of range or neither an ``int`` nor a ``float``.
     """
     if type(value) not in (int, float):
-        raise ValueError(f"{what}: expected a number, not {_shown(value)}")
+        raise ValueError(f"{what}: expected a number, not {shown(value)}")
     if not above < value <= most:  # type: ignore[operator]  # also refuses NaN
-        raise ValueError(f"{what}: must be above {above:g} and at most {most:g}, not {_shown(value)}")
+        raise ValueError(f"{what}: must be above {above:g} and at most {most:g}, not {shown(value)}")
     return float(value)  # type: ignore[arg-type]
 
 
@@ -163,7 +163,7 @@ def flag(value: object, what: str) -> bool:
         ValueError: If it is not a bool (0 and 1 are not accepted).
     """
     if type(value) is not bool:
-        raise ValueError(f"{what}: expected true or false, not {_shown(value)}")
+        raise ValueError(f"{what}: expected true or false, not {shown(value)}")
     return value
 
 
@@ -227,7 +227,7 @@ def model(value: object) -> str:
     """
     if isinstance(value, str) and (_ARCHITECTURE.fullmatch(value) or _CALLABLE.fullmatch(value)):
         return value
-    raise ValueError(f"model {_shown(value)}: expected the name of an architecture, or package.module:callable")
+    raise ValueError(f"model {shown(value)}: expected the name of an architecture, or package.module:callable")
 
 
 SETTINGS: dict[str, Callable[[object], Any]] = {
@@ -264,7 +264,7 @@ def one_of(value: object, what: str, choices: Collection[str]) -> str:
     """
     if not isinstance(value, str) or value not in choices:
         *others, last = choices
-        raise ValueError(f"{what}: must be {', '.join(others)} or {last}, not {_shown(value)}")
+        raise ValueError(f"{what}: must be {', '.join(others)} or {last}, not {shown(value)}")
     return value
 
 
@@ -282,7 +282,7 @@ def parse(text: object, what: str, most: int = limits.JSON_CHARACTERS) -> Any:
         ValueError: If it is not text, is too long, is not JSON, or contains NaN or an infinity.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{what}: expected text, not {_shown(text)}")
+        raise ValueError(f"{what}: expected text, not {shown(text)}")
     if len(text) > most:
         raise ValueError(f"{what}: {len(text)} characters, at most {most} are allowed")
     try:
@@ -304,7 +304,7 @@ def items(values: object, what: str, most: int) -> Sequence[Any]:
         ValueError: If it is not a list or is too long.
     """
     if not isinstance(values, (list, tuple)):
-        raise ValueError(f"{what}: expected a list, not {_shown(values)}")
+        raise ValueError(f"{what}: expected a list, not {shown(values)}")
     if len(values) > most:
         raise ValueError(f"{what}: {len(values)} entries, at most {most} are allowed")
     return values
@@ -322,7 +322,7 @@ def mapping(values: object, what: str, keys: Iterable[str], *, complete: bool = 
         ValueError: If it is not a table, or a key is unknown or missing.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{what}: expected a table, not {_shown(values)}")
+        raise ValueError(f"{what}: expected a table, not {shown(values)}")
     for key in values:
         if key not in keys:
             raise ValueError(unknown_name(what.removesuffix("s"), clean(key, 40), keys))
@@ -334,7 +334,7 @@ def mapping(values: object, what: str, keys: Iterable[str], *, complete: bool = 
 
 def _text(value: object, what: str, most: int) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected {what}, not {_shown(value)}")
+        raise ValueError(f"expected {what}, not {shown(value)}")
     if len(value) > most:
         raise ValueError(f"{what} has {len(value)} characters, at most {most} are allowed")
     if any("\ud800" <= c <= "\udfff" for c in value):
@@ -352,7 +352,7 @@ def _starts(character: str) -> bool:
     return unicodedata.category(character)[0] != "M"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a short description of any value."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"

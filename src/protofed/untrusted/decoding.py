@@ -7,13 +7,14 @@ and says what would be right. Whoever reads a text limits its size before.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Callable, Mapping
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from protofed.errors import CheckpointError
+from protofed.errors import CheckpointError, PayloadError
 from protofed.untrusted import claims, limits
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ def line(most: int = limits.CLASS_NAME) -> Any:
 
     def printable(value: object) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"expected text, not {_WORDS.get(type(value).__name__, type(value).__name__)}")
+            raise ValueError(f"expected text, not {claims.shown(value)}")
         if len(value) > most or not value.isprintable():
             raise ValueError(f"expected text of at most {most} characters without control characters")
         return value
@@ -75,21 +76,38 @@ def decoded(value: object, kind: type[T], where: str = "", error: type[Exception
         >>> decoded({"a": [1, 2], "b": [3, "x"]}, dict[str, list[Count]], "counts.json")
         Traceback (most recent call last):
         ...
-        protofed.errors.CheckpointError: counts.json: b[1]: expected a whole number, not text
+        protofed.errors.CheckpointError: counts.json: b[1]: expected a whole number, not 'x'
     """
     try:
         found: T = _converted(value, kind)
     except msgspec.ValidationError as fault:
-        said, steps = _parts(str(fault))
-        place = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in _named(value, kind, steps, str(fault)))
+        message = str(fault)
+        steps = _named(value, kind, _steps(message), message)
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         place = claims.clean(place.removeprefix("."), 120)
+        said = _in_words(_PLACE.sub("", message), _at(value, steps), kind, steps)
         parts = (where, f"{place} {said}") if place and said.startswith("lacks") else (where, place, said)
         raise error(": ".join(filter(None, parts))) from None
     return found
 
 
+def take(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Return a value of a message.
+
+    Raises:
+        PayloadError: If it is missing or of another type.
+    """
+    return decoded(values.get(name), kind, name, PayloadError)
+
+
 def _converted(value: object, kind: Any) -> Any:
-    return msgspec.convert(value, kind, dec_hook=lambda kind, value: kind._function(value), builtin_types=(bytes,))
+    def hook(kind: Any, value: object) -> Any:
+        return kind._function(value)
+
+    try:
+        return msgspec.convert(value, kind, dec_hook=hook, builtin_types=(bytes,), str_keys=True)
+    except UnicodeEncodeError:
+        raise msgspec.ValidationError("contains an unpaired surrogate: expected Unicode text") from None
 
 
 _WORDS = {
@@ -97,13 +115,9 @@ _WORDS = {
     "float": "a number",
     "str": "text",
     "bool": "true or false",
-    "bytes": "bytes",
     "array": "a list",
-    "list": "a list",
     "object": "a table",
-    "dict": "a table",
     "null": "none",
-    "NoneType": "none",
 }
 _PLACE = re.compile(r" - at `([^`]*)`(?: in `([^`]*)`)?")
 _STEP = re.compile(r"\.([^.[]+)|\[(\d+|\.\.\.)\]")
@@ -111,25 +125,42 @@ _Steps = list[str | int | None]
 """The way to a value: names, positions in lists, and None for an entry of a table, which msgspec does not name."""
 
 
-def _parts(message: str) -> tuple[str, _Steps]:
-    """Return what msgspec says, in the words of files, and the way to the value."""
+def _steps(message: str) -> _Steps:
     places = "".join((b or a).replace("$", "") for a, b in reversed(_PLACE.findall(message)))
-    steps: _Steps = [n or (None if i == "..." else int(i)) for n, i in _STEP.findall(places)]
-    said = _PLACE.sub("", message)
-    if found := re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", said):
-        allowed = [_WORDS.get(name, name) for name in found[1].split(" | ")]
-        return f"expected {' or '.join(allowed)}, not {_WORDS.get(found[2], found[2])}", steps
+    return [name or (None if place == "..." else int(place)) for name, place in _STEP.findall(places)]
+
+
+def _in_words(said: str, value: object, kind: Any, steps: _Steps) -> str:
+    """Return what msgspec says of a value in the words of files."""
+    shown = "none" if value is None else claims.shown(value)
+    if found := re.fullmatch(r"Expected `([^`]*)`, got `[^`]*`", said):
+        return f"expected {' or '.join(_WORDS.get(name, name) for name in found[1].split(' | '))}, not {shown}"
     if found := re.fullmatch(r"Expected `\w+` ([<>]=?) (\S+)", said):
         words = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
-        return f"must be {words[found[1]]} {found[2]}", steps
+        return f"must be {words[found[1]]} {found[2]}, not {shown}"
     if found := re.fullmatch(r"Expected `(\w+)` of length ([<>])= (\d+)", said):
-        things = {"str": "characters", "bytes": "bytes"}.get(found[1], "entries" if found[3] != "1" else "entry")
-        return f"must have at {'least' if found[2] == '>' else 'most'} {found[3]} {things}", steps
-    if found := re.fullmatch(r"Expected `array` of length (\d+), got (\d+)", said):
-        return f"expected a list of {found[1]}, not of {found[2]}", steps
+        things = "characters" if found[1] == "str" else "entries" if found[3] != "1" else "entry"
+        return f"must have at {'least' if found[2] == '>' else 'most'} {found[3]} {things}, not {shown}"
+    if found := re.fullmatch(r"Expected `array` of length (\d+), got \d+", said):
+        return f"expected a list of {found[1]}, not {shown}"
     if found := re.fullmatch(r"Object missing required field `([^`]*)`", said):
-        return f"lacks {found[1]!r}", steps
-    return said, steps
+        return f"lacks {found[1]!r}"
+    if said.startswith("Invalid enum value"):
+        *others, last = get_args(_kind_at(kind, steps))
+        return f"must be {', '.join(others)} or {last}, not {shown}"
+    return said
+
+
+def _kind_at(kind: Any, steps: _Steps) -> Any:
+    """Return the annotation of a value inside one of a kind."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    if not steps:
+        return kind
+    step, *rest = steps
+    if isinstance(step, str):
+        return _kind_at(get_type_hints(kind, include_extras=True)[step], rest)
+    return _kind_at(get_args(kind)[0 if isinstance(step, int) else 1], rest)
 
 
 def _named(value: Any, kind: Any, steps: _Steps, message: str) -> _Steps:

@@ -122,7 +122,7 @@ DESCRIPTIONS = {
     "classes that are named": (says(named=True), "names its classes, but the federation numbers them"),
     "more classes than there are": (says(**SIX), "has 6 classes, at most 4"),
     "named by one": (says(named=1), "expected true or false"),
-    "validation without end": (says(validation=10**10), "validation: must be from 0"),
+    "validation without end": (says(validation=10**10), "validation: must be at most"),
     "coarse counts that are not": (says(counts="coarse", train=[3, 0, 0, 0]), "not coarse counts"),
     "no counts that are some": (says(counts="none", train=[2, 0, 0, 0]), "not none counts"),
     "another kind of counts": (says(counts="all"), "counts: must be exact, coarse, none or even, not 'all'"),
@@ -147,7 +147,7 @@ DESCRIPTIONS = {
     "a negative learning rate": (says(settings={"lr": -1}), "lr: must be above 0"),
     "an unknown setting": (says(settings={"optimizer": "os"}), "unknown setting 'optimizer'"),
     "settings that are none": (says(settings=[1]), "settings: expected a table"),
-    "a place without end": (says(place=10**9), "place: must be from 0"),
+    "a place without end": (says(place=10**9), "place: must be at most"),
     "an unknown field": (says(path="/etc"), "unknown description 'path'"),
     # The text itself.
     "nothing": (answers(""), "not JSON"),

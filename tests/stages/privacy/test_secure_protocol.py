@@ -212,9 +212,9 @@ def test_shares_of_another_round_are_refused_by_everybody():
     [
         ("keys", lambda a: a.update(pairwise=b"no key"), "cannot be read"),
         ("keys", lambda a: a.update(sealing=a["pairwise"]), "another client has one"),
-        ("keys", lambda a: a.pop("pairwise"), "must be bytes"),
+        ("keys", lambda a: a.pop("pairwise"), "pairwise: expected bytes"),
         ("keys", lambda a: a.update(signature=b"x" * 513), "must have at most 512 bytes, not 513"),
-        ("survivors", lambda a: a.pop("signature"), "signature: must be bytes"),
+        ("survivors", lambda a: a.pop("signature"), "signature: expected bytes"),
         ("shares", lambda a: a["boxes"].pop(), "one for each other client"),
         ("shares", lambda a: a.update(boxes=[b"x" * 10**6] * 3), "at most 4096"),
         ("masked", lambda a: a.update(masked=b""), "must have 48 bytes, not 0"),

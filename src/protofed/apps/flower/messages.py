@@ -10,13 +10,16 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from protofed.data.tables import SiteColumn, site_column
+from msgspec import Meta
+
+from protofed.data.tables import SiteColumn, check_column
 from protofed.errors import PayloadError
 from protofed.experiments.ending import encoder_key
 from protofed.untrusted import claims, limits
+from protofed.untrusted.decoding import ClientName, checked, decoded, take
 from protofed.visits import Evaluated, Trained
 
 Values = dict[str, Any]
@@ -25,6 +28,27 @@ SHARES = 100
 """Denominator of the scores of a client that withholds its counts: these are percentages."""
 GENERATION = re.compile(r"[0-9]{6,9}-[0-9a-f]{16}")
 """Names of generations, as :class:`~protofed.apps.flower.state.ClientFolder` gives them."""
+
+
+def _generation(value: Any) -> str:
+    if not isinstance(value, str) or (value and not GENERATION.fullmatch(value)):
+        raise ValueError(f"{claims.clean(value, 40)!r} is not the name of a client's state")
+    return value
+
+
+if TYPE_CHECKING:
+    ClassNames = tuple[str, ...]
+    Disclosure = str
+    EncoderKey = str
+    GenerationName = str
+    RunName = str
+    Settings = dict[str, Any]
+    Shape = tuple[int, ...]
+else:
+    ClassNames, EncoderKey, GenerationName = checked(claims.class_names), checked(encoder_key), checked(_generation)
+    RunName = checked(lambda value: claims.identifier(f"run_{value}", "run")[4:])
+    Disclosure = Literal[*claims.COUNTS, claims.EVEN]
+    Settings, Shape = checked(claims.settings), checked(claims.shape)
 
 
 @dataclass(frozen=True)
@@ -49,18 +73,18 @@ class Description:
         encoder: Hash of the encoder with its weights; ``input_shape`` is that of a sample before it. "" for none.
     """
 
-    name: str
-    classes: tuple[str, ...]
+    name: ClientName
+    classes: ClassNames
     named: bool
     train: tuple[int, ...]
     test: tuple[int, ...]
-    validation: int
-    input_shape: tuple[int, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-    place: int = 0
-    counts: str = "exact"
-    table: tuple[SiteColumn, ...] | None = None
-    encoder: str = ""
+    validation: Annotated[int, Meta(ge=0, le=limits.CLAIMED_SAMPLES)]
+    input_shape: Shape
+    settings: Settings = field(default_factory=dict)
+    place: Annotated[int, Meta(ge=0, le=limits.CLIENTS)] = 0
+    counts: Disclosure = "exact"
+    table: Annotated[tuple[SiteColumn, ...], Meta(max_length=limits.COLUMNS)] | None = None
+    encoder: EncoderKey = ""
 
 
 @dataclass(frozen=True)
@@ -108,17 +132,17 @@ class Job:
             with its visits; None if its node keeps it.
     """
 
-    run: str
-    client: str
-    round: int
+    run: RunName
+    client: ClientName
+    round: Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
     config: str
     summary: str
     message: bytes | None = None
     deliver: bool = True
     trains: bool = False
-    order: int = 0
-    after: str = ""
-    saved: str = ""
+    order: Annotated[int, Meta(ge=0, le=limits.ORDER)] = 0
+    after: GenerationName = ""
+    saved: GenerationName = ""
     state: bytes | None = None
 
     def to_values(self) -> Values:
@@ -132,29 +156,7 @@ class Job:
         Raises:
             PayloadError: If a value is missing, of another type, or out of range.
         """
-        types = {
-            "run": str,
-            "client": str,
-            "round": int,
-            "config": str,
-            "summary": str,
-            "deliver": bool,
-            "trains": bool,
-            "order": int,
-            "after": str,
-            "saved": str,
-        }
-        fields = {name: _take(values, name, kind) for name, kind in types.items()}
-        try:
-            claims.client_name(fields["client"])
-            claims.whole(fields["round"], "round", 0, limits.ROUNDS)
-            claims.whole(fields["order"], "order", 0, limits.ORDER)
-            claims.identifier(f"run_{fields['run']}", "run")
-        except ValueError as error:
-            raise PayloadError(str(error)) from None
-        for name in ("after", "saved"):
-            _check_generation(fields[name], name)
-        return cls(**fields, message=_bytes(values, "message"), state=_bytes(values, "state"))
+        return decoded(dict(values), cls, error=PayloadError)
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class VisitOutcome:
             and has changed; without the model if that has not changed.
     """
 
-    generation: str = ""
+    generation: GenerationName = ""
     anew: bool = False
     state: bytes | None = None
 
@@ -183,14 +185,7 @@ class VisitOutcome:
         Raises:
             PayloadError: If a value is missing or of another type, or the generation's name is malformed.
         """
-        name = _take(values, "generation", str)
-        _check_generation(name, "generation")
-        return cls(name, _take(values, "anew", bool), _bytes(values, "state"))
-
-
-def _check_generation(name: str, what: str) -> None:
-    if name and not GENERATION.fullmatch(name):
-        raise PayloadError(f"{what}: {claims.clean(name, 40)!r} is not the name of a client's state")
+        return decoded(dict(values), cls, error=PayloadError)
 
 
 def description_values(descriptions: list[Description]) -> Values:
@@ -226,41 +221,27 @@ def description(item: object) -> Description:
 
 
 def _description(name: str, fields: Mapping[str, Any]) -> Description:
-    classes = claims.class_names(fields["classes"])
-    kind = claims.one_of(fields["counts"], "counts", (*claims.COUNTS, claims.EVEN))
-    validation = claims.whole(fields["validation"], "validation", 0, limits.CLAIMED_SAMPLES)
-    if validation != claims.withheld(validation, kind):
-        raise ValueError(f"validation: not a {kind} count")
-    settings = claims.settings(fields["settings"])
-    settings.pop("counts", None)
-    train, shape = claims.counts(fields["train"], "train", len(classes), kind), claims.shape(fields["input_shape"])
-    return Description(
-        name,
-        classes,
-        claims.flag(fields["named"], "named"),
-        train,
-        claims.counts(fields["test"], "test", len(classes), kind),
-        validation,
-        shape,
-        settings,
-        claims.whole(fields["place"], "place", 0, limits.CLIENTS),
-        kind,
-        _table(fields["table"], sum(train), shape),
-        encoder_key(fields["encoder"]),
-    )
+    for column in fields["table"] if isinstance(fields["table"], list) else ():
+        claims.mapping(column, "column", SiteColumn.__dataclass_fields__)
+    found = decoded(fields, Description, error=ValueError)
+    for what in ("train", "test"):
+        claims.counts(getattr(found, what), what, len(found.classes), found.counts)
+    if found.validation != claims.withheld(found.validation, found.counts):
+        raise ValueError(f"validation: not a {found.counts} count")
+    if found.table is not None:
+        _check_table(found.table, sum(found.train), found.input_shape)
+    settings = {name: value for name, value in found.settings.items() if name != "counts"}
+    return replace(found, name=name, settings=settings)
 
 
-def _table(value: object, samples: int, shape: tuple[int, ...]) -> tuple[SiteColumn, ...] | None:
-    """Return the columns of a client with a number of training samples of some raw shape."""
-    if value is None:
-        return None
-    columns = tuple(site_column(item) for item in claims.items(value, "table", limits.COLUMNS))
+def _check_table(columns: tuple[SiteColumn, ...], samples: int, shape: tuple[int, ...]) -> None:
+    """Refuse columns that do not fit a number of training samples of some raw shape."""
     if len(columns) != shape[0] or len({column.name for column in columns}) < len(columns):
         raise ValueError(f"table: expected {shape[0]} columns with different names")
     for column in columns:
+        check_column(column)
         if column.number > samples * math.prod(shape[1:]):
             raise ValueError(f"table: more values of {column.name!r} than training samples")
-    return columns
 
 
 def sizes_values(sizes: Mapping[str, Any]) -> Values:
@@ -367,7 +348,7 @@ def _shares(correct: Mapping[str, float], samples: int) -> dict[str, int]:
 
 def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
     """Return a table of named numbers, which may be NaN or infinite, like the losses of a diverged model."""
-    text = _take(values, where, str)
+    text = take(values, where, str)
     try:
         if len(text) > limits.ANSWER_CHARACTERS:
             raise ValueError(f"{len(text)} characters, at most {limits.ANSWER_CHARACTERS} are allowed")
@@ -400,16 +381,9 @@ def _counts(
 
 
 def _seconds(values: Mapping[str, Any]) -> float:
-    seconds = float(_take(values, "seconds", float))
+    seconds = float(take(values, "seconds", float))
     return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0
 
 
 def _bytes(values: Mapping[str, Any], name: str) -> bytes | None:
-    return _take(values, name, bytes) if name in values else None
-
-
-def _take(values: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = values.get(name)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise PayloadError(f"{name}: must be {kind.__name__}, not {type(value).__name__}")
-    return value
+    return take(values, name, bytes) if name in values else None

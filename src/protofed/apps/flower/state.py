@@ -23,15 +23,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from protofed.apps.flower.messages import GENERATION
+from msgspec import Meta
+
+from protofed.apps.flower.messages import GenerationName
 from protofed.errors import CheckpointError, ConfigError, writing
 from protofed.experiments.ending import client_model
 from protofed.storage import snapshots
 from protofed.storage.files import PARTIAL, check_format, lock, read_json, write_bytes, write_json
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims, limits
+from protofed.untrusted.decoding import decoded
 from protofed.untrusted.reading import read_bytes, reason
 
 VERSION = 3
@@ -62,8 +65,8 @@ class Generation:
         losses: Losses of the training, as JSON (they may be NaN).
     """
 
-    name: str
-    round: int
+    name: GenerationName
+    round: Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
     trained: bool
     request: str
     answered: bool
@@ -81,18 +84,12 @@ def _generation(item: object) -> Generation:
     Raises:
         ValueError: If a value is missing, of another type, or the name is that of no generation.
     """
-    fields = claims.mapping(item, "generation", Generation.__dataclass_fields__)
-    claims.whole(fields["round"], "round", 0, limits.ROUNDS)
-    for key in ("trained", "answered"):
-        claims.flag(fields[key], key)
-    for key in ("name", "request", "losses"):
-        if not isinstance(fields[key], str):
-            raise ValueError(f"{key}: expected text")
-    if not GENERATION.fullmatch(fields["name"]):
-        raise ValueError(f"{claims.clean(fields['name'], 40)!r} is not the name of a generation")
-    if not isinstance(json.loads(fields["losses"]), dict):
+    found = decoded(
+        claims.mapping(item, "generation", Generation.__dataclass_fields__), Generation, error=ValueError
+    )
+    if not isinstance(json.loads(found.losses), dict):
         raise ValueError("losses: expected a table")
-    return Generation(**fields)
+    return found
 
 
 @contextlib.contextmanager

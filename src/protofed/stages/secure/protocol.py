@@ -39,6 +39,7 @@ from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
 from protofed.stages.secure.peers import TRUSTING, Peers, digest
 from protofed.stages.secure.sums import Vector
 from protofed.untrusted import claims
+from protofed.untrusted.decoding import take
 
 Stage = Literal["keys", "shares", "masked", "survivors", "unmask"]
 SENT: dict[Stage, str] = {
@@ -117,18 +118,6 @@ def _pairwise(own: ec.EllipticCurvePrivateKey, other: bytes, session: bytes, len
 
 
 # Reading.
-
-
-def take(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Return a value of a message.
-
-    Raises:
-        PayloadError: If it is missing or of another type.
-    """
-    value = values.get(name)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise PayloadError(f"{name}: must be {kind.__name__}, not {type(value).__name__}")
-    return value
 
 
 def take_list(values: Mapping[str, Any], name: str, kind: type[T], most: int, largest: int) -> list[T]:
