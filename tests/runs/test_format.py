@@ -24,6 +24,7 @@ from protofed.runs import (
     read_summary,
 )
 from protofed.runs.records import SCORED
+from protofed.untrusted.decoding import ClassName, decoded
 
 
 def through_json(values):
@@ -112,22 +113,10 @@ def test_a_record_of_the_first_version():
     [
         ("attempts", 0, "attempts: must be at least 1"),
         ("attack", {"clients": "bob"}, "attack.clients: expected a list"),
-        (
-            "attack",
-            {"clients": ["bob"], "honest": {"head": "much"}},
-            "attack.honest.head: expected a number or",
-        ),
-        (
-            "robust",
-            {"clipped": [{"client": "ann", "vectors": "3"}]},
-            r"robust.clipped\[0\].vectors: expected",
-        ),
+        ("attack", {"clients": ["bob"], "honest": {"head": "much"}}, "attack.honest.head: expected a number or"),
+        ("robust", {"clipped": [{"client": "ann", "vectors": "3"}]}, r"robust.clipped\[0\].vectors: expected"),
         ("robust", {"kept": 3}, "robust.kept: expected text"),
-        (
-            "refused",
-            [{"client": "a", "field": "b", "reason": "c", "diverged": 1}],
-            r"refused\[0\].diverged: exp",
-        ),
+        ("refused", [{"client": "a", "field": "b", "reason": "c", "diverged": 1}], r"refused\[0\].diverged: exp"),
         ("accuracy", {}, "accuracy: must have at least 1 entry"),
         ("validation", [], "validation: expected a table or none"),
         ("union", {"head": 1.0}, "union.head: expected a table"),
@@ -225,31 +214,15 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
         ("rounds", -1, "rounds: must be at least 0"),
         ("accuracy", [], "accuracy: expected a table"),
         ("accuracy", {"head": {"best": 1.0}}, "accuracy.head lacks 'best_round'"),
-        (
-            "accuracy",
-            {"head": OLD_RULE | {"selected": 0.5}},
-            "accuracy.head: best_validated and .* belong",
-        ),
-        (
-            "accuracy",
-            {"head": OLD_RULE | {"best_client_mean": 0.5}},
-            "accuracy.head: best_client_mean and",
-        ),
-        (
-            "accuracy",
-            {"head": OLD_RULE | {"rounds_to_convergence": 0}},
-            "accuracy.head.rounds_to_conv.*: must be",
-        ),
+        ("accuracy", {"head": OLD_RULE | {"selected": 0.5}}, "accuracy.head: best_validated and .* belong"),
+        ("accuracy", {"head": OLD_RULE | {"best_client_mean": 0.5}}, "accuracy.head: best_client_mean and"),
+        ("accuracy", {"head": OLD_RULE | {"rounds_to_convergence": 0}}, "accuracy.head.rounds_to_conv.*: must be"),
         (
             "accuracy",
             {"head": OLD_RULE | {"rounds_to_convergence": True}},
             "accuracy.head.rounds_to_conv.*: expected",
         ),
-        (
-            "accuracy",
-            {"head": OLD_RULE | {"unseen": {"best": 1.0}}},
-            "accuracy.head.unseen lacks 'final'",
-        ),
+        ("accuracy", {"head": OLD_RULE | {"unseen": {"best": 1.0}}}, "accuracy.head.unseen lacks 'final'"),
         ("accuracy", {"head": OLD_RULE | {"union": 0.5}}, "accuracy.head.union: expected a table"),
         ("accuracy", {"head": OLD_RULE | {"newcomers": []}}, "accuracy.head.newcomers: expected a table"),
         (
@@ -413,3 +386,9 @@ def test_rounds_are_read_in_their_order_and_once(tmp_path):
     lines = [json.dumps(full_record().to_dict() | {"round": number}) for number in (3, 1, 3)]
     (tmp_path / "rounds.jsonl").write_text("\n".join(lines) + '\n{"round": 4, "partici')
     assert [record.round for record in read_rounds(tmp_path / "rounds.jsonl")] == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["a\n", "a\n - at `$.nothing`", "- at `$[3]`\0", "\ud800 - at `$[...]`"])
+def test_a_text_that_reads_like_a_place_is_none(name):
+    with pytest.raises(CheckpointError, match=r"^f: b\[1\]: class name|^f: b\[1\]: a class name"):
+        decoded({"a": ["x"], "b": ["y", name]}, dict[str, list[ClassName]], "f")

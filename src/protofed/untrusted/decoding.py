@@ -81,11 +81,12 @@ def decoded(value: object, kind: type[T], where: str = "", error: type[Exception
     try:
         found: T = _converted(value, kind)
     except msgspec.ValidationError as fault:
-        message = str(fault)
-        steps = _named(value, kind, _steps(message), message)
+        message = _message(fault)
+        unnamed = _steps(message)
+        steps = _named(value, kind, unnamed, message)
         place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         place = claims.clean(place.removeprefix("."), 120)
-        said = _in_words(_PLACE.sub("", message), _at(value, steps), kind, steps)
+        said = _in_words(_END.sub("", message), _at(value, steps), kind, unnamed)
         parts = (where, f"{place} {said}") if place and said.startswith("lacks") else (where, place, said)
         raise error(": ".join(filter(None, parts))) from None
     return found
@@ -120,13 +121,21 @@ _WORDS = {
     "null": "none",
 }
 _PLACE = re.compile(r" - at `([^`]*)`(?: in `([^`]*)`)?")
+_END = re.compile(rf"({_PLACE.pattern})*\Z")
+"""Where msgspec names places; before that, a message may quote what another party wrote."""
 _STEP = re.compile(r"\.([^.[]+)|\[(\d+|\.\.\.)\]")
 _Steps = list[str | int | None]
 """The way to a value: names, positions in lists, and None for an entry of a table, which msgspec does not name."""
 
 
+def _message(fault: msgspec.ValidationError) -> str:
+    text = str(fault)
+    return text if len(text) < 1000 else f"{text[:100]}…{text[-800:]}"  # it may quote a text of any length
+
+
 def _steps(message: str) -> _Steps:
-    places = "".join((b or a).replace("$", "") for a, b in reversed(_PLACE.findall(message)))
+    found = _PLACE.findall(message, _END.search(message).start())  # type: ignore[union-attr]  # it always matches
+    places = "".join((b or a).replace("$", "") for a, b in reversed(found))
     return [name or (None if place == "..." else int(place)) for name, place in _STEP.findall(places)]
 
 
@@ -174,7 +183,7 @@ def _named(value: Any, kind: Any, steps: _Steps, message: str) -> _Steps:
                 _converted(_narrowed(value, before, half), kind)
                 keys = keys[len(half) :]
             except msgspec.ValidationError as fault:
-                keys = half if str(fault) == message else keys[len(half) :]
+                keys = half if _message(fault) == message else keys[len(half) :]
         steps = [*before, *keys, *steps[depth + 1 :]] if keys else steps
     return steps
 
