@@ -203,7 +203,7 @@ def test_what_is_written_is_read(finished):
         ({"overall": 3}, "overall: expected a table"),
         ({"overall": {"accuracy": 1.5}}, "overall.accuracy: must be at most 1"),
         ({"overall": {"auroc": "high"}}, "overall.auroc: expected a number or none"),
-        ({"overall": {"confusion": [[0, 0]]}}, r"confusion\[0\]: expected a list of 3, not of 2"),
+        ({"overall": {"confusion": [[0, 0]]}}, r"confusion\[0\]: expected a list of 3, not a list of 2"),
         ({"overall": {"confusion": [[0, 10, 1]]}}, "class 10 is beyond the 10 of the run"),
         ({"overall": {"classes": [{"label": 10, "samples": 1}]}}, "class 10 is beyond the 10"),
         (
