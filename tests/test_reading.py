@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofed.runs.checks import are_numbers
+from protofed.errors import CheckpointError
+from protofed.untrusted.decoding import Number, decoded
 from protofed.untrusted.reading import parse_json
 
 HUGE = ["1e309", "-1E+400", "2" * 400 + ".5", "[1e-5, " + "9" * 310 + ".0]", "1.7E999", "1e" + "0" * 9 + "999"]
@@ -31,13 +32,14 @@ def test_long_fractions_and_tiny_numbers_are_no_large_ones():
 
 @pytest.mark.parametrize(
     "values",
-    [[True], [float("nan")], [1.0, float("inf")], [1e301], ["1"], [[1.0]], None, {}, (1.0,), [1, False]],
+    [[True], [float("nan")], [1.0, float("inf")], [1e301], ["1"], [[1.0]], None, {}, [1, False]],
 )
 def test_what_is_no_list_of_numbers(values):
-    assert not are_numbers(values)
+    with pytest.raises(CheckpointError, match="expected|must be"):
+        decoded(values, list[Number | None])
 
 
 def test_lists_of_numbers():
-    assert are_numbers([])
-    assert are_numbers([None])
-    assert are_numbers([1, 0.5, None, -1e299])
+    assert decoded([], list[Number | None]) == []
+    assert decoded([None], list[Number | None]) == [None]
+    assert decoded([1, 0.5, None, -1e299], list[Number | None]) == [1, 0.5, None, -1e299]
