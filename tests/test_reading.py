@@ -35,7 +35,7 @@ def test_long_fractions_and_tiny_numbers_are_no_large_ones():
     [[True], [float("nan")], [1.0, float("inf")], [1e301], ["1"], [[1.0]], None, {}, [1, False]],
 )
 def test_what_is_no_list_of_numbers(values):
-    with pytest.raises(CheckpointError, match="expected|must be"):
+    with pytest.raises(CheckpointError, match=r"expected|must be"):
         decoded(values, list[Number | None])
 
 
