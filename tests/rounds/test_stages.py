@@ -47,7 +47,7 @@ class NoStage:
     """Something else."""
 
 
-HERE = "federation.test_stages"
+HERE = "rounds.test_stages"
 
 
 def test_a_stage_changes_what_a_method_aggregates():
