@@ -66,13 +66,11 @@ P = TypeVar("P", bound=FedProtoOptions)
 
 @register
 class FedProto(Method[P]):
-    """Algorithm 1: LocalUpdate and prototype aggregation.
+    """Algorithm 1: LocalUpdate and prototype aggregation; a relative with another server overrides :meth:`update`.
 
     Server state: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``: a class that nobody reports keeps its last
     prototype, a class never reported has none; with ``classes = own`` also ``classes.NAME`` ``(K,)``, those that a
     client reported last. Client state: ``prototypes`` and ``present`` of its own.
-
-    A relative with another server step overrides :meth:`update`.
     """
 
     name = "fedproto"
@@ -84,9 +82,8 @@ class FedProto(Method[P]):
     def traits(cls, options: P) -> Traits:
         """A weighted mean takes ``n_ij``, and ``classes = own`` tells the server who holds which."""
         counted, own = options.aggregation != "mean", options.classes == "own"
-        more = "method.classes=own lets the server know who holds which class: choose all" * own
-        if counted:
-            more = f"method.aggregation={options.aggregation} weights them by n_ij: choose mean"
+        known = "method.classes=own lets the server know who holds which class: choose all" * own
+        weighted = f"method.aggregation={options.aggregation} weights them by n_ij: choose mean"
         return Traits(
             "prototypes",
             "K_i·d",
@@ -96,16 +93,14 @@ class FedProto(Method[P]):
             counts=counted,
             sums_only=not own,
             personal=own,
-            beyond_means=more,
+            beyond_means=weighted if counted else known,
         )
-
-    # What crosses the network.
 
     @property
     def upload_schema(self) -> Schema:
         """``k`` local prototypes and their classes, with their sample counts if the server weights by them."""
-        sizes = {"d": self.task.feature_dim}
-        return prototype_schema(self.task.num_classes, "d", sizes, counted=self.options.aggregation != "mean")
+        task, counted = self.task, self.options.aggregation != "mean"
+        return prototype_schema(task.num_classes, "d", {"d": task.feature_dim}, counted=counted)
 
     @property
     def broadcast_schema(self) -> Schema:
@@ -161,8 +156,6 @@ class FedProto(Method[P]):
         """Logits of the head, and −‖f(x) − C_j‖² of prototypes."""
         return nearest_scores(model(batch.x), state, Prototypes.of(received), Prototypes.of(state))
 
-    # The server.
-
     def server_state(self) -> Tensors:
         """Start without global prototypes."""
         return no_prototypes(self.task).tensors()
@@ -185,12 +178,8 @@ class FedProto(Method[P]):
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``."""
-        mean = mean_of(uploads, self.task)
-        prototypes = mean.mean()
-        if self.options.aggregation == "paper":
-            divided = prototypes.rows / mean.reporters.clamp(min=1).unsqueeze(-1)
-            prototypes = prototypes._replace(rows=divided)
-        return Aggregate(self.merge(server, prototypes), {})
+        new = mean_of(uploads, self.task, divided=self.options.aggregation == "paper")
+        return Aggregate(self.merge(server, new), {})
 
     def merge(self, server: Tensors, new: Prototypes) -> Tensors:
         """Return the server's state with new prototypes; the other classes keep theirs."""

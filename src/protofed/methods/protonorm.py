@@ -62,7 +62,7 @@ class ProtoNorm(FedProto[ProtoNormOptions]):
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 7, then Algorithm 1 over all classes that have a prototype."""
-        means = mean_of(uploads, self.task).mean()
+        means = mean_of(uploads, self.task)
         state = self.merge(server, means)
         if not means.present.any():
             return Aggregate(state, {})

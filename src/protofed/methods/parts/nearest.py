@@ -85,12 +85,17 @@ def class_statistics(num_classes: int, when: Literal["after", "during", "before"
     return Statistics(of, when)
 
 
-def mean_of(uploads: Iterable[Upload], task: Task) -> RunningMean:
-    """Return the mean over the clients ``𝒩_j`` that report class ``j``, weighted by ``counts`` if sent."""
+def mean_of(uploads: Iterable[Upload], task: Task, *, divided: bool = False) -> Prototypes:
+    """Return the mean over the clients ``𝒩_j`` that report class ``j``, weighted by ``counts`` if sent.
+
+    Args:
+        divided: Whether to divide it once more by the number of those clients (FedProto, Eq. 6 to the letter).
+    """
     mean = RunningMean(task.num_classes, task.feature_dim)
     for upload in uploads:
         mean.add(upload.payload["classes"], upload.payload["prototypes"], upload.payload.get("counts"))
-    return mean
+    found = mean.mean()
+    return found._replace(rows=found.rows / mean.reporters.clamp(min=1).unsqueeze(-1)) if divided else found
 
 
 def as_sent(method: Method, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
