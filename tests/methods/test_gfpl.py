@@ -10,6 +10,7 @@ from protofed.compute.seeding import derive
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload
+from protofed.methods.parts import pseudo
 from protofed.models.noise import uniform
 from protofed.prototypes.mixtures import bhattacharyya
 from protofed.wire.validate import check_values
@@ -165,7 +166,7 @@ def test_pseudo_features_are_new_in_every_step_and_of_known_classes_only():
     first, second = (method.drawn_loss(model, None, received, {})[0] for _ in range(2))
     assert first["retrain_cross_entropy"] != second["retrain_cross_entropy"]
     assert all(bool(term.isfinite()) for term in first.values())
-    nothing = method.table(None)
+    nothing = pseudo.table({}, K, method.task.feature_dim, method.task.dtype)
     assert not bool(nothing["known"].any())
     none = method.drawn_loss(model, None, {**received, **nothing}, {})[0]
     assert {float(term.detach()) for term in none.values()} == {0.0}
@@ -241,7 +242,7 @@ def test_weights_that_are_all_0_describe_no_mixture_anywhere():
     }
     server = method.server_state()
     assert method.aggregate(server, [Upload("ann", nothing)], 1).state is server
-    assert not bool(build().method.table(nothing)["known"].any())
+    assert not bool(pseudo.table(nothing, K, D, torch.float32)["known"].any())
     local = next(iter(visited(build(method__retrain="epoch")).values()))
     local.received = nothing
     x, y = method.pseudo_features(local)
