@@ -23,7 +23,6 @@ from protofed.methods.contract import (
     Method,
     Phase,
     Round,
-    Rule,
     Statistics,
     Task,
     Tensors,
@@ -36,6 +35,7 @@ from protofed.methods.parts.moments import ClosedForm, Sums, within
 from protofed.methods.parts.prior import own_classes
 from protofed.methods.traits import check_hooks
 from protofed.registry import Registry
+from protofed.runs.rules import Rule
 from protofed.wire.schema import Field, Payload, Schema
 
 __all__ = [

@@ -42,12 +42,13 @@ from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.prior import cross_entropy, log_prior, over
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights, with_samples
-from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD, Rule
+from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD
 from protofed.models.tiny import tiny_width
 from protofed.options import Options, option
 from protofed.prototypes.fusion import learned
 from protofed.prototypes.inference import pull
 from protofed.prototypes.table import Prototypes
+from protofed.runs.rules import Rule
 from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods.given import Batch, Build, Local, Task, Tensors
-from protofed.methods.traits import HEAD, Exchange, Rule, Traits
+from protofed.methods.traits import HEAD, Exchange, Traits
 from protofed.options import NoOptions
 from protofed.prototypes.inference import most_likely
 from protofed.wire.schema import Payload, Schema
@@ -32,7 +32,8 @@ else:
 
     O = TypeVar("O")  # noqa: E741
 
-__all__ = ["Batch", "Build", "Exchange", "Local", "Rule", "Task", "Tensors", "Traits"]
+__all__ = ["Aggregate", "Batch", "Build", "Exchange", "Local", "Loss", "Method", "Phase", "Round", "Statistics"]
+__all__ += ["Task", "Tensors", "Terms", "Traits", "Update", "Upload", "every_parameter", "predict"]
 
 Terms: TypeAlias = "tuple[Tensors, Output | None]"
 """Named scalar terms, whose sum is minimised, and the output of the client's model for the batch; None if the loss

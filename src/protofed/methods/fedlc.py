@@ -19,8 +19,9 @@ from protofed.methods import register
 from protofed.methods.contract import Batch, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.prior import log_prior, over
-from protofed.methods.traits import GLOBAL_MODEL, HEAD, Rule
+from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import option
+from protofed.runs.rules import Rule
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel

@@ -24,10 +24,10 @@ from protofed.methods.parts import expert
 from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
 from protofed.methods.parts.prior import over
-from protofed.methods.traits import Rule
 from protofed.options import Options, option
 from protofed.prototypes.inference import closeness, most_likely
 from protofed.prototypes.table import Prototypes
+from protofed.runs.rules import Rule
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:

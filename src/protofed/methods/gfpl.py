@@ -33,10 +33,10 @@ from protofed.methods.contract import (
 )
 from protofed.methods.parts import pseudo
 from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
-from protofed.methods.traits import Rule
 from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
 from protofed.prototypes.mixtures import fit_mixtures
+from protofed.runs.rules import Rule
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:

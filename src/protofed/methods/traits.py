@@ -13,7 +13,7 @@ from typing import Literal
 from protofed.errors import ConfigError
 from protofed.runs.rules import ALL_CLASSES, GLOBAL, GLOBAL_MODEL, GLOBAL_OWN, HEAD, LOCAL, Rule
 
-__all__ = ["ALL_CLASSES", "GLOBAL", "GLOBAL_MODEL", "GLOBAL_OWN", "HEAD", "LOCAL", "Exchange", "Rule", "Traits"]
+__all__ = ["ALL_CLASSES", "GLOBAL", "GLOBAL_MODEL", "GLOBAL_OWN", "HEAD", "LOCAL", "Exchange", "Traits"]
 
 Exchange = Literal["nothing", "prototypes", "logits", "part of the weights", "all weights"]
 

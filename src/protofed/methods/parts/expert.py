@@ -15,8 +15,8 @@ from torch import Tensor
 
 from protofed.methods.contract import Batch, Phase, Tensors, Terms, Update
 from protofed.methods.parts.prior import cross_entropy, over
-from protofed.methods.traits import Rule
 from protofed.prototypes.fusion import learned
+from protofed.runs.rules import Rule
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel

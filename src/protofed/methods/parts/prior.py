@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from protofed.methods.given import Batch, Tensors
-from protofed.methods.traits import ALL_CLASSES, HEAD, Rule
+from protofed.methods.traits import ALL_CLASSES, HEAD
 from protofed.options import Options, option
+from protofed.runs.rules import Rule
 
 RHO = 1.0
 """ρ of the log-prior where a method has no such option."""
