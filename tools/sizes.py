@@ -1,7 +1,7 @@
 """Print how large the house is: ``python tools/sizes.py``.
 
-Lines of every package, what the round loop imports, the files that matter most, and the hooks of the contract; where
-a size is set, it stands beside in brackets.
+Lines of every package, what the round loop imports, the files that matter most, and the hooks of the contract;
+where a size is set, it stands beside in brackets.
 """
 
 from __future__ import annotations

@@ -133,5 +133,5 @@ def test_axes_that_are_no_tables_of_overrides(axes):
 
 def test_a_damaged_list_of_axes_is_one_line(tmp_path):
     (tmp_path / "comparison.json").write_text('{"runs": [], "axes": [1]}')
-    with pytest.raises(CheckpointError, match="axes must be a table of lists of names"):
+    with pytest.raises(CheckpointError, match="axes: expected a table, not a list of 1"):
         axes_of(tmp_path)

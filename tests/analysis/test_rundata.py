@@ -75,20 +75,20 @@ def _without(name):
     [
         (lambda p: (p / "config.toml").unlink(), "config.toml: missing"),
         (lambda p: (p / "config.toml").write_text("[method"), "config.toml: not valid TOML"),
-        (lambda p: (p / "config.toml").write_text("seed = 1"), "config.toml: lacks [method] name"),
+        (lambda p: (p / "config.toml").write_text("seed = 1"), "config.toml: lacks 'method'"),
         (lambda p: (p / "config.toml").write_bytes(b"\xff\xfe\x00"), "config.toml: cannot be read"),
         (lambda p: (p / "federation.json").unlink(), "federation.json: missing"),
         (lambda p: (p / "federation.json").write_text("[]"), "federation.json: expected a JSON object"),
         (lambda p: (p / "federation.json").write_text("{"), "federation.json: not valid JSON"),
-        (lambda p: (p / "federation.json").write_text("{}"), "federation.json: lacks the list 'class_names'"),
+        (lambda p: (p / "federation.json").write_text("{}"), "federation.json: lacks 'class_names'"),
         (
             lambda p: (p / "federation.json").write_text('{"class_names": [], "clients": [{"name": "a"}]}'),
-            "federation.json: client 1 lacks 'architecture'",
+            "federation.json: clients[0] lacks 'architecture'",
         ),
         (lambda p: (p / "rounds.jsonl").unlink(), "rounds.jsonl: missing"),
         (lambda p: _keep_line(p / "rounds.jsonl", lambda _: "}"), "rounds.jsonl: line 2 is not the record"),
         (lambda p: _keep_line(p / "rounds.jsonl", lambda _: "[1]"), "rounds.jsonl: line 2 is not the record"),
-        (lambda p: _keep_line(p / "rounds.jsonl", _without("bytes")), "rounds.jsonl: line 2 lacks 'bytes'"),
+        (lambda p: _keep_line(p / "rounds.jsonl", _without("bytes")), "rounds.jsonl: line 2: lacks 'bytes'"),
         (lambda p: (p / "summary.json").write_text("{,}"), "summary.json: not valid JSON"),
     ],
 )
@@ -148,10 +148,17 @@ def test_an_unfinished_run_of_a_comparison_shares_its_label(comparison_at):
     assert len(settled(runs[1:])) == 1
 
 
-@pytest.mark.parametrize("content", ['{"runs": [{"seed": 1}]}', '{"runs": ["a"]}', '{"runs": 3}'])
-def test_a_damaged_comparison(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"runs": [{"seed": 1}]}', r"runs\[0\] lacks 'method'"),
+        ('{"runs": ["a"]}', r"runs\[0\]: expected a table, not 'a'"),
+        ('{"runs": 3}', "runs: expected a list, not 3"),
+    ],
+)
+def test_a_damaged_comparison(tmp_path, content, message):
     (tmp_path / "comparison.json").write_text(content)
-    with pytest.raises(CheckpointError, match="runs must list method, seed and directory"):
+    with pytest.raises(CheckpointError, match=message):
         load_runs([tmp_path])
 
 

@@ -200,7 +200,7 @@ def _method(run: Run) -> Method | None:
     import torch
 
     from protofed.methods import Task, methods
-    from protofed.options import build_options
+    from protofed.options import build_options, option_fields
 
     if run.method not in methods():
         return None
@@ -215,11 +215,12 @@ def _method(run: Run) -> Method | None:
         class_size=sum(held) / len(held) if held else 0.0,
         dtype=torch.float64 if run.config.get("execution", {}).get("precision") == "fp64" else torch.float32,
     )
-    options = {name: value for name, value in run.config["method"].items() if name != "name"}
+    known = option_fields(kind.Options)
+    options = {name: value for name, value in run.config["method"].items() if name in known}
     try:
         built = build_options(kind.Options, options, "method")
         traits = kind.traits(built)
-        known = traits.exchanges in ("nothing", "prototypes") and not traits.same_architecture
-        return kind(built, task) if known and not traits.personal else None
+        alone = traits.exchanges in ("nothing", "prototypes") and not traits.same_architecture
+        return kind(built, task) if alone and not traits.personal else None
     except ConfigError as error:
         raise DataError(f"{run.directory / 'config.toml'}: {error}") from None

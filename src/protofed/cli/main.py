@@ -424,7 +424,7 @@ def _print(result: Any) -> None:
         console.print(grid_table(rows_of(compared, result.axes), result.axes))
     else:
         groups = summaries_of(runs)
-        console.print(results_table(groups, rules_of(run.data for group in runs.values() for run in group)))
+        console.print(results_table(groups, rules_of(run for group in runs.values() for run in group)))
         console.print()
         console.print(traffic_table(groups))
     measured = [run for run in compared if run.measured]

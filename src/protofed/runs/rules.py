@@ -142,8 +142,8 @@ def in_order(rules: Iterable[Rule]) -> dict[str, Rule]:
 def main_rule(names: Iterable[str], wanted: str = "") -> str:
     """Return the rule that headline numbers are about.
 
-    That is the wanted one if the method has it, and else the nearest global prototype, or without one the rule that
-    the method names first.
+    That is the wanted one if the method has it, and else the nearest global prototype, or without one whichever of
+    head and global model the method names first.
 
     Args:
         wanted: The option ``evaluation.rule``; ``""`` for the method's own.
@@ -155,8 +155,9 @@ def main_rule(names: Iterable[str], wanted: str = "") -> str:
         ('local', 'global_model')
     """
     found = list(names)
-    preferred = next((name for name in (wanted, GLOBAL.name) if name in found), "")
-    return preferred or next(iter(found), HEAD.name)
+    models = (name for name in found if name in (HEAD.name, GLOBAL_MODEL.name))
+    usual = next(models, next(iter(found), HEAD.name))
+    return next((name for name in (wanted, GLOBAL.name) if name in found), usual)
 
 
 def prototype_rule(names: Iterable[str]) -> str:
