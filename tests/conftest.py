@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -131,6 +132,14 @@ def without_pictures() -> Iterator[Callable[..., Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page.Plots, "draw", lambda *_, **__: page.PageFigure(None, "left out by this test"))
         yield draw
+
+
+@pytest.fixture(autouse=True)
+def _log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what a program does to the log, such as a ServerApp, so that later tests read theirs."""
+    log = logging.getLogger("protofed")
+    for name in ("handlers", "level", "propagate"):
+        monkeypatch.setattr(log, name, getattr(log, name))
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ def start(code: str, folder: Path, **options) -> subprocess.Popen[str]:
     )
 
 
-HOLD = "from protofed import scratch; print(scratch.folder(), flush=True); input()"
+HOLD = "from protofed.storage import scratch; print(scratch.folder(), flush=True); input()"
 
 
 def begun(process: subprocess.Popen[str]) -> Path:

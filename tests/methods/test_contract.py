@@ -102,7 +102,7 @@ DEFAULTS = {
     "api.py": {"fedproto"},  # the method of a recipe that names none
     "config/schema.py": {"fedproto"},
     "data/authors.py": {"fedproto", "tinyproto", "protonorm"},  # whose code divides the data
-    "experiments/worth.py": {"fedlda", "local_lda"},  # that are compared
+    "trained/worth.py": {"fedlda", "local_lda"},  # that are compared
 }
 
 

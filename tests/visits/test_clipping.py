@@ -7,7 +7,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from protofed.experiments.assemble import assemble
-from protofed.methods.contract import Phase, Update
+from protofed.methods.contract import Phase, Round, Update
 from protofed.methods.local import LocalTraining
 from protofed.visits.clipping import clip
 from support import experiment, ordinary, visited
@@ -48,7 +48,7 @@ def test_parameters_without_a_gradient_stay_without():
 
 @pytest.mark.parametrize("executor", ["sequential", "fused"])
 def test_a_step_is_no_longer_than_the_limit(executor, monkeypatch):
-    monkeypatch.setattr(LocalTraining, "phases", lambda self, round: (Phase((Update(self.loss, clip=1e-3),)),))
+    monkeypatch.setattr(LocalTraining, "round", lambda self, _: Round((Phase((Update(self.loss, clip=1e-3),)),)))
     chosen = {"training__batch_size": 20, "training__lr": 1.0, "execution__precision": "fp64", "rounds": 1}
     federation, _ = assemble(experiment("local", execution__executor=executor, **chosen), ordinary())
     before = {n: p.clone() for n, p in visited(federation)["ann"].model.named_parameters()}

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.assemble import assemble
-from protofed.methods.contract import Phase, Update
+from protofed.methods.contract import Phase, Round, Update
 from protofed.methods.local import LocalTraining
 from protofed.prototypes.table import Prototypes
 from protofed.rounds import load_checkpoint, save_checkpoint
@@ -99,7 +99,9 @@ def test_a_schedule_scales_every_learning_rate(executor, own, monkeypatch):
     """``w ← w - η·f_t·g`` with f = 1, 1/2, 1/4, for the experiment's η and for a method's own."""
     if own:
         monkeypatch.setattr(
-            LocalTraining, "phases", lambda self, round: (Phase((Update(self.loss, optimizer={"lr": 0.3}),)),)
+            LocalTraining,
+            "round",
+            lambda self, _: Round((Phase((Update(self.loss, optimizer={"lr": 0.3}),)),)),
         )
     lr = 0.3 if own else 0.1
     options = {"training__batch_size": 20, "training__schedule": "exponential", "training__decay": 0.5}
@@ -120,7 +122,7 @@ def test_a_schedule_scales_every_learning_rate(executor, own, monkeypatch):
 @pytest.mark.parametrize("executor", ["sequential", "fused"])
 @pytest.mark.parametrize(("mine", "limit"), [(None, 1e-3), (1e-2, 1e-3), (1e-4, 1e-4)])
 def test_the_smaller_limit_holds(executor, mine, limit, monkeypatch):
-    monkeypatch.setattr(LocalTraining, "phases", lambda self, round: (Phase((Update(self.loss, clip=mine),)),))
+    monkeypatch.setattr(LocalTraining, "round", lambda self, _: Round((Phase((Update(self.loss, clip=mine),)),)))
     chosen = {**EXACT, "training__batch_size": 20, "training__lr": 1.0, "training__clip": 1e-3, "rounds": 1}
     federation = assemble(experiment("local", execution__executor=executor, **chosen), ordinary())[0]
     before = {n: p.clone() for n, p in visited(federation)["ann"].model.named_parameters()}

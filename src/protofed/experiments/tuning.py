@@ -115,7 +115,7 @@ def space_of(items: Iterable[str]) -> tuple[Space, Tree]:
 
     Example:
         >>> space_of(["method.lambda=0.1..10:log", "method.scaling=true,false", "rounds=4"])[0]["method.lambda"]
-        Range(low=0.1, high=10, log=True)
+        SearchRange(low=0.1, high=10, log=True)
     """
     ranges: Space = {}
     rest = []
