@@ -200,11 +200,13 @@ def _method(run: Run) -> Method | None:
     import torch
 
     from protofed.methods import Task, methods
-    from protofed.options import build_options, option_fields
+    from protofed.options import build_options
 
     if run.method not in methods():
         return None
     kind = methods().get(run.method)
+    if kind.traits(kind.Options()).exchanges not in ("nothing", "prototypes"):
+        return None
     per_class = [sum(column) for column in zip(*(c.train for c in run.clients), strict=True)]
     held = [n for n in per_class if n]
     task = Task(
@@ -215,12 +217,10 @@ def _method(run: Run) -> Method | None:
         class_size=sum(held) / len(held) if held else 0.0,
         dtype=torch.float64 if run.config.get("execution", {}).get("precision") == "fp64" else torch.float32,
     )
-    known = option_fields(kind.Options)
-    options = {name: value for name, value in run.config["method"].items() if name in known}
+    options = {name: value for name, value in run.config["method"].items() if name != "name"}
     try:
         built = build_options(kind.Options, options, "method")
         traits = kind.traits(built)
-        alone = traits.exchanges in ("nothing", "prototypes") and not traits.same_architecture
-        return kind(built, task) if alone and not traits.personal else None
+        return None if traits.same_architecture or traits.personal else kind(built, task)
     except ConfigError as error:
         raise DataError(f"{run.directory / 'config.toml'}: {error}") from None
