@@ -46,6 +46,7 @@ def write(root, **sites):
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
     """Return a function that types a command about a federation and returns its exit code and messages."""
+    monkeypatch.chdir(tmp_path)
 
     def typed(name, *more):
         words = (name, "quickstart", "data.source=path", f"data.path={tmp_path / 'data'}", *MODEL, *more)
