@@ -127,7 +127,7 @@ def test_the_core_needs_little(package):
 def test_imports_point_one_way():
     """The layers in pyproject.toml hold; in a process of its own, because the tool switches off all loggers."""
     lint = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
-    found = subprocess.run(lint, cwd=ROOT.parents[1], capture_output=True, text=True, check=False)
+    found = subprocess.run(lint, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
 
 
