@@ -261,8 +261,6 @@ def _traced(trained: TrainedClient, rule: str, samples: Tensor) -> nn.Module:
             _fix_pools(model, samples)
             first, second = (model(samples)[0].nan_to_num() for _ in range(2))
         module = _program(model, samples).module()
-    except ConfigError:
-        raise ModelError("the method defines no scores of it") from None
     except Exception as error:  # tracing raises many types
         raise ModelError(_first_line(error)) from None
     if not torch.equal(first, second):

@@ -53,7 +53,7 @@ class TrainedRun(Run):
             rule: Inference rule, as for :meth:`predict`.
 
         Raises:
-            ProtofedError: As :meth:`client`; or if there is no such rule, or the method defines no scores of it.
+            ProtofedError: As :meth:`client`; or if there is no such rule.
         """
         return self.client(client).model(rule)
 

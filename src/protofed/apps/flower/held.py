@@ -19,8 +19,9 @@ from protofed.apps.flower.roster import read_signed
 from protofed.apps.flower.state import reveal, revealed
 from protofed.apps.flower.trust import load_key
 from protofed.errors import ConfigError, PayloadError
+from protofed.stages.secure.options import FEWEST
 from protofed.stages.secure.peers import TRUSTING, KnownPeers, Peers, digest
-from protofed.stages.secure.stage import FEWEST, Offer
+from protofed.stages.secure.stage import Offer
 from protofed.untrusted import claims, limits
 
 if TYPE_CHECKING:

@@ -123,7 +123,7 @@ def create_roster(path: Path, clients: Sequence[str], authority: Path, federatio
         OutputError: If the file cannot be written.
     """
     # These import torch, which no other command on keys needs.
-    from protofed.stages.secure.stage import FEWEST
+    from protofed.stages.secure.options import FEWEST
     from protofed.storage.files import write_bytes
 
     if path.exists():

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from protofed.options import Options, option
 
+FEWEST = 3
+"""Clients in a round; of the sum of two, each knows the other's part."""
+
 
 @dataclass(frozen=True)
 class SecureOptions(Options):

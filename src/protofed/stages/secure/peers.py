@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.errors import PayloadError
-from protofed.stages.secure.stage import FEWEST
+from protofed.stages.secure.options import FEWEST
 
 _SIGNED = ec.ECDSA(hashes.SHA384())
 

@@ -15,7 +15,7 @@ from protofed.rounds.stage import Opened, Stage
 from protofed.runs import RoundRecord
 from protofed.stages.privacy.clients import ClientPrivacy, NoisySums
 from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
-from protofed.stages.secure.options import SecureOptions
+from protofed.stages.secure.options import FEWEST, SecureOptions
 from protofed.stages.secure.sums import SumLayout, Vector
 from protofed.visits import Trained
 from protofed.wire import Codec, cast
@@ -24,9 +24,6 @@ from protofed.wire.schema import Payload
 if TYPE_CHECKING:
     from protofed.stages.secure.protocol import Ask, Values
     from protofed.stages.secure.protocol import Stage as Step
-
-FEWEST = 3
-"""Clients in a round; of the sum of two, each knows the other's part."""
 
 
 class Offer(NamedTuple):
