@@ -68,7 +68,6 @@ BASE = {
     "rounds": 2,
     "model": {"name": "mlp", "d": 5, "options": {"hidden": [7]}},
     "training": {"batch_size": 4, "lr": 0.1},
-    "robust": {"rule": "none"},  # methods are tested to the letter; tests of rules choose one
     "execution": {"device": "cpu"},
 }
 

@@ -22,6 +22,7 @@ import protofed
 from protofed.apps.flower import server_app
 from protofed.apps.flower.app import create_app
 from protofed.apps.flower.example import HOSPITALS, create_example
+from protofed.config.schema import resolve
 from protofed.data import DataOptions
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError
@@ -83,3 +84,24 @@ def test_the_example_is_three_clients(tmp_path):
         assert client.train.y.unique().tolist() == list(classes)
         assert client.settings["model"]
         assert federated.input_shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    [
+        ({}, "clip"),
+        ({"robust": {"reject": 5.0}}, "clip"),
+        ({"robust": {"rule": "none"}}, "none"),
+        ({"robust": {"rule": "median"}}, "median"),
+        ({"secure": {"aggregation": True}}, "none"),  # there are no single uploads to compare
+    ],
+)
+def test_a_deployment_that_names_no_rule_clips(tree, rule):
+    assert resolve(server_app.guarded(tree)).robust.rule == rule
+    assert resolve(tree).robust.rule == tree.get("robust", {}).get("rule", "none")
+
+
+@pytest.mark.parametrize("tree", [{"robust": 3}, {"secure": "yes"}])
+def test_a_table_that_is_none_is_refused_as_anywhere(tree):
+    with pytest.raises(ConfigError, match="table"):
+        resolve(server_app.guarded(tree))

@@ -256,6 +256,18 @@ def _listed(missing: Sequence[str]) -> str:
     return f"; without {', '.join(missing)}" if missing else ""
 
 
+def guarded(tree: Tree) -> Tree:
+    """Return a recipe as a deployment runs it: with ``robust.rule = "clip"``, where it chooses none.
+
+    Secure aggregation hides the single uploads that a rule would compare.
+    """
+    robust, secure = tree.get("robust", {}), tree.get("secure", {})
+    tables = isinstance(robust, dict) and isinstance(secure, dict)
+    if not tables or "rule" in robust or secure.get("aggregation"):
+        return tree
+    return {**tree, "robust": {**robust, "rule": "clip"}}
+
+
 app = ServerApp()
 """The ServerApp of a deployment; ``app.toml`` lists the options of its run config."""
 
@@ -276,7 +288,10 @@ def main(grid: Grid, context: Context) -> None:
     config = dict(context.run_config)
     try:
         overrides = parse_overrides(shlex.split(str(config.get("overrides", ""))))
-        experiment = resolve(apply_overrides(load_recipe(str(config.get("recipe", "quickstart"))), overrides))
+        # Flower's own simulation; its module moves between releases.
+        simulated = type(grid).__name__ == "InMemoryGrid"
+        tree = apply_overrides(load_recipe(str(config.get("recipe", "quickstart"))), overrides)
+        experiment = resolve(tree if simulated else guarded(tree))
         resume = str(config.get("resume", ""))
         out = resume or str(config.get("out", ""))
         directory = directory_for(out or None, experiment, resume=bool(resume))
@@ -288,8 +303,6 @@ def main(grid: Grid, context: Context) -> None:
             identity=str(config.get("identity", "key")),
             clients_per_node=int(config.get("clients-per-node", 1)),
         )
-        # Flower's own simulation; its module moves between releases.
-        simulated = type(grid).__name__ == "InMemoryGrid"
         files = RunDirectory(directory)
         more: dict[str, Any] = {"progress": Log(), "report": write_report, "measure": measure}
         serve(grid, experiment, files, gathering, resume=bool(resume), simulated=simulated, **more)

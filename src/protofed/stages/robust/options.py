@@ -18,10 +18,11 @@ class RobustOptions(Options):
     """How the server limits what a few hostile or broken clients can do."""
 
     rule: Rule = option(
-        "clip",
+        "none",
         "applied to validated uploads before the method sees them, per class for prototypes and per tensor for "
-        "weights: none; clip: long vectors are shortened; median, trimmed (mean), geometric_median, krum: one "
-        "robust vector replaces all; multi_krum: the uploads least like the others are left out",
+        "weights: none; clip, which a deployment applies unless it names a rule: long vectors are shortened; "
+        "median, trimmed (mean), geometric_median, krum: one robust vector replaces all; multi_krum: the uploads "
+        "least like the others are left out",
     )
     attackers: float = option(
         0.2,
