@@ -12,7 +12,6 @@ import tomli_w
 import torch
 
 from protofed.data.federation import load_federation
-from protofed.data.local import PathOptions
 from protofed.data.options import DataOptions
 from protofed.data.tables import RawColumn, Table, TableInputs, fit, moments
 from protofed.errors import ConfigError, DataError
@@ -29,7 +28,7 @@ def folder(root: Path, *rows: str, header: str = "age,dose,label") -> Path:
 
 
 def loaded(root: Path, **data: Any):
-    return load_federation(root, DataOptions(source="path", path=str(root), **data), PathOptions(), 0)
+    return load_federation(DataOptions(source="path", path=str(root), **data), 0)
 
 
 ROWS = ("30,0,0", "110,4,1", "200,-9,1", "55,2,0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from protofed.data.checks import as_labels, check_names, check_sample
+from protofed.data.columns import Columns
 from protofed.data.images import decode
-from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
-from protofed.data.typed import Renamed, read_columns
+from protofed.data.typed import read_columns
 from protofed.errors import DataError, unknown_name
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
@@ -26,55 +26,6 @@ from protofed.untrusted.reading import parse_json
 LABEL_NAMES = ("label", "labels", "y", "target", "class")
 INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 """Names that pandas gives to a data frame's index in parquet and CSV files."""
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns to read and how to read them; ``""`` and 0 mean "detect".
-
-    Attributes:
-        image: Column of encoded images or of features.
-        label: Column of labels.
-        id: Column of natural ids; empty if there is none.
-        channels: 1 for grey, 3 for RGB.
-        resize: Side in pixels to which images are resized; 0 keeps the stored size.
-        drop: Columns that are not read.
-        keep: Columns that are used although they look like identifiers.
-        categories: Columns that hold categories whatever their type, with names in place of others.
-        missing: Whether missing values of tables are allowed.
-        labelled: Whether the samples have labels; else columns that are not read may be absent too.
-        ranged: Columns with a declared range.
-        text: Columns of free text.
-    """
-
-    image: str = ""
-    label: str = ""
-    id: str = ""
-    channels: int = 0
-    resize: int = 0
-    drop: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    categories: Renamed = field(default_factory=dict)
-    missing: bool = False
-    labelled: bool = True
-    ranged: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-
-    @property
-    def described(self) -> tuple[str, ...]:
-        """Columns that are no identifiers, because they are kept or have a range."""
-        return (*self.keep, *self.ranged)
-
-    @classmethod
-    def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
-        """Return the columns that the options ask for.
-
-        Args:
-            resize: Side in pixels to which images are resized.
-        """
-        fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
-        ranged = tuple(data.ranges)
-        return cls(*names, 0, resize, data.drop, data.keep, data.renamed, fills, ranged=ranged, text=data.text)
 
 
 @dataclass(frozen=True)
@@ -118,7 +69,8 @@ def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
         raise DataError(f"{where}: several columns have the same name among {_list(schema.names)}")
     hub = _hub_features(schema, where)
     label = _label_column(schema.names, columns, hub, where) if columns.labelled else ""
-    named = {"id": [columns.id] if columns.id else [], "dropped": columns.drop, "kept": columns.keep}
+    dropped = () if columns.anywhere else columns.drop
+    named = {"id": [columns.id] if columns.id else [], "dropped": dropped, "kept": columns.keep}
     for role, names in named.items() if columns.labelled else ():
         for name in names:
             _has(schema.names, name, role, where)
@@ -133,8 +85,9 @@ def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     features = (image,) if image else tuple(rest)
     if not features:
         raise DataError(f"{where}: no column other than the label")
-    for name in columns.text:
-        _has(list(features), name, "text", where)
+    for role, names in ("text", columns.text), ("date", tuple(columns.dates)):
+        for name in names:
+            _has(list(features), name, role, where)
     listed = bool(image) and _is_list(schema.field(image).type)
     if listed:
         _check_numeric(image, schema.field(image).type, where)
@@ -163,23 +116,28 @@ def from_arrow(
     Raises:
         DataError: If columns are ambiguous, values are missing, or labels are invalid.
     """
+    import pyarrow as pa
+
     chosen = choose(table.schema, columns, where)
-    labels = np.zeros(len(table), np.int64)
+    labels, ids = np.zeros(len(table), np.int64), None
+    rows = torch.arange(len(table))  # that are used
     if chosen.label:
-        labels = as_labels(_values(table[chosen.label], where, chosen.label, budget), where, budget)
-    ids = _values(table[chosen.id], where, chosen.id, budget) if chosen.id else None
+        found = table[chosen.label]
+        if columns.unlabelled and found.null_count:
+            rows = torch.from_numpy(np.flatnonzero(found.is_valid().to_numpy()))
+            found = found.drop_null()
+        labels = as_labels(_values(found, where, chosen.label, budget), where, budget)
+    if chosen.id:
+        ids = _values(table[chosen.id].take(pa.array(rows.numpy())), where, chosen.id, budget)
+    shared = Listing(labels, lambda wanted: wanted, where, chosen.classes, ids, names=tuple(table.column_names))
     if chosen.encoded:
         read = _EncodedImages(table[chosen.features[0]], columns, f"{where}: row ", budget)
-        return Listing(labels, read, where, chosen.classes, ids, converted=read.converted)
+        return replace(shared, read=lambda wanted: read(rows[wanted]), converted=read.converted)
     if chosen.listed:
         x = _numeric(table, chosen.features[0], where, budget)
-        return Listing(labels, lambda rows: x[rows], where, chosen.classes, ids)
-    sources = files or [(where, len(table))]
-    kept, missing = columns.described, columns.missing
-    raw, kinds = read_columns(
-        table, chosen.features, columns.categories, kept, missing, sources, budget, columns.text
-    )
-    return Listing(labels, lambda rows: raw[rows], where, chosen.classes, ids, kinds)
+        return replace(shared, read=lambda wanted: x[rows[wanted]])
+    raw, kinds = read_columns(table, chosen.features, columns, files or [(where, len(table))], budget)
+    return replace(shared, read=lambda wanted: raw[rows[wanted]], columns=kinds)
 
 
 class _EncodedImages:

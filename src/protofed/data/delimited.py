@@ -1,4 +1,4 @@
-"""Conversion of CSV files to listings. Every value is read as text and typed here, so that errors name its row."""
+"""Conversion of CSV and Excel files to listings. Values are read as text and typed here, so errors name rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from protofed.data.arrow import Columns, from_arrow
+from protofed.data.arrow import from_arrow
 from protofed.data.checks import open_file
+from protofed.data.columns import Columns
+from protofed.data.excel import texts_of
 from protofed.data.pool import Listing
 from protofed.errors import DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
+SUFFIXES = (".csv", ".tsv", ".xlsx")
 DELIMITERS = ",;\t|"
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")
 """Texts that stand for a missing value."""
@@ -33,7 +36,7 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
     delimiter is another one.
 
     Args:
-        files: CSV files in UTF-8 with a header and the same columns.
+        files: CSV files in UTF-8, or Excel files, with a header and the same columns.
         columns: The columns the user asked for.
         where: File, folder or data set named in error messages.
         budget: Memory budget charged for the files.
@@ -56,9 +59,7 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
         if sum(map(len, tables)) > limits.SAMPLES:
             raise DataError(f"{file}: more than {limits.SAMPLES} rows in all")
     sources = [(str(file), len(table)) for file, table in zip(files, tables, strict=True)]
-    return from_arrow(
-        _typed(pa.concat_tables(tables), {*columns.categories, *columns.text}), columns, where, budget, sources
-    )
+    return from_arrow(_typed(pa.concat_tables(tables), columns.as_texts), columns, where, budget, sources)
 
 
 def parse_csv(path: Path, texts: Collection[str], budget: Budget) -> Any:
@@ -81,6 +82,8 @@ def _table(path: Path, budget: Budget) -> Any:
     import pyarrow.compute as pc
     from pyarrow import csv
 
+    if path.suffix.lower() == ".xlsx":
+        return texts_of(path, MISSING, budget)
     with open_file(path) as file:
         size = file.seek(0, 2)
         file.seek(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.data import checks
-from protofed.data.arrow import Columns
-from protofed.data.delimited import read_csv
+from protofed.data.columns import Columns
+from protofed.data.delimited import SUFFIXES, read_csv
 from protofed.data.folders import check_inside, read_class_folders, visible
-from protofed.data.local import PathOptions
+from protofed.data.local import PathOptions, data_path
 from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.parquet import read_parquet
@@ -28,6 +29,9 @@ from protofed.untrusted import claims
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import read_toml, reason
 
+FORMS = (".parquet", *SUFFIXES, ".npz")
+"""Suffixes of files that hold the samples of a site."""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -38,39 +42,49 @@ class _Part:
     listing: Listing
 
 
-def is_federation(path: Path) -> bool:
-    """Return whether ``path`` is a federation folder, i.e. contains a folder ``clients``."""
-    return (path / "clients").is_dir()
+def is_federation(data: DataOptions) -> bool:
+    """Return whether the data are a federation folder: with a folder ``clients``, or with sites in it.
+
+    Raises:
+        ConfigError: If an option of the data is invalid, or no path is set.
+        DataError: If there is no such folder.
+    """
+    return data.source == "path" and (_options(data).sites or (data_path(data) / "clients").is_dir())
 
 
-def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: int) -> FederatedData:
-    """Read ``root/clients/<name>/{train,test}`` and, where present, ``validation`` and ``client.toml``.
+def load_federation(data: DataOptions, seed: int) -> FederatedData:
+    """Read ``clients/<name>/{train,test}`` and, where present, ``validation`` and ``client.toml``.
+
+    With ``data.options.sites``, the folder itself holds the sites, each as a file or a folder. A site without test
+    samples, or with a single file of any name, has ``data.test_fraction`` of its samples held out.
 
     Each split is a ``.parquet`` or ``.csv`` file, an ``.npz`` file with ``x`` and ``y``, or a folder of class
     folders with images. Clients are ordered by name. The number of classes ``K`` is ``data.classes``, or else the
     number of names in ``federation.toml``, or else of those stored in the files, or else the largest label plus 1.
 
     Args:
-        options: Options of ``data.source=path``.
-        seed: Seed of the run; decides subsets and held-out validation samples.
+        seed: Seed of the run; decides subsets and samples that are held out.
 
     Raises:
         DataError: If anything is missing, unreadable or inconsistent; the message names the client and the file.
         ConfigError: If ``data.samples`` exceeds the number of samples.
     """
-    folders = _client_folders(root)
+    root, options = data_path(data), _options(data)
+    sites = _site_paths(root) if options.sites else {folder.name: folder for folder in _client_folders(root)}
     budget = data.budget()
-    parts = [_Part(f.name, split, item) for f in folders for split, item in _open(f, data, options, budget)]
+    found = {name: _open(path, data, options, budget) for name, path in sites.items()}
+    parts = [_Part(name, split, item) for name, splits in found.items() for split, item in splits]
     listings = [p.listing for p in parts]
+    _check_dropped(listings, data)
     labels, class_names = checks.encode(listings, data, _class_names(root))
     checks.check_classes(listings, labels)
     chosen = _choose(parts, labels, data.samples, seed)
     x = [checks.features(part.listing, rows) for part, rows in zip(parts, chosen, strict=True)]
     x, columns, notes = raw_parts(listings, x, data)
-    samples: dict[str, dict[str, Samples]] = {f.name: {} for f in folders}
+    samples: dict[str, dict[str, Samples]] = {name: {} for name in sites}
     for part, value, y, rows in zip(parts, x, labels, chosen, strict=True):
         samples[part.client][part.split] = Samples(value, y[rows])
-    clients = tuple(_client(f, samples[f.name], data, seed) for f in folders)
+    clients = tuple(_client(name, path, samples[name], data, seed) for name, path in sites.items())
     federated = FederatedData(clients, len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
     return prepare(federated, columns, data)
 
@@ -127,14 +141,14 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder: expected one with train and test")
-    options = resolve_options(PathOptions, data.options if data.source == "path" else None, "data.options")
+    options = _options(data)
     parts = [_Part(folder.name, split, item) for split, item in _open(folder, data, options, data.budget())]
     listings = [part.listing for part in parts]
     counted = replace(data, classes=len(classes) or data.classes)
     labels, class_names = checks.encode(listings, counted, classes)
     x, columns, notes = raw_parts(listings, [checks.features(i, torch.arange(len(i))) for i in listings], data)
     samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
-    client = _client(folder, samples, data, seed)
+    client = _client(folder.name, folder, samples, data, seed)
     named = any(item.labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
     declared = bool(classes) or (not named and bool(data.classes or any(i.class_names for i in listings)))
@@ -154,10 +168,49 @@ def _client_folders(root: Path) -> list[Path]:
     return entries
 
 
+def _site_paths(root: Path) -> dict[str, Path]:
+    """Return the files and folders in a folder that are sites, by name."""
+    if not root.is_dir():
+        raise DataError(f"{root}: not a folder: data.options.sites=true needs one with a file or folder per site")
+    found: dict[str, Path] = {}
+    for path in visible(root):
+        if path.is_dir() or path.suffix.lower() in FORMS:
+            check_inside(path, root)
+            name = path.name if path.is_dir() else path.stem
+            if name in found:
+                raise DataError(f"{path}: {found[name].name} is the same site: keep one of them, or rename one")
+            found[name] = path
+    if not found:
+        raise DataError(f"{root}: holds no site: expected a file ({', '.join(FORMS)}) or a folder per site")
+    checks.client_names(found, str(root))
+    return found
+
+
+def _options(data: DataOptions) -> PathOptions:
+    """Return the options of ``data.source=path``; the defaults for another source."""
+    return resolve_options(PathOptions, data.options if data.source == "path" else None, "data.options")
+
+
+def _check_dropped(listings: Sequence[Listing], data: DataOptions) -> None:
+    """Refuse columns to drop that no site has."""
+    names = dict.fromkeys(name for item in listings for name in item.names)
+    for name in data.drop:
+        if names and name not in names:
+            raise DataError(f"{listings[0].where}: {unknown_name('dropped column', name, list(names)[:40])}")
+
+
 def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget) -> list[tuple[str, Listing]]:
+    """Return the splits of a site; ``all`` for samples of which some are to be held out."""
+    if options.sites:
+        alone = [folder] if folder.is_file() else [p for p in visible(folder) if p.suffix.lower() in FORMS]
+        if not folder.is_file() and not alone and not (folder / "train").exists():
+            alone = [folder]  # of class folders
+        if len(alone) == 1 and alone[0].stem != "test":
+            check_inside(alone[0], folder.parent)
+            return [("all", _open_split(alone[0], data, options, budget))]
     found = []
     for split in ("train", "test", "validation"):
-        forms = [folder / f"{split}.parquet", folder / f"{split}.csv", folder / f"{split}.npz", folder / split]
+        forms = [*(folder / f"{split}{suffix}" for suffix in FORMS), folder / split]
         present = [f for f in forms if f.exists() or f.is_symlink()]
         if len(present) > 1:
             raise DataError(f"{present[0]}: {present[1].name} exists too: keep one form of a split")
@@ -166,18 +219,19 @@ def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget)
             found.append((split, _open_split(present[0], data, options, budget)))
         elif split != "validation":
             holds = ", ".join(p.name for p in visible(folder)) or "nothing"
-            raise DataError(
-                f"{forms[0]}: missing (nor {split}.csv, {split}.npz or {split}/); the folder holds {holds}"
-            )
+            others = ", ".join(f"{split}{suffix}" for suffix in FORMS[1:])
+            raise DataError(f"{forms[0]}: missing (nor {others} or {split}/); the folder holds {holds}")
     return found
 
 
 def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Budget) -> Listing:
-    if path.suffix == ".npz":
+    suffix = path.suffix.lower()
+    if suffix == ".npz" and not path.is_dir():
         return read_npz(path, budget)
-    if path.suffix in (".parquet", ".csv"):
-        read = read_csv if path.suffix == ".csv" else read_parquet
-        return read([path], Columns.of(data, "", options.resize), str(path), budget)
+    if suffix in FORMS and not path.is_dir():
+        read = read_parquet if suffix == ".parquet" else read_csv
+        columns = replace(Columns.of(data, "", options.resize), anywhere=True)
+        return read([path], columns, str(path), budget)
     return read_class_folders(path, budget, options.resize, path.parent)
 
 
@@ -196,16 +250,21 @@ def _choose(parts: list[_Part], labels: list[Tensor], samples: int, seed: int) -
     ]
 
 
-def _client(folder: Path, samples: dict[str, Samples], data: DataOptions, seed: int) -> ClientData:
+def _client(name: str, folder: Path, samples: dict[str, Samples], data: DataOptions, seed: int) -> ClientData:
+    if "all" in samples:
+        parts = hold_out(samples["all"].y, data.test_fraction, generator(seed, "split", name))
+        train, test = (Samples(samples["all"].x[rows], samples["all"].y[rows]) for rows in parts)
+        samples = {"train": train, "test": test}
     train, validation = samples["train"], samples.get("validation")
     if validation is None and data.validation_fraction:
-        kept, held = hold_out(train.y, data.validation_fraction, generator(seed, "validation", folder.name))
+        kept, held = hold_out(train.y, data.validation_fraction, generator(seed, "validation", name))
         train, validation = Samples(train.x[kept], train.y[kept]), Samples(train.x[held], train.y[held])
-    rows = limited(train.y, data, seed, folder.name)
+    rows = limited(train.y, data, seed, name)
     if len(rows) < len(train):
         train = Samples(train.x[rows], train.y[rows])
-    (name,) = checks.client_names([folder.name], str(folder))
-    client = ClientData(name, train, samples["test"], validation, client_settings(folder))
+    (name,) = checks.client_names([name], str(folder))
+    settings = {} if folder.is_file() else client_settings(folder)
+    client = ClientData(name, train, samples["test"], validation, settings)
     checks.check_validation(client, str(folder))
     return client
 

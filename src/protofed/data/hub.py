@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protofed.data.arrow import Columns, from_arrow
+from protofed.data.arrow import from_arrow
+from protofed.data.columns import Columns
 from protofed.data.copies import data_dirs, find_parquet
 from protofed.data.options import DataOptions
 from protofed.data.parquet import read_parquet

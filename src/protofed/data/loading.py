@@ -12,7 +12,6 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 from protofed.data import checks
 from protofed.data.federation import is_federation, load_federation
-from protofed.data.local import data_path
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Request, Share, partitions
 from protofed.data.pool import Listing, Pool, datasets
@@ -42,9 +41,8 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
     """
     partition = partitions.get(partition_name)
     chosen: Any = resolve_options(partition.Options, partition_options, "partition")
-    if data.source == "path" and is_federation(data_path(data)):
-        path_options: Any = resolve_options(datasets.get("path").Options, data.options, "data.options")
-        return load_federation(data_path(data), data, path_options, seed)
+    if is_federation(data):
+        return load_federation(data, seed)
     if data.samples and partition_name == "file":
         raise ConfigError(
             "data.samples cannot be combined with partition 'file', whose positions refer to all samples"
@@ -82,7 +80,7 @@ def load_pool(data: DataOptions, seed: int) -> Pool:
         ConfigError: If a name is unknown, an option is invalid, or the data are a federation folder.
         DataError: If data are missing, unreadable or inconsistent.
     """
-    if data.source == "path" and is_federation(data_path(data)):
+    if is_federation(data):
         raise ConfigError(f"{data.path}: a federation folder cannot be loaded as one pool: use load")
     listing, y, class_names = _listing(data, seed)
     rows = _subset(data, listing, y, seed)

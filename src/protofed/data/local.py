@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from protofed.data.arrow import Columns
+from protofed.data.columns import Columns
 from protofed.data.copies import data_dirs
-from protofed.data.delimited import read_csv
+from protofed.data.delimited import SUFFIXES, read_csv
 from protofed.data.folders import read_image_folder, visible
 from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions
@@ -25,6 +25,11 @@ class PathOptions(Options):
 
     resize: int = option(0, "side in pixels: shorter side resized, centre crop (0 = as stored)", least=0)
     id_column: str = option("", "column with natural ids in a parquet or CSV file, for partition=natural")
+    sites: bool = option(
+        False,
+        "each file or folder in data.path is a site (north.csv, west.xlsx, east/); data.test_fraction of the "
+        "samples of one without test samples are held out",
+    )
 
 
 CLIENT_FILES = ("train.csv", "train.parquet", "train.npz")
@@ -72,7 +77,7 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
         return read_npz(path, budget)
     if files and files[0].suffix == ".parquet":
         return read_parquet(files, Columns.of(data, options.id_column, options.resize), str(path), budget)
-    if files and files[0].suffix == ".csv":
+    if files and files[0].suffix.lower() in SUFFIXES:
         return read_csv(files, Columns.of(data, options.id_column, options.resize), str(path), budget)
     if path.is_dir() and any(p.is_dir() for p in visible(path)):
         return read_image_folder(path, budget, options.resize)
@@ -94,10 +99,9 @@ def _check_clients(path: Path) -> None:
 
 
 def _tables(folder: Path) -> list[Path]:
-    """Return the parquet files below a folder in the order of their names, or else the CSV files in it."""
-    return sorted(islice(folder.rglob("*.parquet"), limits.FILES)) or sorted(
-        islice(folder.glob("*.csv"), limits.FILES)
-    )
+    """Return the parquet files below a folder, in the order of their names, or else its CSV and Excel files."""
+    found = sorted(islice(folder.rglob("*.parquet"), limits.FILES))
+    return found or [path for path in visible(folder) if path.suffix.lower() in SUFFIXES and path.is_file()]
 
 
 datasets.register("path")(

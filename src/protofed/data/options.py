@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from protofed.data.dates import DAY
 from protofed.data.tables import Missing, Standardise, category
 from protofed.errors import ConfigError
 from protofed.options import Options, build_options, option
@@ -52,6 +53,13 @@ class DataOptions(Options):
         "columns of a table that hold categories, with these in order ([] = all that occur), or with names in "
         'place of others: {ward = [1, 2], sex = {f = "female"}}',
     )
+    dates: dict[str, str] = option(
+        {},
+        "columns of dates, which become numbers: day for the days since 2000-01-01, or the column of dates from "
+        'which days are counted back: {admitted = "day", born = "admitted"}',
+    )
+    month_first: bool = option(False, "dates with slashes and the year last begin with the month, as in 5/31/2024")
+    unlabelled: Literal["refuse", "drop"] = option("refuse", "rows of a table without a label: an error | left out")
     missing: Missing = option(
         "refuse", "missing values of a table: an error | the mean (no category) | also an input that says so"
     )
@@ -87,6 +95,11 @@ class DataOptions(Options):
                     "of names in place of others"
                 )
         _check_renames(self.labels, "labels")
+        for name, other in self.dates.items():
+            if other != DAY and (other == name or self.dates.get(other) != DAY):
+                raise ValueError(
+                    f"dates.{name} must be {DAY!r} or another column whose dates are {DAY!r}, not {other!r}"
+                )
         for name, value in self.ranges.items():
             try:
                 low, high = (claims.number(v, name, -limits.LARGEST, limits.LARGEST) for v in value)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protofed.data.arrow import Columns, choose, from_arrow
+from protofed.data.arrow import choose, from_arrow
 from protofed.data.checks import open_file
+from protofed.data.columns import Columns
 from protofed.data.pages import Footprint, footprint, read_summary
 from protofed.data.pool import Listing
 from protofed.errors import DataError
@@ -48,7 +49,8 @@ def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Bu
             )
         tables.append(table)
     try:
-        return from_arrow(pa.concat_tables(tables), replace(columns, drop=()), where, budget)
+        listing = from_arrow(pa.concat_tables(tables), replace(columns, drop=()), where, budget)
+        return replace(listing, names=tuple(first))
     except DataError:
         raise
     except pa.ArrowException as error:

@@ -57,6 +57,7 @@ class Listing:
         ids: ``(n,)`` natural ids, integers or strings, or None.
         columns: Columns of a table, whose features are raw values (see :mod:`protofed.data.tables`); None if these
             samples are no table.
+        names: Names of all columns of the table, if it is one.
         converted: Grey images among those read so far that were converted to colour because others are in colour.
     """
 
@@ -66,6 +67,7 @@ class Listing:
     class_names: tuple[str, ...] | None = None
     ids: np.ndarray | None = None
     columns: tuple[RawColumn, ...] | None = None
+    names: tuple[str, ...] = ()
     converted: Sequence[str] = ()
 
     def __len__(self) -> int:

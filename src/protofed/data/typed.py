@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from protofed.data import text
+from protofed.data.columns import Columns
+from protofed.data.dates import converted
 from protofed.data.tables import RawColumn, category, is_number
 from protofed.errors import DataError
 from protofed.untrusted import claims, limits
@@ -19,9 +21,6 @@ from protofed.untrusted.limits import Budget
 
 Files = Sequence[tuple[str, int]]
 """Name and number of rows of each file that a table was read from."""
-
-Renamed = Mapping[str, Mapping[str, str]]
-"""Columns that hold categories whatever their type, with names in place of others."""
 
 _FEW = 20
 """Different values that are a few: no more categories than a person would read through."""
@@ -39,62 +38,59 @@ _NAMED = re.compile(
 
 
 def read_columns(
-    table: Any,
-    names: Sequence[str],
-    renamed: Renamed,
-    keep: Collection[str],
-    missing: bool,
-    files: Files,
-    budget: Budget,
-    texts: Collection[str] = (),
+    table: Any, names: Sequence[str], asked: Columns, files: Files, budget: Budget
 ) -> tuple[Tensor, tuple[RawColumn, ...]]:
     """Return the columns of a table as raw values.
 
     Args:
         table: A ``pyarrow.Table``.
-        renamed: Columns that hold categories whatever their type; text does unless it is free.
-        keep: Columns that are used although they look like identifiers.
-        missing: Whether values may be missing.
+        names: The columns to read. One of free text becomes as many columns as its vectors have numbers.
         files: Name and number of rows of each file of the table, for error messages.
         budget: Memory budget charged for the result.
-        texts: Columns of free text, each of which becomes as many columns as its vectors have numbers.
 
     Returns:
         ``(n, C)`` float64 values with NaN where they are missing, and the columns.
 
     Raises:
-        DataError: If a column is of another type, or a value is missing, infinite or text among numbers; the
-            message names the file, the column and the row.
+        DataError: If a column is of another type, or a value is missing, infinite, no date or text among numbers;
+            the message names the file, the column and the row.
     """
     where = files[0][0]
-    width = len(names) + (text.WIDTH - 1) * len(texts)
+    width = len(names) + (text.WIDTH - 1) * len(asked.text)
     if width > limits.COLUMNS:
         raise DataError(f"{where}: has more than {limits.COLUMNS} columns with those of texts (data.text)")
     budget.take(16 * len(table) * width, where)
     raw = np.empty((len(table), width))
     columns: list[RawColumn] = []
+    given = {name: _strings(table[name], name, files) for name in asked.dates}
+    dates = converted(given, asked.dates, partial(_at, files), asked.month_first)
     for name in names:
         try:
             claims.class_name(name)
         except ValueError as error:
             raise DataError(f"{where}: a column cannot be used ({error}): rename it, or set data.drop") from None
-        if name in texts:
-            vectors = text.embed(_strings(table[name], name, files), partial(_at, files, name), empty=missing)
+        if name in asked.text:
+            texts = _strings(table[name], name, files)
+            vectors = text.embed(texts, partial(_at, files, name), empty=asked.missing)
             raw[:, len(columns) : len(columns) + text.WIDTH] = vectors
             columns += text.columns(name)
             continue
-        values, column = _read(table[name], name, renamed.get(name), name in keep, files)
+        if name in dates:
+            values, column = dates[name], RawColumn(name)
+        else:
+            renamed, keep = asked.categories.get(name), name in asked.described
+            values, column = _read(table[name], name, renamed, keep, files)
         raw[:, len(columns)] = values
         columns.append(column)
         absent = np.flatnonzero(np.isnan(values))
-        if len(absent) and not missing and column.kind != "identifier":
+        if len(absent) and not asked.missing and column.kind != "identifier":
             raise DataError(
                 f"{_at(files, name, absent[0])} has no value: fill it in, or set data.missing=mean or indicator"
             )
     return torch.from_numpy(raw), tuple(columns)
 
 
-def _strings(column: Any, name: str, files: Files) -> list[str | None]:
+def _strings(column: Any, name: str, files: Files) -> list[Any]:
     found = []
     for row, value in enumerate(column):
         try:

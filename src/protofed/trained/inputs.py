@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.data.arrow import INDEX, LABEL_NAMES, Columns, choose, from_arrow
+from protofed.data.arrow import INDEX, LABEL_NAMES, choose, from_arrow
+from protofed.data.columns import Columns
+from protofed.data.dates import converted
+from protofed.data.delimited import SUFFIXES as DELIMITED
 from protofed.data.delimited import parse_csv
 from protofed.data.folders import visible
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.npz import read_npz
+from protofed.data.options import DataOptions
 from protofed.data.parquet import parse_parquet
 from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table
@@ -87,13 +92,13 @@ def from_files(
                 yield [(str(image), None)], _from_image(image, classifier, resize, budget)
         elif path.suffix.lower() in SUFFIXES:
             yield [(str(path), None)], _from_image(path, classifier, resize, budget)
-        elif path.suffix.lower() in (".csv", ".parquet", ".npz", ".npy"):
+        elif path.suffix.lower() in (*DELIMITED, ".parquet", ".npz", ".npy"):
             samples = _from_rows(path, trained, resize)
             yield [(str(path), row) for row in range(len(samples))], samples
         elif not path.exists():
             raise DataError(f"{path}: no such file")
         else:
-            raise DataError(f"{path}: expected an image, a folder of images, .csv, .parquet, .npy or .npz")
+            raise DataError(f"{path}: expected an image, a folder of images, .csv, .xlsx, .parquet, .npy or .npz")
 
 
 def _is_number(value: Any) -> bool:
@@ -166,9 +171,9 @@ def _from_rows(path: Path, trained: TrainedClient, resize: int) -> Tensor:
         return _stored(_features(read_npz(path, budget)), trained, where)
     id = trained.data.options.get("id_column", "") if isinstance(trained.data.options, dict) else ""
     columns = replace(Columns.of(trained.data, id), labelled=False)
-    if kind == ".csv":
+    if kind in DELIMITED:
         held = trained.table.columns if trained.table else ()
-        texts = [*(column.name for column in held if column.categories), *trained.data.text]
+        texts = [*(column.name for column in held if column.categories), *trained.data.text, *trained.data.dates]
         table = parse_csv(path, texts, budget)
     else:
         table, _ = parse_parquet(path, columns, budget)
@@ -186,6 +191,7 @@ def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, wh
     if (table := trained.table) is not None:
         empty = trained.data.missing != "refuse"
         columns = embedded(columns, trained.data.text, table.raw, where, empty=empty)
+        columns |= _dated(columns, trained.data, where)
         raw = table.encode(columns, where, trained.embeds, trained.data.renamed)
         _warn(trained, columns, raw, where)
         return _completed(raw, table, trained, where)
@@ -199,6 +205,15 @@ def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, wh
     table = Table("none", tuple(map(Column, names)))
     x = _completed(table.encode(columns, where), table, trained, where)
     return _shaped(x.reshape(-1, *trained.classifier.input_shape), trained.classifier, where)
+
+
+def _dated(columns: Mapping[str, Sequence[Any]], data: DataOptions, where: str) -> dict[str, Sequence[Any]]:
+    """Return the columns of dates as numbers."""
+    for name in data.dates:
+        if name not in columns:
+            raise DataError(f"{where}: lacks the column {name!r}; it has {', '.join(map(str, columns))}")
+    at = partial("{}: column {!r}, row {}".format, where)
+    return {name: values.tolist() for name, values in converted(columns, data.dates, at, data.month_first).items()}
 
 
 def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: str) -> None:

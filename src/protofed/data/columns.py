@@ -1,0 +1,82 @@
+"""The columns of a table that a user asked for, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from protofed.data.options import DataOptions
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns to read and how to read them; ``""`` and 0 mean "detect".
+
+    Attributes:
+        image: Column of encoded images or of features.
+        label: Column of labels.
+        id: Column of natural ids; empty if there is none.
+        channels: 1 for grey, 3 for RGB.
+        resize: Side in pixels to which images are resized; 0 keeps the stored size.
+        drop: Columns that are not read.
+        keep: Columns that are used although they look like identifiers.
+        categories: Columns that hold categories whatever their type, with names in place of others.
+        missing: Whether missing values of tables are allowed.
+        labelled: Whether the samples have labels; else columns that are not read may be absent too.
+        ranged: Columns with a declared range.
+        text: Columns of free text.
+        dates: Columns of dates, see :func:`protofed.data.dates.converted`, as ``month_first``.
+        unlabelled: Whether rows without a label are left out.
+        anywhere: Whether columns that are dropped may be absent, because other sites have them.
+    """
+
+    image: str = ""
+    label: str = ""
+    id: str = ""
+    channels: int = 0
+    resize: int = 0
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    categories: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    missing: bool = False
+    labelled: bool = True
+    ranged: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    dates: Mapping[str, str] = field(default_factory=dict)
+    month_first: bool = False
+    unlabelled: bool = False
+    anywhere: bool = False
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """Columns that are no identifiers, because they are kept, are dates or have a range."""
+        return (*self.keep, *self.ranged, *self.dates)
+
+    @property
+    def as_texts(self) -> tuple[str, ...]:
+        """Columns whose values stay texts where a file does not say of which type they are."""
+        return (*self.categories, *self.text, *self.dates)
+
+    @classmethod
+    def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
+        """Return the columns that the options ask for.
+
+        Args:
+            resize: Side in pixels to which images are resized.
+        """
+        fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
+        ranged = tuple(data.ranges)
+        return cls(
+            *names,
+            0,
+            resize,
+            data.drop,
+            data.keep,
+            data.renamed,
+            fills,
+            ranged=ranged,
+            text=data.text,
+            dates=data.dates,
+            month_first=data.month_first,
+            unlabelled=data.unlabelled == "drop",
+        )
