@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protofed.data.options import DataOptions
@@ -27,6 +27,8 @@ class Columns:
         text: Columns of free text.
         dates: Columns of dates, see :func:`protofed.data.dates.converted`, as ``month_first``.
         unlabelled: Whether rows without a label are left out.
+        rename: Names in place of those that files have.
+        nothing: Further texts that stand for a missing value.
         anywhere: Whether columns that are dropped may be absent, because other sites have them.
     """
 
@@ -45,6 +47,8 @@ class Columns:
     dates: Mapping[str, str] = field(default_factory=dict)
     month_first: bool = False
     unlabelled: bool = False
+    rename: Mapping[str, str] = field(default_factory=dict)
+    nothing: tuple[str, ...] = ()
     anywhere: bool = False
 
     @property
@@ -56,6 +60,10 @@ class Columns:
     def as_texts(self) -> tuple[str, ...]:
         """Columns whose values stay texts where a file does not say of which type they are."""
         return (*self.categories, *self.text, *self.dates)
+
+    def called(self, names: Sequence[str]) -> list[str]:
+        """Return the names of columns as they are meant, in place of those in a file."""
+        return [self.rename.get(name, name) for name in names]
 
     @classmethod
     def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
@@ -79,4 +87,6 @@ class Columns:
             dates=data.dates,
             month_first=data.month_first,
             unlabelled=data.unlabelled == "drop",
+            rename=data.rename,
+            nothing=data.nothing,
         )

@@ -141,7 +141,7 @@ def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = (
         for held in by_name.values():
             found += _column(held, data)
     if not classes:
-        found += _names("", [(site.name, site.classes) for site in sites if site.classes], data.labels)
+        found += alike("", [(site.name, site.classes) for site in sites if site.classes], data.labels)
     return found
 
 
@@ -202,13 +202,13 @@ def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[M
             rest.append((site, column.categories))
             continue
         found.append(Mismatch(site, name, values, what, advice, identifier=identifier))
-    return found if declared else found + _names(name, rest, data.renamed.get(name, {}))
+    return found if declared else found + alike(name, rest, data.renamed.get(name, {}))
 
 
 # Names of classes and categories.
 
 
-def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str, str]) -> list[Mismatch]:
+def alike(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str, str]) -> list[Mismatch]:
     """Return the findings for the names of classes (``column`` is "") or of the categories of a column.
 
     Args:
@@ -249,11 +249,11 @@ def _spellings(
     holders: Mapping[str, set[int]], lists: Sequence[Names], number: Mapping[str, int]
 ) -> dict[str, str]:
     """Return the usual spelling for every other one; the arguments are those of :func:`_abbreviations`."""
-    alike: dict[str, list[str]] = {}
+    same: dict[str, list[str]] = {}
     for name in holders:
-        alike.setdefault(_folded(name), []).append(name)
+        same.setdefault(_folded(name), []).append(name)
     odd: dict[str, str] = {}
-    for names in alike.values():
+    for names in same.values():
         usual = max(names, key=lambda name: number[name])
         # A site with both letters, such as a and A, tells them apart.
         if max(map(len, names)) > 1 or not any(set(names) <= set(lists[place]) for place in holders[usual]):

@@ -48,7 +48,7 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
 
     tables: list[Any] = []
     for file in files:
-        table = _table(file, budget)
+        table = read_texts(file, columns, budget)
         if tables and table.column_names != tables[0].column_names:
             names, first = (", ".join(t.column_names) for t in (table, tables[0]))
             raise DataError(
@@ -62,28 +62,43 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
     return from_arrow(_typed(pa.concat_tables(tables), columns.as_texts), columns, where, budget, sources)
 
 
-def parse_csv(path: Path, texts: Collection[str], budget: Budget) -> Any:
+def parse_csv(path: Path, columns: Columns, texts: Collection[str], budget: Budget) -> Any:
     """Return a file as a ``pyarrow.Table`` with a type for each column, as :func:`read_csv` reads it.
 
     Args:
-        path: CSV file in UTF-8 with a header.
-        texts: Columns that stay text.
+        path: CSV or Excel file.
+        columns: The columns the user asked for.
+        texts: Further columns that stay text.
         budget: Memory budget charged for the file.
 
     Raises:
         DataError: If the file is unreadable or too large.
     """
-    return _typed(_table(path, budget), texts)
+    return _typed(read_texts(path, columns, budget), {*columns.as_texts, *texts})
 
 
-def _table(path: Path, budget: Budget) -> Any:
-    """Return all columns of a file as text, with decimal points."""
+def read_texts(path: Path, columns: Columns, budget: Budget) -> Any:
+    """Return all columns of a file as texts, with decimal points, in a ``pyarrow.Table``.
+
+    Args:
+        path: CSV file in UTF-8, or an Excel file, with a header.
+        columns: How columns are called, and which texts stand for missing values.
+        budget: Memory budget charged for the file.
+
+    Raises:
+        DataError: If the file is unreadable or too large.
+    """
+    missing = (*MISSING, *columns.nothing)
+    table = (texts_of if path.suffix.lower() == ".xlsx" else _texts)(path, missing, budget)
+    return table.rename_columns(columns.called(table.column_names))
+
+
+def _texts(path: Path, missing: Sequence[str], budget: Budget) -> Any:
+    """Return all columns of a CSV file as texts, with decimal points."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import csv
 
-    if path.suffix.lower() == ".xlsx":
-        return texts_of(path, MISSING, budget)
     with open_file(path) as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -103,7 +118,7 @@ def _table(path: Path, budget: Budget) -> Any:
             names = csv.open_csv(file, read, parse, csv.ConvertOptions(strings_can_be_null=True)).schema.names
             file.seek(0)
             convert = csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=MISSING
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=missing
             )
             table = csv.read_csv(file, read, parse, convert)
         except (pa.ArrowException, ValueError, OSError) as error:

@@ -53,6 +53,9 @@ class DataOptions(Options):
         "columns of a table that hold categories, with these in order ([] = all that occur), or with names in "
         'place of others: {ward = [1, 2], sex = {f = "female"}}',
     )
+    rename: dict[str, str] = option(
+        {}, 'columns that some files call otherwise: {Age = "age", patient_age = "age"}'
+    )
     dates: dict[str, str] = option(
         {},
         "columns of dates, which become numbers: day for the days since 2000-01-01, or the column of dates from "
@@ -60,6 +63,9 @@ class DataOptions(Options):
     )
     month_first: bool = option(False, "dates with slashes and the year last begin with the month, as in 5/31/2024")
     unlabelled: Literal["refuse", "drop"] = option("refuse", "rows of a table without a label: an error | left out")
+    nothing: tuple[str, ...] = option(
+        (), "texts of CSV and Excel files that stand for a missing value, beside '', ?, NA, NaN, null: unknown, -"
+    )
     missing: Missing = option(
         "refuse", "missing values of a table: an error | the mean (no category) | also an input that says so"
     )
@@ -95,6 +101,7 @@ class DataOptions(Options):
                     "of names in place of others"
                 )
         _check_renames(self.labels, "labels")
+        _check_renames(self.rename, "rename")
         for name, other in self.dates.items():
             if other != DAY and (other == name or self.dates.get(other) != DAY):
                 raise ValueError(

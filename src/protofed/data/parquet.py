@@ -98,15 +98,19 @@ def _table(path: Path, columns: Columns, budget: Budget, before: int) -> tuple[A
                     f"{path}: announces {metadata.num_rows} rows of {metadata.num_columns} columns: at most "
                     f"{limits.SAMPLES} and {limits.COLUMNS} are read"
                 )
-            names = choose(schema, columns, str(path)).names
+            called = columns.called(schema.names)
+            meant = pa.schema([f.with_name(n) for f, n in zip(schema, called, strict=True)], schema.metadata)
+            chosen = choose(meant, columns, str(path)).names
+            names = [own for own, name in zip(schema.names, called, strict=True) if name in chosen]
             size = _read(path, footprint, file, summary, names)
             batches = _batches(source, names, size, path, budget)
-            kept = pa.schema([schema.field(name) for name in schema.names if name in names], schema.metadata)
+            kept = pa.schema([schema.field(name) for name in names], schema.metadata)
             table = pa.Table.from_batches(batches).replace_schema_metadata(schema.metadata) if batches else None
     table = kept.empty_table() if table is None else table
     if len(table) != metadata.num_rows:
         raise DataError(f"{path}: announces {metadata.num_rows} rows but holds {len(table)}")
-    return table, schema.names
+    renamed = table.rename_columns(columns.called(table.column_names))
+    return renamed.replace_schema_metadata(schema.metadata), called
 
 
 def _read(path: Path, function: Callable[..., T], *arguments: Any) -> T:

@@ -173,8 +173,7 @@ def _from_rows(path: Path, trained: TrainedClient, resize: int) -> Tensor:
     columns = replace(Columns.of(trained.data, id), labelled=False)
     if kind in DELIMITED:
         held = trained.table.columns if trained.table else ()
-        texts = [*(column.name for column in held if column.categories), *trained.data.text, *trained.data.dates]
-        table = parse_csv(path, texts, budget)
+        table = parse_csv(path, columns, [column.name for column in held if column.categories], budget)
     else:
         table, _ = parse_parquet(path, columns, budget)
     chosen = choose(table.schema, columns, where)
