@@ -125,12 +125,12 @@ def _read(
     if not text:
         values = _numbers(column, name, files)  # refuses other types
         if renamed is None:
-            identifier = not keep and _identifies(name, values[~np.isnan(values)])
+            identifier = not keep and identifies(name, values[~np.isnan(values)])
             return values, RawColumn(name, "identifier" if identifier else "number")
     return _categories(column, name, renamed, keep, files)
 
 
-def _identifies(name: str, values: np.ndarray) -> bool:
+def identifies(name: str, values: np.ndarray) -> bool:
     """Return whether values identify samples rather than describe them; there are no missing ones.
 
     Whole numbers and texts of a name such as ``patient_id`` do if more than a few of them, or more than half,
@@ -187,7 +187,7 @@ def _categories(
         return np.full(len(column), np.nan), RawColumn(name, "unknown")
     # Texts of four words on average are hardly names.
     free = f" (for free text, set data.text={name})" * (sum(n.count(" ") for n in order) >= 3 * len(order))
-    if renamed is None and not keep and _identifies(name, np.array(named)[indices[~absent]]):
+    if renamed is None and not keep and identifies(name, np.array(named)[indices[~absent]]):
         if free:
             raise DataError(
                 f"{files[0][0]}: column {name!r}: its texts hardly repeat: leave it out by data.drop={name}{free}"

@@ -1,0 +1,76 @@
+"""``protofed init`` and ``protofed try``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from protofed.cli.common import console
+from protofed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from protofed.apps.folder.finding import Finding
+    from protofed.apps.folder.looking import Look
+
+Source = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A file or folder per site, or one table with a column of sites.")
+]
+Label = Annotated[str, typer.Option(help="Column to predict (default: the most likely one).")]
+Site = Annotated[str, typer.Option(help="Column of a single table that names the sites.")]
+
+
+def init(
+    folder: Source,
+    label: Label = "",
+    site: Site = "",
+    out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("protofed.toml"),
+    yes: Annotated[bool, typer.Option("--yes", help="Take every proposal without asking.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a recipe that is there.")] = False,
+) -> None:
+    """Look at a folder of data, list everything worth knowing, and write a recipe that runs."""
+    from protofed.apps.folder.looking import inspected
+    from protofed.apps.folder.recipe import write
+
+    if out.exists() and not force:
+        raise ConfigError(f"{out}: is there already: choose another --out, or add --force to replace it")
+    if out.suffix != ".toml":
+        raise ConfigError(f"--out {out}: a recipe's name ends in .toml")
+    look = inspected(folder, label, site)
+    show(look)
+    proposals = [f for f in look.findings if f.options]
+    if not yes and not console.is_terminal:
+        console.print("Nothing is written: add --yes to take the proposals.", highlight=False)
+        return
+    taken = proposals if yes else [f for f in proposals if _agreed(f)]
+    tree = look.recipe(taken)
+    write(out, tree, look.findings, [f for f in proposals if f not in taken])
+    console.print(
+        f"Written: {out}. Next: protofed run {out}, or protofed try {folder}", soft_wrap=True, markup=False
+    )
+
+
+def show(look: Look) -> None:
+    """Print what was found, as one table."""
+    samples = sum(look.sites.values())
+    console.print(
+        f"{look.folder.path}: {samples:,} samples ({look.kind}) at {len(look.sites)} sites", highlight=False
+    )
+    table = Table("site", "column", "found", "proposal", box=None, pad_edge=False)
+    for finding in look.findings:
+        proposal = escape(finding.proposal)
+        table.add_row(
+            escape(finding.site) or "all",
+            escape(finding.column),
+            escape(finding.found),
+            f"[bold red]yours to settle:[/] {proposal}" if finding.open else proposal or "[dim]only to know[/]",
+        )
+    console.print(table)
+
+
+def _agreed(finding: Finding) -> bool:
+    where = " ".join(part for part in (finding.site, finding.column) if part)
+    return typer.confirm(f"{where}: {finding.found}: {finding.proposal}?", default=True)

@@ -1,0 +1,45 @@
+"""One finding about the data of a folder, with the options that would settle it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about the data that a person should know before a run.
+
+    Attributes:
+        site: Name of the site, or of the file; "" for all sites.
+        column: Name of the column; "" for the whole table, or where there is none.
+        found: What was found.
+        proposal: What to do about it; "" if it is only worth knowing.
+        options: Values by dotted name that carry out the proposal. Lists and tables add to those of other findings.
+        open: Whether no option can mend it: a person has to.
+    """
+
+    site: str
+    column: str
+    found: str
+    proposal: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    open: bool = False
+
+
+def combined(findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return the options of all findings together."""
+    options: dict[str, Any] = {}
+    for finding in findings:
+        options = _both(options, finding.options)
+    return options
+
+
+def _both(first: Any, second: Any) -> Any:
+    """Return two values of one option together: tables and lists have the entries of both."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return {**first, **{n: _both(first[n], v) if n in first else v for n, v in second.items()}}
+    if isinstance(first, list) and isinstance(second, list):
+        return list(dict.fromkeys([*first, *second]))
+    return second

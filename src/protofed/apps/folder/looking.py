@@ -1,0 +1,118 @@
+"""Everything that is to know about a folder before a run, and the recipe that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protofed.apps.folder import others, tables
+from protofed.apps.folder.finding import Finding, combined
+from protofed.apps.folder.recipe import tree_of
+from protofed.apps.folder.scan import ONE_TABLE, Folder, Sheet, divided, look, sheets
+from protofed.config.schema import resolve
+from protofed.data import DataOptions
+from protofed.errors import DataError
+from protofed.experiments.loading import load_data
+from protofed.options import build_options
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a folder holds and what should be done about it.
+
+    Attributes:
+        folder: The folder.
+        kind: ``table``, ``vector``, ``series`` or ``image``.
+        sites: Name and number of samples of each site.
+        findings: What was found, in the order in which to read it.
+        source: Options by which the data are found, by dotted name.
+    """
+
+    folder: Folder
+    kind: str
+    sites: Mapping[str, int]
+    findings: Sequence[Finding]
+    source: Mapping[str, Any]
+
+    def recipe(self, taken: Sequence[Finding]) -> dict[str, Any]:
+        """Return a recipe that settles some of the findings.
+
+        Raises:
+            ProtofedError: If it does not run: the data are read as a run would read them.
+        """
+        tree = tree_of(self.kind, taken, self.source)
+        load_data(resolve(tree))
+        return tree
+
+
+def inspected(path: Path, label: str = "", site: str = "") -> Look:
+    """Look at a folder.
+
+    Args:
+        path: A folder with a file or folder per site, a federation folder, or one table with a column of sites.
+        label: The column to predict; "" to guess it.
+        site: The column of a single table that names the sites; "" to guess it.
+
+    Raises:
+        DataError: If there is nothing to learn from, or a named column is not there.
+    """
+    folder = look(path)
+    unread = [Finding(name, "", "is no data", "it is not read") for name in folder.unread]
+    if folder.kind == "tables":
+        return _of_tables(folder, unread, label, site)
+    if folder.kind == "images":
+        (found, held), kind = others.images(folder), "image"
+    else:
+        found, held, dimensions = others.arrays(folder, DataOptions())
+        kind = {1: "vector", 2: "series"}.get(dimensions, "image")
+    sizes = {name: counts.total() for name, counts in held.items()}
+    return Look(folder, kind, sizes, [*unread, *found], folder.options)
+
+
+def _of_tables(folder: Folder, unread: list[Finding], label: str, site: str) -> Look:
+    held, wrong = sheets(folder, DataOptions())
+    damaged = [Finding(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
+    if not held:
+        raise DataError("; ".join(why for _, why in wrong[:3]))
+    source = dict(folder.options)
+    if list(folder.sites) == [ONE_TABLE]:
+        held, more, told = _divided(held[0], site)
+        source |= more
+        unread += told
+    held, spelt = tables.renamed(held)
+    found, judged = _judged(held, label)
+    if odd := combined(judged).get("data.nothing"):  # what stands for a missing value changes what columns are
+        read, _ = sheets(folder, build_options(DataOptions, {"nothing": tuple(odd)}, "data"))
+        if list(folder.sites) == [ONE_TABLE]:
+            read = _divided(read[0], site)[0]
+        _, again = _judged(tables.renamed(read)[0], label)
+        judged = [f for f in judged if "data.nothing" in f.options] + again
+    findings = [*unread, *damaged, *spelt, found, *judged]
+    return Look(folder, "table", {sheet.site: sheet.rows for sheet in held}, findings, source)
+
+
+def _judged(held: Sequence[Sheet], label: str) -> tuple[Finding, list[Finding]]:
+    name, found = tables.label_of(held, label)
+    return found, tables.judge(held, name)
+
+
+def _divided(sheet: Sheet, site: str) -> tuple[list[Sheet], dict[str, Any], list[Finding]]:
+    """Return the sites of a single table, and the options and findings that go with them."""
+    if site and site not in sheet.columns:
+        raise DataError(f"{sheet.file}: has no column {site!r}; its columns are {', '.join(sheet.columns)}")
+    column = site or tables.name_of_site(sheet)
+    if not column:
+        found = Finding(
+            "",
+            "",
+            "no column names a site",
+            "divide the rows among six sites at random (--site to name one)",
+            {"partition.name": "dirichlet", "partition.alpha": 1.0, "data.clients": 6},
+        )
+        return [sheet], {}, [found]
+    parts = divided(sheet, column)
+    sizes = ", ".join(f"{part.site} ({part.rows:,})" for part in parts[:6]) + ", …" * (len(parts) > 6)
+    options = {"partition.name": "natural", "data.clients": 0, "data.options.id_column": column}
+    return parts, options, [Finding("", column, f"{len(parts)} sites: {sizes}", "one client each")]

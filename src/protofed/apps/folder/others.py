@@ -1,0 +1,87 @@
+"""What a person should know about images, series and vectors of several sites before they learn together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from protofed.apps.folder.finding import Finding
+from protofed.apps.folder.scan import Folder
+from protofed.apps.folder.tables import TEST_FRACTION, of_classes, shown_classes
+from protofed.data import DataOptions
+from protofed.data.images import SUFFIXES
+from protofed.data.npz import read_npz
+from protofed.errors import DataError
+from protofed.untrusted import limits
+
+Held = dict[str, Counter[str]]
+"""Number of samples of each class, by site."""
+GREY = ("1", "L", "LA", "I;16")
+"""Modes of images without colour."""
+SIDE = 64
+"""Longest side in pixels to which images are scaled where they differ."""
+
+
+def images(folder: Folder) -> tuple[list[Finding], Held]:
+    """Return the findings for images in folders by class, by their headers alone, and the samples by class."""
+    found: list[Finding] = []
+    sizes: Counter[tuple[int, int]] = Counter()
+    grey: dict[str, set[bool]] = {}
+    held: Held = {}
+    for site, path in folder.sites.items():
+        for file in islice(path.rglob("*"), limits.FILES):
+            if file.suffix.lower() not in SUFFIXES or not file.is_file():
+                continue
+            held.setdefault(site, Counter())[file.parent.name] += 1
+            try:
+                with Image.open(file) as picture:
+                    sizes[picture.size] += 1
+                    grey.setdefault(site, set()).add(picture.mode in GREY)
+            except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+                found.append(Finding(site, "", f"{file.relative_to(path)} is no image", "replace it", open=True))
+    if len(sizes) > 1:
+        side = min(SIDE, *(min(size) for size in sizes))
+        few = ", ".join(f"{w}×{h} ({n:,})" for (w, h), n in sizes.most_common(3))
+        options = {"data.options.resize": side}
+        found.append(Finding("", "", f"{len(sizes)} sizes: {few}", f"scale them to {side} pixels", options))
+    if {True, False} <= set().union(*grey.values()):
+        few = ", ".join(site for site, modes in grey.items() if True in modes)
+        found.append(Finding(few, "", "grey images, where others are in colour", "protofed makes them colour"))
+    return [*_classes(held), *found], held
+
+
+def arrays(folder: Folder, data: DataOptions) -> tuple[list[Finding], Held, int]:
+    """Return the findings for ``.npz`` files, the samples by class, and the number of dimensions of a sample."""
+    found: list[Finding] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    held: Held = {}
+    for site, path in folder.sites.items():
+        for file in [path] if path.is_file() else sorted(path.glob("*.npz")):
+            try:
+                listing = read_npz(file, data.budget())
+            except DataError as error:
+                found.append(Finding(site, "", str(error).split(": ", 1)[-1], "correct the file", open=True))
+                continue
+            if len(listing):
+                shapes.setdefault(site, tuple(listing.read(torch.arange(1)).shape[1:]))
+            held.setdefault(site, Counter()).update(map(str, listing.labels.tolist()))
+    usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ()
+    for site, shape in shapes.items():
+        if shape != usual:
+            told = f"samples of {_shown(shape)}, elsewhere {_shown(usual)}"
+            found.append(Finding(site, "", told, "cut or pad them to one shape", open=True))
+    return [*_classes(held), *found], held, len(usual)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "one number"
+
+
+def _classes(held: Held) -> list[Finding]:
+    """Return what the classes are, and which sites lack some, have a single one, or few test samples."""
+    shown = Finding("", "", shown_classes(sum(held.values(), Counter())))
+    tested = {site: round(TEST_FRACTION * counts.total()) for site, counts in held.items()}
+    return [shown, *(finding for site in held for finding in of_classes(held, site, tested[site]))]

@@ -1,0 +1,244 @@
+"""Reading of a folder as it is: its sites, and of each column what a person would see in a spreadsheet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protofed.data import DataOptions
+from protofed.data.arrow import INDEX
+from protofed.data.columns import Columns
+from protofed.data.dates import day
+from protofed.data.delimited import SUFFIXES as DELIMITED
+from protofed.data.delimited import read_texts
+from protofed.data.federation import FORMS
+from protofed.data.folders import visible
+from protofed.data.images import SUFFIXES as IMAGES
+from protofed.data.parquet import parse_parquet
+from protofed.data.tables import category, is_number
+from protofed.errors import DataError
+
+TABLES = (".parquet", *DELIMITED)
+ONE_TABLE = "table"
+"""Name of the only table of a folder, before its sites are known."""
+
+
+@dataclass(frozen=True)
+class ColumnScan:
+    """A column of one site as texts.
+
+    Attributes:
+        texts: ``n`` values, None where there is none.
+        row: Row of the first value in a spreadsheet, which counts the header.
+    """
+
+    texts: Sequence[str | None]
+    row: int = 2
+
+    @cached_property
+    def present(self) -> list[str]:
+        """The values that are there."""
+        return [text for text in self.texts if text is not None]
+
+    @cached_property
+    def distinct(self) -> dict[str, int]:
+        """Number of each value, in the form that categories have."""
+        found: dict[str, int] = {}
+        for text in self.present:
+            found[category(text)] = found.get(category(text), 0) + 1
+        return found
+
+    @cached_property
+    def odd(self) -> dict[str, int]:
+        """Texts that are no numbers, with the spreadsheet's row of the first of each."""
+        found: dict[str, int] = {}
+        for place, text in enumerate(self.texts):
+            if text is not None and not is_number(text):
+                found.setdefault(text, self.row + place)
+        return found
+
+    @cached_property
+    def numeric(self) -> bool:
+        """Whether more than half of the values are numbers."""
+        numbers = sum(map(is_number, self.present))
+        return bool(self.present) and 2 * numbers > len(self.present)
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The values that are numbers, ``(m,)`` float64."""
+        return np.array([float(text) for text in self.present if is_number(text)])
+
+    @property
+    def missing(self) -> int:
+        """Number of values that are not there."""
+        return len(self.texts) - len(self.present)
+
+    @property
+    def first_missing(self) -> int:
+        """The spreadsheet's row of the first value that is not there."""
+        return self.row + self.texts.index(None)
+
+    def dates(self, month_first: bool = False) -> int:
+        """Return how many of the values are dates."""
+        return sum(day(text, month_first) is not None for text in self.present)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The table of one site, with all its splits.
+
+    Attributes:
+        site: Name of the site.
+        file: Its file, or the first of several.
+        columns: Its columns by name.
+        tested: Rows of a split for testing; None if none is set aside.
+    """
+
+    site: str
+    file: Path
+    columns: Mapping[str, ColumnScan]
+    tested: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return max((len(column.texts) for column in self.columns.values()), default=0)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a folder holds.
+
+    Attributes:
+        path: The folder or file.
+        kind: ``tables``, ``images``, ``arrays``, or "" if there is nothing to learn from.
+        sites: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column.
+        options: Options by which protofed reads the folder.
+        unread: Files that are not data.
+    """
+
+    path: Path
+    kind: str
+    sites: Mapping[str, Path]
+    options: Mapping[str, Any]
+    unread: tuple[str, ...] = ()
+
+
+def look(path: Path) -> Folder:
+    """Return what a folder holds, by the names of its files.
+
+    Raises:
+        DataError: If there is nothing to learn from.
+    """
+    source: dict[str, Any] = {"data.source": "path", "data.path": str(path.resolve())}
+    if path.is_file() and path.suffix.lower() in TABLES:
+        return Folder(path, "tables", {ONE_TABLE: path}, source)
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder: expected one with a file or folder per site, or one table")
+    home = path / "clients" if (path / "clients").is_dir() else path
+    kinds = {entry: _kind(entry) for entry in visible(home)}
+    data = [entry for entry, kind in kinds.items() if kind]
+    unread = tuple(e.name for e, kind in kinds.items() if not kind and e.suffix != ".toml")
+    found = {kinds[entry] for entry in data}
+    if not found:
+        raise DataError(f"{path}: holds no table ({', '.join(TABLES)}), no .npz file and no folder of images")
+    if len(found) > 1:
+        shown = ", ".join(f"{e.name} ({kinds[e]})" for e in data[:8])
+        raise DataError(f"{home}: sites hold different things, {shown}: keep one kind of data in the folder")
+    (kind,) = found
+    if kind == "classes":
+        return Folder(path, "images", {path.name: path}, source, unread)
+    if len(data) == 1 and home is path and data[0].is_file():
+        options = {**source, "data.path": str(data[0].resolve())}
+        return Folder(data[0], kind, {ONE_TABLE: data[0]}, options, unread)
+    if home is path:
+        source["data.options.sites"] = True
+    return Folder(path, kind, {e.name if e.is_dir() else e.stem: e for e in data}, source, unread)
+
+
+def _kind(path: Path, depth: int = 0) -> str:
+    """Return what a file or folder of a site holds: tables, arrays, images; ``classes`` for a folder of images."""
+    if path.is_file():
+        suffix = path.suffix.lower()
+        return "tables" if suffix in TABLES else "arrays" if suffix == ".npz" else ""
+    inside = visible(path)
+    if any(e.suffix.lower() in IMAGES for e in inside[:20]):
+        return "classes"
+    kinds = [_kind(e, depth + 1) for e in inside[:20]] if depth < 3 else []
+    found = next((kind for kind in kinds if kind), "")
+    return "images" if found == "classes" else found
+
+
+def sheets(folder: Folder, data: DataOptions) -> tuple[list[Sheet], list[tuple[str, str]]]:
+    """Return the tables of all sites, and for each file that cannot be read its site and why.
+
+    Args:
+        data: Options by which names and missing values are read.
+    """
+    found: list[Sheet] = []
+    wrong: list[tuple[str, str]] = []
+    for site, path in folder.sites.items():
+        files = [path] if path.is_file() else [e for e in visible(path) if e.suffix.lower() in FORMS]
+        parts: dict[str, list[str | None]] = {}
+        rows, tested = 0, None
+        for file in files:
+            try:
+                table = _texts(file, data)
+            except DataError as error:
+                wrong.append((site, str(error)))
+                continue
+            for name, values in table.items():
+                parts.setdefault(name, [None] * rows).extend(values)
+            added = max(map(len, table.values()), default=0)
+            rows += added
+            if len(files) > 1 and file.stem == "test":
+                tested = added
+            for values in parts.values():
+                values += [None] * (rows - len(values))
+        if parts:
+            columns = {name: ColumnScan(values) for name, values in parts.items() if not INDEX.fullmatch(name)}
+            found.append(Sheet(site, files[0], columns, tested))
+    return found, wrong
+
+
+def divided(sheet: Sheet, column: str) -> list[Sheet]:
+    """Return the sites that a column of a table names."""
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(sheet.columns[column].texts):
+        if name is not None:
+            rows.setdefault(category(name), []).append(row)
+    return [
+        Sheet(
+            site,
+            sheet.file,
+            {
+                name: ColumnScan([scan.texts[row] for row in chosen])
+                for name, scan in sheet.columns.items()
+                if name != column
+            },
+        )
+        for site, chosen in sorted(rows.items())
+    ]
+
+
+def _texts(file: Path, data: DataOptions) -> dict[str, list[str | None]]:
+    """Return the columns of a file as texts."""
+    asked, budget = Columns.of(data), data.budget()
+    if file.suffix.lower() in DELIMITED:
+        table = read_texts(file, asked, budget)
+        return {name: table[name].to_pylist() for name in table.column_names}
+    table, _ = parse_parquet(file, Columns(labelled=False, anywhere=True), budget)
+    return {name: [_text(v) for v in table[name].to_pylist()] for name in table.column_names}
+
+
+def _text(value: Any) -> str | None:
+    if value is None or value != value:
+        return None
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())
+    return str(value).strip() or None

@@ -1,0 +1,344 @@
+"""What a person should know about the tables of several sites before they learn together."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from protofed.apps.folder.finding import Finding, combined
+from protofed.apps.folder.scan import ColumnScan, Sheet
+from protofed.data.arrow import LABEL_NAMES
+from protofed.data.comparing import alike, majority
+from protofed.data.dates import DAY, day
+from protofed.data.tables import category
+from protofed.data.typed import identifies
+from protofed.untrusted import limits
+
+MANY_CLASSES = 30
+"""Most different values of a column that is taken for the label."""
+FEW_TESTED = 30
+"""Test samples below which a difference of a few points is chance."""
+TEST_FRACTION = 0.25
+UNIT = 4.0
+"""Ratio of medians between one site and the others from which on a column probably has another unit."""
+OUT = "leave the column out; correct it to use it"
+_LABEL = re.compile(
+    r".*(activity|class|condition|death|deceased|default|diagnos|died|disease|event|fraud|grade|group|label|"
+    r"malign|mortality|outcome|positive|quality|readmi|recurr|relapse|response|result|species|stage|status|"
+    r"surviv|target|type).*"
+)
+_SITE = re.compile(
+    r"(bank|branch|center|centre|client|clinic|country|hospital|institution|site|source|station)(id|name|nr|number)?"
+)
+_PLACEHOLDER = re.compile(
+    r"[^\w\d]+|empty|k\.? ?a\.?|missing|n\.?[abd]\.?|na|nan|nil|none?|not (available|done|known)|unbekannt|"
+    r"unk(nown)?|void|x+",
+    re.IGNORECASE,
+)
+"""Texts in place of a value that nobody knows."""
+_BIRTH = re.compile(r".*(birth|born|dob|geb).*", re.IGNORECASE)
+
+
+def name_of_site(sheet: Sheet) -> str:
+    """Return the column of a single table that most probably names its sites; "" if none does."""
+    found = [n for n, c in sheet.columns.items() if _SITE.fullmatch(_folded(n)) and 2 <= len(c.distinct) <= 1000]
+    return min(found, key=lambda name: len(sheet.columns[name].distinct), default="")
+
+
+def renamed(sheets: Sequence[Sheet]) -> tuple[list[Sheet], list[Finding]]:
+    """Return tables whose columns have the usual spelling of their name, and what was found."""
+    votes = Counter(name for sheet in sheets for name in sheet.columns)
+    usual: dict[str, str] = {}
+    for name, _ in votes.most_common():
+        usual.setdefault(_folded(name), name)
+    named, found = [], []
+    for sheet in sheets:
+        own = {n: usual[_folded(n)] for n in sheet.columns if usual[_folded(n)] not in sheet.columns}
+        for old, new in own.items():
+            options = {"data.rename": {old: new}}
+            found.append(Finding(sheet.site, old, f"is called {new!r} elsewhere", f"read it as {new!r}", options))
+        columns = {own.get(name, name): column for name, column in sheet.columns.items()}
+        named.append(Sheet(sheet.site, sheet.file, columns, sheet.tested))
+    return named, found
+
+
+def label_of(sheets: Sequence[Sheet], wanted: str = "") -> tuple[str, Finding]:
+    """Return the column that is most probably the label, or "", and what speaks for it.
+
+    Args:
+        wanted: The column that somebody has named; "" to guess.
+    """
+    common = [name for name in sheets[0].columns if all(name in sheet.columns for sheet in sheets)]
+    if wanted:
+        if lacking := [sheet.site for sheet in sheets if wanted not in sheet.columns]:
+            return "", Finding(_few(lacking), wanted, "is not there", f"--label {_few(common)}", open=True)
+        return wanted, Finding("", wanted, _classes(sheets, wanted), "the label", {"data.label_column": wanted})
+    scores = {name: _score(sheets, name, name == common[-1]) for name in common}
+    ranked = sorted((name for name in common if scores[name]), key=lambda name: -scores[name])
+    if not ranked:
+        return "", Finding("", "", "no column looks like a label", f"name it: --label {_few(common)}", open=True)
+    others = [name for name in ranked[1:4] if 2 * scores[name] > scores[ranked[0]]]
+    proposal = "the label" + f"; it could be {' or '.join(others)}, too (--label)" * bool(others)
+    options = {"data.label_column": ranked[0]}
+    return ranked[0], Finding("", ranked[0], _classes(sheets, ranked[0]), proposal, options)
+
+
+def _score(sheets: Sequence[Sheet], name: str, last: bool) -> float:
+    """Return how much speaks for a column being the label; 0 if it cannot be."""
+    columns = [sheet.columns[name] for sheet in sheets]
+    values = {value for column in columns for value in column.distinct}
+    rows = sum(len(column.present) for column in columns)
+    fractions = any(column.numeric and bool((column.numbers % 1).any()) for column in columns)
+    few = 2 <= len(values) <= min(MANY_CLASSES, rows / 5)
+    if not few or fractions or sum(column.dates() for column in columns) > rows / 2:
+        return 0.0
+    told = 4.0 if name.casefold() in LABEL_NAMES else 3.0 if _LABEL.fullmatch(name.casefold()) else 0.0
+    return told + 1.5 * last + 0.5 * (len(values) == 2) + 0.5 * (not any(c.numeric for c in columns)) + 0.1
+
+
+def _classes(sheets: Sequence[Sheet], name: str) -> str:
+    votes: Counter[str] = Counter()
+    for sheet in sheets:
+        votes.update(sheet.columns[name].distinct)
+    return shown_classes(votes)
+
+
+def shown_classes(votes: Counter[str]) -> str:
+    """Return numbers of samples by class in words."""
+    shown = ", ".join(f"{value} ({number:,})" for value, number in votes.most_common(6))
+    return f"{len(votes)} classes: {shown}" + ", …" * (len(votes) > 6)
+
+
+def judge(sheets: Sequence[Sheet], label: str) -> list[Finding]:
+    """Return the findings for all columns and sites, in the order in which a person would read them.
+
+    Args:
+        label: The column of the label; "" if there is none.
+    """
+    found = [*_labels(sheets, label)] if label else []
+    names = list(dict.fromkeys(name for sheet in sheets for name in sheet.columns if name != label))
+    shared = [name for name in names if all(name in sheet.columns for sheet in sheets)]
+    for name in names:
+        if name not in shared:
+            lacking = _few([sheet.site for sheet in sheets if name not in sheet.columns])
+            found.append(Finding(lacking, name, "is not there", "leave it out at all sites", {"data.drop": [name]}))
+    dated = [name for name in shared if _is_date(sheets, name)]
+    found += _dates(sheets, dated) if dated else ()
+    for name in shared:
+        if name not in dated:
+            found += _column(sheets, name)
+    dropped = {name for finding in found for name in finding.options.get("data.drop", ())}
+    found += _missing(sheets, [name for name in shared if name not in dropped])
+    return [*found, *_sites(sheets, label, combined(found).get("data.labels", {}))] if label else found
+
+
+def _labels(sheets: Sequence[Sheet], label: str) -> Iterator[Finding]:
+    for sheet in sheets:
+        if missing := sheet.columns[label].missing:
+            told = f"{missing} rows have none, the first is row {sheet.columns[label].first_missing}"
+            yield Finding(sheet.site, label, told, "leave these rows out", {"data.unlabelled": "drop"})
+    values = {value for sheet in sheets for value in sheet.columns[label].distinct}
+    if not all(re.fullmatch(r"-?\d+", value) for value in values):
+        yield from _spelt(sheets, label, "data.labels", "")
+    elif {int(value) for value in values} != set(range(len(values))):
+        names = {value: value for value in sorted(values, key=int)}
+        told = f"is numbered {_few(list(names))}"
+        yield Finding("", label, told, "use the numbers as names", {"data.labels": names})
+
+
+def _spelt(sheets: Sequence[Sheet], name: str, option: str, column: str) -> Iterator[Finding]:
+    """Yield the names of categories or classes that are probably the same.
+
+    Args:
+        option: Option for names in place of others.
+        column: The column in that option; "" if it is that of the label.
+    """
+    within = _within(sheets, name)
+    for odd, usual in within.items():
+        where = _few([sheet.site for sheet in sheets if odd in sheet.columns[name].distinct])
+        found, proposal = f"{odd!r} beside {usual!r}", f"read {odd!r} as {usual!r}"
+        yield Finding(where, name, found, proposal, _renames(option, column, {odd: usual}))
+    sites = [(s.site, tuple(dict.fromkeys(within.get(n, n) for n in s.columns[name].distinct))) for s in sheets]
+    for match in alike(column, sites, {}):
+        found = match.problem.split(" has ")[-1].removeprefix("has the classes ")
+        if not match.renames:
+            yield Finding(match.site, name, found, match.advice, open=True)
+            continue
+        again = {odd: match.renames[new] for odd, new in within.items() if new in match.renames}
+        pairs = {**match.renames, **again}
+        told = ", ".join(f"{old!r} as {new!r}" for old, new in pairs.items())
+        yield Finding(match.site, name, found, f"read {told}", _renames(option, column, pairs))
+
+
+def _renames(option: str, column: str, pairs: Mapping[str, str]) -> dict[str, Any]:
+    return {option: {column: dict(pairs)} if column else dict(pairs)}
+
+
+def _within(sheets: Sequence[Sheet], name: str) -> dict[str, str]:
+    """Return the most frequent spelling for every other one that differs from it in case and spaces alone."""
+    votes: Counter[str] = Counter()
+    for sheet in sheets:
+        votes.update(sheet.columns[name].distinct)
+    usual: dict[str, str] = {}
+    for value, _ in votes.most_common():
+        usual.setdefault(" ".join(value.casefold().split()), value)
+    spelt = {value: usual[" ".join(value.casefold().split())] for value in votes}
+    return {value: best for value, best in spelt.items() if value != best and len(value) > 1}
+
+
+def _is_date(sheets: Sequence[Sheet], name: str) -> bool:
+    columns = [sheet.columns[name] for sheet in sheets if sheet.columns[name].present]
+    plain = all(not column.numeric or set(map(len, column.present)) == {8} for column in columns)
+    shares = [max(column.dates(), column.dates(True)) / len(column.present) for column in columns]
+    return plain and min(shares, default=0.0) > 0.9
+
+
+def _dates(sheets: Sequence[Sheet], names: Sequence[str]) -> Iterator[Finding]:
+    """Yield columns of dates: the latest as a day, the others as days before it, such as an age."""
+    month_first = any(sheet.columns[n].dates(True) > sheet.columns[n].dates() for sheet in sheets for n in names)
+    american = {"data.month_first": True} if month_first else {}
+    wrong = {name: _no_dates(sheets, name, month_first) for name in names}
+    middles = {name: _middle(sheets, name, month_first) for name in names if not wrong[name]}
+    latest = max(middles, key=lambda name: middles[name], default="")
+    for name in names:
+        if wrong[name]:
+            yield Finding("", name, f"{_few(wrong[name])} among dates", OUT, {"data.drop": [name]})
+        elif name == latest:
+            yield Finding("", name, "dates", "use the day as a number", {"data.dates": {name: DAY}, **american})
+        else:
+            what = f"the age at {latest!r}" if _BIRTH.fullmatch(name) else f"the days until {latest!r}"
+            yield Finding("", name, "dates", f"use {what}", {"data.dates": {name: latest}, **american})
+
+
+def _no_dates(sheets: Sequence[Sheet], name: str, month_first: bool) -> list[str]:
+    """Return the values of a column of dates that are none, with their places."""
+    columns = {sheet.site: sheet.columns[name] for sheet in sheets}
+    return [
+        f"{text!r} ({site}, row {column.row + place})"
+        for site, column in columns.items()
+        for place, text in enumerate(column.texts)
+        if text is not None and day(text, month_first) is None
+    ]
+
+
+def _middle(sheets: Sequence[Sheet], name: str, month_first: bool) -> float:
+    """Return the median day of a column of dates."""
+    found = (day(text, month_first) for sheet in sheets for text in sheet.columns[name].present)
+    return float(np.median([number for number in found if number is not None]))
+
+
+def _column(sheets: Sequence[Sheet], name: str) -> Iterator[Finding]:
+    """Yield the findings for a column that all sites have and that holds no dates."""
+    columns = {sheet.site: sheet.columns[name] for sheet in sheets if sheet.columns[name].present}
+    if not columns:
+        yield Finding("", name, "is empty at all sites", "leave it out", {"data.drop": [name]})
+    elif majority(column.numeric for column in columns.values()):
+        yield from _numbers(name, columns)
+    else:
+        yield from _words(sheets, name, columns)
+
+
+def _words(sheets: Sequence[Sheet], name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Finding]:
+    """Yield the findings for a column of texts."""
+    texts = [text for column in columns.values() for text in column.present]
+    number = len({value for column in columns.values() for value in column.distinct})
+    hardly = any(identifies(name, np.array(list(map(category, c.present)))) for c in columns.values())
+    if not hardly and number <= limits.CATEGORIES:
+        if odd := [site for site, column in columns.items() if column.numeric]:
+            yield Finding(_few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
+        else:
+            yield from _spelt(sheets, name, "data.categories", name)
+    elif sum(text.count(" ") for text in texts) >= 3 * len(texts):
+        known = find_spec("wordllama") is not None
+        use, lack = "use the mean of its words' vectors", "leave it out (pip install 'protofed[text]' to use it)"
+        options = {"data.text" if known else "data.drop": [name]}
+        yield Finding("", name, "free text", use if known else lack, options)
+    else:
+        told = "hardly repeats, like a name" if hardly else f"has {number} different texts"
+        yield Finding("", name, told, "leave it out", {"data.drop": [name]})
+
+
+def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Finding]:
+    """Yield the findings for a column of numbers."""
+    if any(identifies(name, column.numbers) for column in columns.values()):
+        yield Finding("", name, "hardly repeats, like a case number", "leave it out", {"data.drop": [name]})
+        return
+    odd = [(site, text, row) for site, column in columns.items() for text, row in column.odd.items()]
+    if blanks := list(dict.fromkeys(text for _, text, _ in odd if _PLACEHOLDER.fullmatch(text))):
+        sites = _few(list(dict.fromkeys(site for site, text, _ in odd if text in blanks)))
+        told = f"{_few(list(map(repr, blanks)))} among numbers"
+        yield Finding(sites, name, told, "read it as a missing value", {"data.nothing": blanks})
+    for site, text, row in odd:
+        if text not in blanks:
+            yield Finding(site, name, f"{text!r} in row {row}, among numbers", OUT, {"data.drop": [name]})
+            return
+    middles = {site: float(np.median(column.numbers)) for site, column in columns.items() if len(column.numbers)}
+    for site, middle in middles.items() if len(middles) > 2 else ():
+        others = float(np.median([value for other, value in middles.items() if other != site]))
+        ratio = middle / others if others > 0 and middle > 0 else 1.0
+        if not 1 / UNIT < ratio < UNIT and _apart(columns, site):
+            told = f"median {middle:.4g}, elsewhere {others:.4g}: another unit?"
+            yield Finding(site, name, told, "standardise each site by itself", {"data.standardise": "site"})
+
+
+def _apart(columns: Mapping[str, ColumnScan], site: str) -> bool:
+    """Return whether the middle halves of a site's numbers and of all others' do not overlap."""
+    rest = np.concatenate([column.numbers for other, column in columns.items() if other != site])
+    (low, high), (first, last) = (np.quantile(values, [0.25, 0.75]) for values in (columns[site].numbers, rest))
+    return bool(low > last or high < first)
+
+
+def _missing(sheets: Sequence[Sheet], names: Sequence[str]) -> Iterator[Finding]:
+    total = sum(sheet.rows for sheet in sheets)
+    for name in names:
+        lacking = {sheet.site: sheet.columns[name].missing for sheet in sheets if sheet.columns[name].missing}
+        if lacking:
+            told = f"{sum(lacking.values()):,} of {total:,} values are missing"
+            proposal = "use the site's mean, and an input that says so"
+            yield Finding(_few(list(lacking)), name, told, proposal, {"data.missing": "indicator"})
+
+
+def _sites(sheets: Sequence[Sheet], label: str, names: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield sites with a single class, without some classes, or with few test samples.
+
+    Args:
+        names: Names of classes in place of others.
+    """
+    held: dict[str, Counter[str]] = {sheet.site: Counter() for sheet in sheets}
+    for sheet in sheets:
+        for value, number in sheet.columns[label].distinct.items():
+            held[sheet.site][names.get(value, value)] += number
+    for sheet in sheets:
+        tested = round(TEST_FRACTION * sheet.rows) if sheet.tested is None else sheet.tested
+        yield from of_classes(held, sheet.site, tested)
+
+
+def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) -> Iterator[Finding]:
+    """Yield the findings for the classes and the number of test samples of one site.
+
+    Args:
+        held: Number of samples of each class, by site.
+        tested: Number of the site's test samples.
+    """
+    own = held[site]
+    lacks = sorted({name for counts in held.values() for name in counts} - own.keys())
+    if len(own) == 1:
+        told = f"all {sum(own.values())} samples are {next(iter(own))!r}"
+        yield Finding(site, "", told, "keep it: its accuracy says little")
+    elif lacks:
+        yield Finding(site, "", f"has no {_few(lacks)}")
+    if tested < FEW_TESTED:
+        yield Finding(site, "", f"{tested} test samples: a gain of a few points cannot be seen")
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.casefold())
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
