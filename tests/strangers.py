@@ -39,7 +39,7 @@ def _day(number: int) -> date:
 
 
 def hospitals(path: Path) -> None:
-    """Four hospitals: semicolons and decimal commas, columns in another order, gaps, an ID, a date, one class alone."""
+    """Four hospitals: decimal commas, columns in another order, gaps, an ID, a date, one with a single class."""
     names, rows = _cells()
     rng = np.random.default_rng(1)
     full = [[f"P{10_000 + i}", _day(rng.integers(700)).isoformat(), *row] for i, row in enumerate(rows)]

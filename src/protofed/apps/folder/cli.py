@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.cli.common import console
+from protofed.cli.common import Jobs, Quiet, Seeds, console, reported, seeds_of
 from protofed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +51,37 @@ def init(
     console.print(
         f"Written: {out}. Next: protofed run {out}, or protofed try {folder}", soft_wrap=True, markup=False
     )
+
+
+def attempt(
+    folder: Source,
+    label: Label = "",
+    site: Site = "",
+    seeds: Seeds = "0,1,2",
+    jobs: Jobs = 1,
+    out: Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Answer for a folder of data whether federating helps its sites, with scikit-learn alone and pooled beside it."""
+    from protofed.apps.folder.looking import inspected
+    from protofed.apps.folder.page import write_trial
+    from protofed.apps.folder.trying import tried
+
+    look = inspected(folder, label, site)
+    taken = [f for f in look.findings if f.options]
+    tree = look.recipe(taken)
+    if not quiet:
+        show(look)
+    with reported(quiet=quiet, resume=False) as progress:
+        trial = tried(tree, seeds_of(seeds), out, progress, jobs)
+    write_trial(trial, taken)
+    table = Table("", *trial.sites[:8], "all", box=None, pad_edge=False)
+    for arm in trial.arms:
+        values = [arm.mean(name)[0] for name in (*trial.sites[:8], "")]
+        table.add_row(arm.title, *(f"{100 * value:.1f}" for value in values))
+    console.print(trial.verdict, soft_wrap=True, markup=False, highlight=False)
+    console.print(table)
+    console.print(f"Page: {trial.page}", soft_wrap=True, markup=False)
 
 
 def show(look: Look) -> None:

@@ -1,0 +1,88 @@
+"""The page of ``protofed try``: the answer, a picture, and a table of sites and ways of learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from protofed.analysis.figures.base import canvas, legend_below
+from protofed.analysis.figures.saving import inline_svg
+from protofed.analysis.report.page import PageFigure, environment
+from protofed.analysis.report.tables import ReportCell, ReportTable
+from protofed.analysis.style import BLUE, GREY, theme
+from protofed.apps.folder.finding import Finding
+from protofed.apps.folder.trying import Arm, Trial, difference
+from protofed.storage.files import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST = 60
+"""Most sites that are drawn."""
+
+
+def write_trial(trial: Trial, findings: Sequence[Finding]) -> None:
+    """Write one self-contained page.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    from markupsafe import Markup
+
+    told = "Accuracy of each site on its own test samples, alone and together, by the same closed form."
+    drawn = len(trial.sites) <= MOST
+    plot = PageFigure(Markup(inline_svg(_drawn(trial), "t", told)) if drawn else None, "too many sites")
+    settled = [f for f in findings if f.proposal and not f.open]
+    template = environment().get_template("try.html")
+    write_text(
+        trial.page,
+        template.render(trial=trial, gains=_gains(trial), arms=_arms(trial), plot=plot, settled=settled),
+    )
+
+
+def _gains(trial: Trial) -> ReportTable:
+    """Return one row per site: the closed form alone and together."""
+    table = ReportTable(["Site", "Test", "Alone", "Together", "Gain"])
+    for site in ("", *trial.sites):
+        hits = trial.arms[0].hits
+        tested = sum(len(hits[name][0]) for name in ([site] if site else hits))
+        mean, low, high = trial.gain(site)
+        gain = ReportCell(
+            f"{100 * mean:+.1f}", f"{100 * low:+.1f} … {100 * high:+.1f}", strong=not low <= 0 <= high
+        )
+        alone, together = (_percent(arm, site) for arm in (trial.arms[1], trial.arms[0]))
+        table.add(site or "all", f"{tested:,}", alone, together, gain)
+    return table
+
+
+def _arms(trial: Trial) -> ReportTable:
+    """Return one row per way of learning: all sites, the difference from the closed form together, each site."""
+    few = trial.sites[:12]
+    table = ReportTable(["Way of learning", "All sites", "Closed form together gains", *few])
+    for arm in sorted(trial.arms, key=lambda arm: -arm.mean()[0]):
+        mean, low, high = (100 * value for value in difference(trial.arms[0], arm))
+        gain = ReportCell("–") if arm is trial.arms[0] else ReportCell(f"{mean:+.1f}", f"{low:+.1f} … {high:+.1f}")
+        table.add(arm.title, _percent(arm), gain, *(_percent(arm, site) for site in few))
+    return table
+
+
+def _percent(arm: Arm, site: str = "") -> ReportCell:
+    mean, low, high = (100 * value for value in arm.mean(site))
+    return ReportCell(f"{mean:.1f}", f"{low:.1f} … {high:.1f}")
+
+
+def _drawn(trial: Trial) -> Figure:
+    """Return a line per site from its accuracy alone to that together."""
+    together, alone = trial.arms[:2]
+    with theme():
+        fig, ax = canvas(height=0.9 + 0.3 * len(trial.sites))
+        for place, site in enumerate(reversed(trial.sites)):
+            before, after = 100 * alone.mean(site)[0], 100 * together.mean(site)[0]
+            ax.plot([before, after], [place, place], color=GREY, linewidth=1.2, zorder=1)
+            ax.plot(before, place, "o", color=GREY, markersize=7, label="alone" if not place else None)
+            ax.plot(after, place, "o", color=BLUE, markersize=7, label="together" if not place else None)
+        ax.set_yticks(range(len(trial.sites)), list(reversed(trial.sites)))
+        ax.set_ylim(-0.6, len(trial.sites) - 0.4)
+        ax.set_xlabel("Accuracy on the site's own test samples (%)")
+        legend_below(fig, [ax])
+    return fig

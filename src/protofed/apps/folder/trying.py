@@ -1,0 +1,240 @@
+"""An answer for a folder: each site alone against all together, by closed forms, networks and scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofed.api import compare
+from protofed.apps.folder.recipe import write
+from protofed.config.schema import Tree, apply_overrides, resolve
+from protofed.experiments.comparing import Comparison
+from protofed.experiments.loading import load_data
+from protofed.experiments.rundir import place_for
+from protofed.experiments.running import Progress
+from protofed.models.encoders import EncoderOptions
+from protofed.samples import ClientData
+from protofed.storage.files import write_json
+from protofed.text import size
+from protofed.trained.metrics import answers
+from protofed.trained.run import TrainedRun
+from protofed.trained.worth import interval
+
+TOGETHER, ALONE = "fedlda-fixed", "local_lda-fixed"
+METHODS = {TOGETHER: "closed form", ALONE: "closed form", "beacon": "networks, beacon", "local": "networks"}
+"""Methods of protofed, in the words of a table."""
+WIDEST = 512
+"""Most inputs with which gradient boosting is tried."""
+Hits = dict[str, list[NDArray[np.float64]]]
+"""Which test samples of each site are classified rightly, ``(n,)`` of 0 and 1, for each seed."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of learning.
+
+    Attributes:
+        name: What learns.
+        together: Whether it learns from the samples of all sites.
+        federated: Whether nothing but messages leaves a site; otherwise its samples would.
+        hits: Its right answers.
+    """
+
+    name: str
+    together: bool
+    federated: bool
+    hits: Hits
+
+    def mean(self, site: str = "") -> tuple[float, float, float]:
+        """Return the accuracy on the test samples of a site, or of all, with its 95 % interval."""
+        return interval([np.concatenate(parts) for parts in _by_seed(self.hits, site)])
+
+    @property
+    def title(self) -> str:
+        """The arm in words."""
+        where = ("together" if self.federated else "pooled") if self.together else "alone"
+        return f"{self.name}, {where}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What each site reaches alone and together.
+
+    Attributes:
+        sites: Names of the sites.
+        arms: The ways of learning; the first is the closed form together, the second its twin alone.
+        seeds: Seeds of splits and networks.
+        sent: Bytes that a site sends for the closed form.
+        directory: Directory with the runs, the recipe and the page.
+    """
+
+    sites: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    sent: float
+    directory: Path
+
+    @property
+    def page(self) -> Path:
+        """Path of the HTML page."""
+        return self.directory / "try.html"
+
+    def gain(self, site: str = "") -> tuple[float, float, float]:
+        """Return what the closed form gains over its twin, on the test samples of a site or of all."""
+        return difference(self.arms[0], self.arms[1], site)
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one or two sentences."""
+        helped = [site for site in self.sites if self.gain(site)[1] > 0]
+        hurt = [site for site in self.sites if self.gain(site)[2] < 0]
+        mean, low, high = self.gain()
+        points = f"{100 * mean:+.1f} points on average ({100 * low:+.1f} … {100 * high:+.1f})"
+        how = f"with fedlda in one round of {size(round(self.sent))} per site"
+        if low > 0:
+            whom = f"{len(helped)} of {len(self.sites)} sites" if helped else "the sites as a whole"
+            text = f"Federating helps {whom}: {points} {how}, against the same classifier of a site's own samples"
+        elif high < 0:
+            text = f"Federating does not help: {points} {how}"
+        else:
+            text = f"No gain from federating is seen: {points} {how}"
+        if helped and low <= 0:
+            text += f"; {', '.join(helped[:4])} gain{'s' * (len(helped) == 1)}"
+        if hurt:
+            text += f"; {', '.join(hurt[:4])} lose{'s' * (len(hurt) == 1)}"
+        return f"{text}. {self._rivals()}"
+
+    def _rivals(self) -> str:
+        """Return how the best way alone compares, chosen with the test samples' help, which favours it."""
+        alone = max((arm for arm in self.arms if not arm.together), key=lambda arm: arm.mean()[0])
+        pooled = [arm for arm in self.arms if arm.together and not arm.federated]
+        told = f"fedlda reaches {_percent(self.arms[0])}, the best way alone ({alone.name}) {_percent(alone)}"
+        if pooled:
+            best = max(pooled, key=lambda arm: arm.mean()[0])
+            told += f", {best.name} of pooled samples {_percent(best)}"
+        return told + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; shares are between 0 and 1."""
+        rows = [
+            {"arm": arm.title, "all": arm.mean(), "sites": {site: arm.mean(site) for site in self.sites}}
+            for arm in self.arms
+        ]
+        return {"verdict": self.verdict, "seeds": list(self.seeds), "gain": self.gain(), "arms": rows}
+
+
+def _by_seed(hits: Hits, site: str) -> list[list[NDArray[np.float64]]]:
+    chosen = [hits[site]] if site else list(hits.values())
+    return [list(parts) for parts in zip(*chosen, strict=True)]
+
+
+def difference(arm: Arm, other: Arm, site: str = "") -> tuple[float, float, float]:
+    """Return how much more often an arm is right than another, with the 95 % interval.
+
+    Args:
+        site: A site whose test samples count; "" for those of all.
+    """
+    pairs = zip(_by_seed(arm.hits, site), _by_seed(other.hits, site), strict=True)
+    return interval([np.concatenate(own) - np.concatenate(theirs) for own, theirs in pairs])
+
+
+def _percent(arm: Arm) -> str:
+    return f"{100 * arm.mean()[0]:.1f} %"
+
+
+def tried(
+    tree: Tree, seeds: Sequence[int], out: Path | None, progress: Progress | None = None, jobs: int = 1
+) -> Trial:
+    """Return what each site reaches alone and together.
+
+    Args:
+        tree: A recipe with the variants of :mod:`protofed.apps.folder.recipe`.
+        out: Directory of the runs; None for a new one below ``runs/``.
+
+    Raises:
+        ProtofedError: As :func:`protofed.compare`.
+    """
+    found = compare_tree(tree, seeds, out, progress, jobs)
+    runs: Mapping[str, list[TrainedRun]] = found.runs
+    arms = [
+        Arm(METHODS[n], n not in (ALONE, "local"), n not in (ALONE, "local"), _answered(runs[n])) for n in METHODS
+    ]
+    plain = resolve(apply_overrides(tree, {"encoder": {}}))
+    held = [load_data(replace(plain, seed=seed, encoder=EncoderOptions())).clients for seed in seeds]
+    kept = [name for name, hits in arms[0].hits.items() if sum(map(len, hits))]
+    for name, make in _estimators(int(np.prod(held[0][0].train.x.shape[1:]))).items():
+        arms += [Arm(name, pooled, False, _learnt(make, held, pooled)) for pooled in (False, True)]
+    arms = [replace(arm, hits={site: arm.hits[site] for site in kept}) for arm in arms]
+    sent = np.mean([sum(r.bytes["up"] for r in run.rounds) / len(run.clients) for run in runs[TOGETHER]])
+    trial = Trial(tuple(kept), tuple(arms), tuple(seeds), float(sent), found.directory)
+    write_json(found.directory / "try.json", trial.to_dict())
+    return trial
+
+
+def compare_tree(
+    tree: Tree, seeds: Sequence[int], out: Path | None, progress: Progress | None, jobs: int
+) -> Comparison[TrainedRun]:
+    """Run the methods of protofed on a recipe that is written beside the runs."""
+    directory = place_for(out, "try", resume=False)
+    recipe = directory.parent / f"{directory.name}.toml"
+    write(recipe, tree, (), ())
+    return compare(recipe, list(METHODS), list(seeds), out=directory, progress=progress, jobs=jobs)
+
+
+def _answered(runs: Sequence[TrainedRun]) -> Hits:
+    hits: Hits = {}
+    for run in runs:
+        for name, own in answers(run).items():
+            hits.setdefault(name, []).append((own.labels == own.y).astype(np.float64))
+    return hits
+
+
+def _estimators(width: int) -> dict[str, Callable[[], Any]]:
+    """Return scikit-learn's classifiers by name, for samples of so many numbers."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    found: dict[str, Callable[[], Any]] = {"logistic regression": lambda: LogisticRegression(max_iter=2000)}
+    if width <= WIDEST:
+        found["gradient boosting"] = lambda: HistGradientBoostingClassifier(random_state=0)
+    return found
+
+
+def _learnt(make: Callable[[], Any], held: Sequence[Sequence[ClientData]], pooled: bool) -> Hits:
+    """Return the right answers of a classifier of scikit-learn, of each site's samples or of all."""
+    hits: Hits = {}
+    for clients in held:
+        everything = [(_flat(c), c.train.y.numpy()) for c in clients if len(c.train)]
+        together = _fitted(make, *map(np.concatenate, zip(*everything, strict=True))) if pooled else None
+        for client in clients:
+            learnt = together or _fitted(make, _flat(client), client.train.y.numpy())
+            x, y = _flat(client, test=True), client.test.y.numpy()
+            right = (learnt(x) == y) if len(y) else np.zeros(0)
+            hits.setdefault(client.name, []).append(right.astype(np.float64))
+    return hits
+
+
+def _flat(client: ClientData, test: bool = False) -> NDArray[np.float64]:
+    samples = client.test if test else client.train
+    x: NDArray[np.float64] = samples.x.cpu().flatten(1).double().numpy()
+    return x / 255 if samples.x.dtype.itemsize == 1 else x
+
+
+def _fitted(
+    make: Callable[[], Any], x: NDArray[np.float64], y: NDArray[np.int64]
+) -> Callable[[NDArray[np.float64]], NDArray[np.int64]]:
+    """Return a function that classifies samples; of samples of a single class, it always answers that class."""
+    classes = np.unique(y)
+    if len(classes) < 2:
+        only = classes[0] if len(classes) else -1
+        return lambda samples: np.full(len(samples), only)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a limit of iterations was reached
+        model = make().fit(x, y)
+    return lambda samples: np.asarray(model.predict(samples))
