@@ -64,12 +64,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _groups(runs: Sequence[Run], of: Callable[[Run], str]) -> dict[str, list[str]]:
-    """Return value → methods that have it, where most methods differ in it; methods of the value "" are left out.
-
-    Args:
-        runs: The runs; those of different values along the axes of a comparison are not compared.
-        of: Returns a run's value.
-    """
+    """Return methods by value, where most methods differ in it; the value "" is left out."""
     found: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
     for run in runs:
         if value := of(run):

@@ -16,11 +16,7 @@ NOTHING = mean_std([])
 
 
 def one_class(runs: Sequence[Run]) -> str:
-    """Return a notice on the clients that trained on one class alone; "" if none did.
-
-    Args:
-        runs: Of one task, with any seeds and methods.
-    """
+    """Return a notice on the clients that trained on one class alone; "" if none did."""
     concerned = [run for run in runs if _lone(run)]
     if not concerned:
         return ""

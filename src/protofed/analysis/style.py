@@ -72,11 +72,11 @@ def theme() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How one method looks in every figure.
+    """The look of one method in every figure.
 
     Attributes:
         colour: Hexadecimal.
-        marker: A Matplotlib marker.
+        marker: For Matplotlib.
         dashes: Lengths of strokes and gaps in line widths; empty for a solid line.
     """
 

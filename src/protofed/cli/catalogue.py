@@ -115,11 +115,7 @@ def entries(kind: str, names: Sequence[str] = ()) -> list[Listed]:
     """Return the entries of a list.
 
     Args:
-        kind: A key of :data:`KINDS`.
-        names: Names of the entries to return; none for all.
-
-    Raises:
-        ConfigError: If there is no such list, or no such entry.
+        names: None for all.
     """
     if kind not in KINDS:
         raise ConfigError(unknown_name("list", kind, KINDS))

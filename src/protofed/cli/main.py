@@ -167,7 +167,7 @@ def worth(
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what joining is worth to each site: its own samples against those of all, in one round."""
+    """Measure the worth of joining to each site: its own samples against those of all, in one round."""
     with uncollected():
         from protofed import api
         from protofed.experiments.progress import progress_bar
@@ -390,12 +390,7 @@ def figure(
 
 
 def _show(result: Any, *, table: bool = True) -> None:
-    """Print the table of a run or comparison and the path of its report; end with status 1 if nothing is worth it.
-
-    Args:
-        result: The run or comparison.
-        table: Whether to print; otherwise only the status tells.
-    """
+    """Print the table and the report's path of a run or comparison; end with status 1 if all of it is worthless."""
     from protofed.experiments import Comparison
     from protofed.runs.trouble import ruin
 
@@ -524,11 +519,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def main(command: typer.Typer = app) -> None:
-    """Run a command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM.
-
-    Args:
-        command: The command line: this one, or that of a program beside the package.
-    """
+    """Run a command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM."""
     numerics.prepare()
     signals.clear()
 

@@ -58,8 +58,7 @@ def describe_clients(
     """Return the description of the method and the clients for ``federation.json``.
 
     Args:
-        federation: The federation before its first round.
-        sizes: Sizes of the models that are not built here, as :func:`sizes_of` returns them, by client.
+        sizes: Of models that are not built here, as :func:`sizes_of` returns them.
     """
     notes = [*_rule_notes(federation), *(note for stage in federation.stages for note in stage.note())]
     described = describe_roster(federation.method, federation.executor.clients, federated, notes, sizes)
@@ -73,7 +72,7 @@ def describe_roster(
     notes: Sequence[str] = (),
     sizes: Mapping[str, Tree] | None = None,
 ) -> Tree:
-    """Return what :func:`describe_clients` does of clients, whoever runs them."""
+    """Return :func:`describe_clients`' entries for clients, wherever they run."""
     K = federated.num_classes
     known = dict(sizes or {})
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}

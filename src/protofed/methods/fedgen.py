@@ -191,12 +191,7 @@ class FedGen(FedAvg[FedGenOptions]):
         return received
 
     def weight(self, first: float, round: int) -> float:
-        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0.
-
-        Args:
-            first: Weight in round 1.
-            round: Number of the round, from 1.
-        """
+        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
         return max(self.options.floor, first * self.options.decay ** (round - 1)) if first else 0.0
 
     def round(self, number: int) -> Round:
@@ -209,14 +204,7 @@ class FedGen(FedAvg[FedGenOptions]):
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
     ) -> Terms:
-        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·KL(softmax g(G(ε', y)) ‖ p(x))``, the teacher held fixed.
-
-        Args:
-            alpha: ``α_t``.
-            beta: ``β_t``.
-            received: Tensors received by the client.
-            state: The method's state of the client.
-        """
+        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·KL(softmax g(G(ε', y)) ‖ p(x))``, the teacher held fixed."""
         output = model(batch.x)
         terms = {"cross_entropy": batch.cross_entropy(output.logits)}
         if alpha:
@@ -268,9 +256,7 @@ class FedGen(FedAvg[FedGenOptions]):
         """Return ``Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) + η·div``, or ``CE(Σ_i (n_i/n)·g_i(G), y) + η·div``.
 
         Args:
-            heads: The classifiers ``g_i`` of this round's clients.
             noise: ``(B, z)``.
-            labels: ``(B,)`` int64.
             features: ``(B, d)``, ``G`` of both.
         """
         if self.options.ensemble == "models":

@@ -147,11 +147,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         return {**_named("mentee", self.initial), "version": torch.tensor(-1)}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Start from the global mentee.
-
-        Raises:
-            PayloadError: If the update does not follow the version that the client has.
-        """
+        """Start from the global mentee."""
         if message is None:
             return {}
         mentee, version, held = local.model.extras["mentee"], message["version"], int(local.state["version"])

@@ -127,12 +127,7 @@ class FedPA(FedAvg[FedPAOptions]):
         return self._schema(self.generator.upload_fields())
 
     def weight(self, first: float, floor: float, round: int) -> float:
-        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0.
-
-        Args:
-            first: Weight in round 1.
-            round: Number of the round, from 1.
-        """
+        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
         return max(floor, first * self.options.decay ** (round - 1)) if first else 0.0
 
     def alpha(self, round: int) -> float:
@@ -166,14 +161,7 @@ class FedPA(FedAvg[FedPAOptions]):
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
     ) -> Terms:
-        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·MSE(f(x), P_y)``; a class without a prototype has no pull.
-
-        Args:
-            alpha: ``α_t``.
-            beta: ``β_t``.
-            received: Tensors received by the client.
-            state: The method's state of the client.
-        """
+        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·MSE(f(x), P_y)``; a class without a prototype has no pull."""
         output = model(batch.x)
         terms = {"cross_entropy": batch.cross_entropy(output.logits)}
         if alpha:
@@ -248,14 +236,6 @@ class FedPA(FedAvg[FedPAOptions]):
 
         The push away from prototypes begins in the second round; without a limit it has no lower bound. Pairs of
         one label do not count as diverse.
-
-        Args:
-            prototypes: Global prototypes ``P``.
-            round: The round, counted from 1.
-            heads: The classifiers ``g_i`` of this round's clients.
-            noise: ``(B, z)``.
-            labels: ``(B,)`` int64.
-            features: ``(B, d)``, ``G`` of both.
         """
         o = self.options
         different = labels.unsqueeze(0) != labels.unsqueeze(1)

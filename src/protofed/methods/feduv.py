@@ -62,7 +62,7 @@ def variance_hinge(p: Tensor, weight: Tensor | None = None) -> Tensor:
 
     Args:
         p: ``(B, K)`` probabilities; their standard deviation over the batch is the unbiased one.
-        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
+        weight: ``(B,)``, 0 for padding; None keeps all.
     """
     w = torch.ones_like(p[:, 0]) if weight is None else weight.to(p.dtype)
     n = w.sum()
@@ -80,7 +80,7 @@ def uniformity(z: Tensor, weight: Tensor | None = None) -> Tensor:
 
     Args:
         z: ``(B, d)`` features.
-        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
+        weight: ``(B,)``, 0 for padding; None keeps all.
     """
     if len(z) < 2:
         return z.new_zeros(())

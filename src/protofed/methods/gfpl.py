@@ -146,7 +146,7 @@ class GFPL(Method[GFPLOptions]):
             raise ConfigError("gfpl: method.retrain_epochs counts the passes of method.retrain=epoch")
 
     def notes(self) -> tuple[str, ...]:
-        """What is retrained without a projection, and what becomes of a head without cross-entropy."""
+        """Describe retraining without a projection, and a head without cross-entropy."""
         notes = []
         if self.options.pfg and not self.options.dcs:
             notes.append("Without the dual classifier there is no projection, so the head is retrained.")
@@ -161,7 +161,7 @@ class GFPL(Method[GFPLOptions]):
 
     @property
     def each_batch(self) -> bool:
-        """Whether pseudo-features are drawn for every batch, and so within the loss."""
+        """Return whether pseudo-features are drawn for every batch, and so within the loss."""
         return self.options.pfg and self.options.retrain == "batch"
 
     # When, and what crosses the network.
@@ -251,7 +251,6 @@ class GFPL(Method[GFPLOptions]):
         """Return ``h = l(f)/‖l(f)‖`` (Eq. 11).
 
         Args:
-            model: The client's model, with the projection ``l``.
             features: ``(B, d)``, ``f``.
         """
         return F.normalize(model.extras["projection"](features), dim=-1)
@@ -263,8 +262,6 @@ class GFPL(Method[GFPLOptions]):
 
         Args:
             features: ``(B, d)``, ``f``.
-            logits: ``(B, K)``, ``g(f)``.
-            batch: The samples.
             etf: ``(K, p)`` directions ``z``; None without ``dcs``.
             state: The client's π_i for balanced softmax; empty for samples of all classes alike.
         """
@@ -290,7 +287,7 @@ class GFPL(Method[GFPLOptions]):
         """Algorithm 2, lines 17-18: Eq. 14 on r pseudo-features per class that are drawn for this step.
 
         Args:
-            batch: The samples of the local step before, which play no part.
+            batch: Of the local step before; plays no part.
         """
         drawn = pseudo.drawn(received, model.extras["noise"], self.options.samples)
         return self.retrain_loss(model, drawn, received, state)

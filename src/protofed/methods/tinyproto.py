@@ -64,8 +64,7 @@ class TinyProto(FedProto[Any]):
     reported last.
 
     Attributes:
-        options: The base's.
-        sparse: TinyProto's.
+        sparse: Its own.
         mu: Scale ``μ``, as given or from ``ρ``.
     """
 
@@ -198,11 +197,7 @@ class TinyProto(FedProto[Any]):
 
 
 def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
-    """Return the class that ``base`` names, and its options.
-
-    Raises:
-        ConfigError: If an option is given twice, or does not suit the base.
-    """
+    """Return the class that ``base`` names, and its options."""
     kind: Any = get(options.base)
     given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
     if twice := sorted(given.keys() & options.base_options):
@@ -211,17 +206,13 @@ def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
 
 
 def reduction_of(options: TinyProtoOptions) -> Literal["sum", "mean", "compensated"]:
-    """Return how the base sees the clients of a class: as one, or (``mean``) each by itself."""
+    """Return the clients of a class in the base's view: as one, or (``mean``) each by itself."""
     alone = not options.scaling or options.base == "fedtgp"
     return options.reduction or ("mean" if alone else "sum")
 
 
 def check(o: TinyProtoOptions, base: FedProto[Any], s: int) -> None:
-    """Refuse too many dimensions, counts that scaling is there to hide, and options without effect.
-
-    Raises:
-        ConfigError: If there is one of them.
-    """
+    """Refuse too many dimensions, counts that scaling is there to hide, and options without effect."""
     if o.cps and s > base.task.feature_dim:
         raise ConfigError(f"method.s must be at most d = {base.task.feature_dim}, not {s}")
     if o.reduction and not o.scaling:

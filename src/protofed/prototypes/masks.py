@@ -50,9 +50,6 @@ def class_masks(K: int, d: int, s: int, seed: int = 0) -> Tensor:
     Returns:
         ``(K, d)`` bool on the CPU, exactly ``s`` ones per row.
 
-    Raises:
-        ConfigError: ``K < 1``, ``s < 1`` or ``s > d``.
-
     Example:
         >>> masks = class_masks(K=10, d=100, s=25)
         >>> masks.sum(1).unique().tolist(), sorted(masks.sum(0).unique().tolist())
@@ -68,13 +65,10 @@ def compress(prototypes: Tensor, masks: Tensor) -> Tensor:
 
     Args:
         prototypes: ``(k, d)``.
-        masks: ``(k, d)`` bool, ``s`` ones per row: the masks of the same classes in the same order.
+        masks: ``(k, d)`` bool, ``s`` ones per row, of the same classes.
 
     Returns:
         ``(k, s)``, in the order of the dimensions.
-
-    Raises:
-        ConfigError: Shapes differ, or the masks do not all keep the same number of dimensions.
 
     Example:
         >>> masks = torch.tensor([[True, False, True], [False, True, True]])
@@ -97,9 +91,6 @@ def rebuild(values: Tensor, masks: Tensor) -> Tensor:
 
     Returns:
         ``(k, d)``, so that ``compress(rebuild(v, m), m) == v`` and ``rebuild(compress(c, m), m) == c * m``.
-
-    Raises:
-        ConfigError: ``values`` does not hold one entry per kept dimension.
 
     Example:
         >>> rebuild(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, False, True]]))

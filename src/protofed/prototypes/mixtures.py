@@ -38,7 +38,7 @@ class Mixture(NamedTuple):
     Attributes:
         weights: ``(c,)``, not necessarily summing to 1; 0 marks an unused place. Batch: ``(B, c)``.
         means: ``(c, d)``. Batch: ``(B, c, d)``.
-        stds: ``(c, d)``, positive standard deviations. Batch: ``(B, c, d)``.
+        stds: ``(c, d)``, positive. Batch: ``(B, c, d)``.
     """
 
     weights: Tensor
@@ -62,16 +62,13 @@ def fit_mixture(
 
     Args:
         features: ``(n, d)``, at least one row.
-        components: Largest number of components, ``n`` in the paper.
-        generator: CPU generator for the starting means.
+        components: At most; ``n`` in the paper.
+        generator: CPU, for the starting means.
         variance_floor: Smallest variance of any component in any dimension.
         tolerance: Stop when the mean log-likelihood per sample rises by less than this.
 
     Returns:
         Weights summing to 1, in the dtype of the features.
-
-    Raises:
-        ConfigError: No rows, entries that are not finite, or an option out of range.
 
     Example:
         >>> x = torch.tensor([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0], [5.1, 5.0]])
@@ -112,17 +109,13 @@ def fit_mixtures(
 
     Args:
         features: ``(n, d)``.
-        labels: ``(n,)`` their classes.
-        components: Largest number of components per class.
-        generator: CPU generator; a fixed amount is drawn, so a class's start does not depend on the others' data.
-        tolerance: See :func:`fit_mixture`; each class stops on its own.
+        labels: ``(n,)``.
+        components: Largest number per class.
+        generator: CPU; a fixed amount is drawn, so a class's start does not depend on the others' data.
 
     Returns:
-        A batch of K mixtures with ``components`` places each. Unused places have weight, mean and std 0, and so has
-        every place of a class without samples.
-
-    Raises:
-        ConfigError: As :func:`fit_mixture`, but no rows are fine; or labels outside ``0..K-1``.
+        A batch of K mixtures with ``components`` places each. Unused places, also of classes without samples, have
+        weight, mean and std 0.
     """
     require_vectors("features", features)
     require_labels(labels, len(features), K)
@@ -157,9 +150,6 @@ def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
     Returns:
         ``(r, d)``, or ``(B, r, d)`` for a batch, in the dtype and on the device of the means.
 
-    Raises:
-        ConfigError: Negative ``r`` or weights, or a mixture without a component of positive weight.
-
     Example:
         >>> narrow = Mixture(torch.tensor([1.0]), torch.tensor([[2.0, -1.0]]), torch.full((1, 2), 1e-6))
         >>> sample(narrow, 3, torch.Generator().manual_seed(0)).round()
@@ -193,7 +183,7 @@ def choose(shares: Tensor, uniform: Tensor) -> Tensor:
 
     Args:
         shares: ``(..., c)`` from :func:`shares`.
-        uniform: ``(..., r)`` numbers in [0, 1).
+        uniform: ``(..., r)`` in [0, 1).
 
     Returns:
         ``(..., r)`` int64: the first component whose cumulative share exceeds the number, never one of weight 0.
@@ -215,9 +205,6 @@ def place(means: Tensor, stds: Tensor, chosen: Tensor, noise: Tensor) -> Tensor:
         stds: ``(..., c, d)``.
         chosen: ``(..., r)`` int64 components.
         noise: ``(..., r, d)``, ``ε``.
-
-    Returns:
-        ``(..., r, d)``.
     """
     index = chosen.unsqueeze(-1).expand(noise.shape)
     return means.gather(-2, index) + stds.gather(-2, index) * noise
@@ -227,10 +214,7 @@ def stack(mixtures: Sequence[Mixture]) -> Mixture:
     """Return a batch of mixtures with different numbers of components, padded with places of weight 0.
 
     Args:
-        mixtures: At least one, all of the same dimension, dtype and device.
-
-    Raises:
-        ConfigError: If there is none.
+        mixtures: At least one, of the same dimension, dtype and device.
     """
     if not mixtures:
         raise ConfigError("stack: needs at least one mixture")
@@ -250,8 +234,6 @@ def bhattacharyya(mean_a: Tensor, var_a: Tensor, mean_b: Tensor, var_b: Tensor) 
     Args:
         mean_a: ``(..., d)``.
         var_a: ``(..., d)`` positive variances, not standard deviations.
-        mean_b: ``(..., d)``.
-        var_b: ``(..., d)``.
 
     Returns:
         ``(...)``, with leading dimensions broadcast; 0 for equal Gaussians.
@@ -281,7 +263,7 @@ def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1
       the result is the same, bit for bit, in whatever order clients report.
 
     Args:
-        weights: ``(m,)`` non-negative; components of weight 0 are left out.
+        weights: ``(m,)``, not negative; components of weight 0 are left out.
         means: ``(m, d)``.
         variances: ``(m, d)`` positive.
         threshold: ``S_C``.
@@ -289,10 +271,6 @@ def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1
     Returns:
         The fused mixture in the dtype of the means, clusters in the order of their seeds. Weights sum to the sum of
         the weights given.
-
-    Raises:
-        ConfigError: Shapes that do not fit, entries that are not finite, negative weights, no positive weight,
-            variances that are not positive, or ``threshold <= 0``.
 
     Example:
         >>> means = torch.tensor([[0.0], [0.2], [9.0]])

@@ -13,14 +13,7 @@ from protofed.visits import Evaluated, Executor, Messages
 
 
 class Evaluation:
-    """Evaluation of the clients.
-
-    Args:
-        options: When clients are scored, on what, and by which rule results are summed up.
-
-    Raises:
-        ConfigError: If clients cannot be scored as the options ask.
-    """
+    """Evaluation of the clients."""
 
     def __init__(self, options: EvaluationOptions, method: Method, executor: Executor) -> None:
         self.options, self.method = options, method
@@ -42,7 +35,7 @@ class Evaluation:
 
     @property
     def delivers(self) -> bool:
-        """Whether clients receive the new broadcast before they are scored."""
+        """Return whether clients receive the new broadcast before they are scored."""
         return self.options.at == "broadcast"
 
     @property
@@ -51,11 +44,7 @@ class Evaluation:
         return main_rule(self.method.rules, self.options.rule)
 
     def stalled(self, rounds: Sequence[RoundRecord]) -> bool:
-        """Return whether accuracy on validation samples has not improved for ``evaluation.patience`` evaluations.
-
-        Args:
-            rounds: Records of all rounds so far.
-        """
+        """Return whether validation accuracy has not improved for ``evaluation.patience`` evaluations."""
         found = [r.validation.weighted[self.main_rule] for r in rounds if r.validation]
         since = len(found) - 1 - found.index(max(found)) if found else 0
         return 0 < self.options.patience <= since
@@ -64,9 +53,6 @@ class Evaluation:
         self, executor: Executor, messages: Messages | None, participation: Participation, record: RoundRecord
     ) -> list[Evaluated]:
         """Score the clients and write their accuracy into the record of a round.
-
-        Args:
-            messages: Encoded broadcast of each client, if one is delivered.
 
         Returns:
             Results of all clients, empty ones included.

@@ -25,29 +25,20 @@ class Executor(Protocol):
     """Runs visits and yields their results in the order of ``names``.
 
     Attributes:
-        clients: All clients.
-        remote: Whether visits go over a network and may therefore fail.
+        remote: Visits go over a network and may therefore fail.
     """
 
     clients: Roster
     remote: bool
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
-        """Train clients.
-
-        Args:
-            messages: Encoded broadcast of each of them.
-            round: Number of the round, from 1.
-        """
+        """Train clients."""
         ...
 
     def announce(self, names: Iterable[str]) -> None:
         """Announce the clients that train next, on the broadcasts that the following evaluation delivers.
 
         Over a network they may begin at once, which saves an exchange; elsewhere this does nothing.
-
-        Args:
-            names: Names of the participants of the next round.
         """
         return
 
@@ -57,8 +48,7 @@ class Executor(Protocol):
         """Evaluate clients.
 
         Args:
-            messages: Encoded broadcast of each of them; None to evaluate them as training left them.
-            round: Number of the round, from 1.
+            messages: None to evaluate clients as training left them.
         """
         ...
 
@@ -107,7 +97,7 @@ class Fused(Executor):
     with a single warning; so are those whose first step with some loss differs from that of plain autograd.
 
     Args:
-        budget: Memory in bytes for the stack of a group; larger groups are divided.
+        budget: Bytes for the stack of a group; larger groups are divided.
     """
 
     remote = False

@@ -50,7 +50,7 @@ def _distances(run: Run) -> list[list[float]]:
 
 
 def _classes(run: Run) -> int:
-    """Return how many classes were aligned in that round."""
+    """Return the number of classes aligned in that round."""
     record = next(r for r in run.rounds if r.diagnostics.get("alignment_distances"))
     return int(record.diagnostics.get("classes") or len(run.class_names))
 

@@ -15,11 +15,7 @@ Curve = Mapping[int, float]
 
 
 def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out.
-
-    Args:
-        prefix: What names begin with.
-    """
+    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out."""
     numbers: dict[str, float] = {}
     for name, value in diagnostics.items():
         if isinstance(value, Mapping):
@@ -33,9 +29,6 @@ def recorded(run: Run, part: str, name: str) -> dict[int, float]:
     """Return round → a number among its ``losses`` or ``diagnostics``: NaN where a round lacks it, or nothing.
 
     Nothing is returned if every round lacks it.
-
-    Args:
-        part: ``losses`` or ``diagnostics``.
     """
     values = {r.round: scalars(getattr(r, part)).get(name) for r in run.rounds}
     known = any(v is not None for v in values.values())
@@ -47,8 +40,7 @@ def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *,
 
     Args:
         curves: One per seed.
-        line: Keyword arguments for ``Axes.plot``.
-        ring: Whether to mark the highest point.
+        line: Arguments of ``Axes.plot``.
     """
     import numpy as np
 

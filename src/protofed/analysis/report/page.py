@@ -21,7 +21,7 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
 
     Args:
         paths: Run directories, comparison directories, or folders with either inside.
-        out: The page; replaced whole.
+        out: Replaced whole.
         left_out: Takes the errors of damaged runs in folders, which the page then names; None raises them.
 
     Raises:
@@ -64,11 +64,7 @@ def _along(axes: Mapping[str, Sequence[str]], runs: list[Run]) -> list[PageFigur
 
 
 def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
-    """Return the page: about one run, or a comparison of several, and why others were ``left_out``.
-
-    Args:
-        left_out: Why other runs are not shown.
-    """
+    """Return the page: about one run, or a comparison of several, and why others were ``left_out``."""
     template = environment().get_template("report.html")
     return template.render(
         runs=list(runs),
@@ -98,12 +94,7 @@ def environment() -> Environment:
 
 
 class PageFigure(NamedTuple):
-    """A figure of the page.
-
-    Attributes:
-        svg: The drawing; None if the runs do not hold what it shows.
-        missing: Why there is none.
-    """
+    """A figure of the page."""
 
     svg: Markup | None
     missing: str = ""

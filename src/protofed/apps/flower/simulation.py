@@ -32,14 +32,11 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
     The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
 
     Args:
-        resume: Whether ``directory`` may contain a part of this run.
+        resume: ``directory`` may contain a part of this run.
         more: As for :func:`~protofed.apps.flower.server_app.serve`.
 
-    Returns:
-        The finished run.
-
     Raises:
-        ProtofedError: As :func:`~protofed.apps.flower.server_app.serve`; ConfigError if no cluster answers.
+        ProtofedError: ConfigError if no cluster answers.
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     _check_cluster(address)

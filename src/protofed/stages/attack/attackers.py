@@ -26,15 +26,7 @@ FINITE = 6e4
 
 
 class Attackers(Stage):
-    """The hostile clients of a simulation.
-
-    Args:
-        trainer: Local trainer with the method, its codec and the seed.
-
-    Raises:
-        ConfigError: If a named client does not exist, no honest client would be left, or the attack does not apply
-            to the method or engine.
-    """
+    """The hostile clients of a simulation."""
 
     def __init__(self, options: AttackOptions, trainer: LocalTrainer, clients: Roster) -> None:
         self.options = options
@@ -75,11 +67,7 @@ class Attackers(Stage):
             raise ConfigError(f"attack.target={self.options.target}, but classes are 0 to {classes - 1}")
 
     def described(self, counts: Counts) -> dict[str, Tensor]:
-        """Return the samples per class ``(K,)`` that each client describes before training.
-
-        Args:
-            counts: Those that each client has.
-        """
+        """Return the samples per class ``(K,)`` that each client says it has."""
         samples = self.options.samples
         return {n: scaled(c, samples) if samples and n in self.names else c for n, c in counts.items()}
 
@@ -139,9 +127,6 @@ class Attackers(Stage):
 
         The rate is the share of the honest clients' test samples with the trigger that are classified as the
         target. The result is empty for attacks without a trigger.
-
-        Args:
-            names: Clients that are scored.
         """
         if self.options.kind != "backdoor":
             return {}

@@ -25,11 +25,10 @@ def median(vectors: Tensor) -> Tensor:
 
 
 def trimmed_mean(vectors: Tensor, trim: int) -> Tensor:
-    """Return the coordinate-wise mean ``(D,)`` without the ``trim`` smallest and the ``trim`` largest values.
+    """Return the coordinate-wise mean ``(D,)`` of ``(n, D)`` without the ``trim`` smallest and largest values.
 
     Args:
-        vectors: ``(n, D)`` vectors.
-        trim: Number of values to leave out at either end, capped at ``(n - 1) // 2``, which gives the median.
+        trim: Values to leave out at either end, at most ``(n - 1) // 2``, which gives the median.
     """
     trim = min(trim, (len(vectors) - 1) // 2)
     return vectors.sort(dim=0).values[trim : len(vectors) - trim].mean(dim=0)
@@ -42,7 +41,6 @@ def geometric_median(vectors: Tensor, *, iterations: int = 1000, tolerance: floa
     from below to a millionth of the median distance, so that the point may coincide with a vector.
 
     Args:
-        vectors: ``(n, D)`` vectors.
         iterations: Maximum number of iterations; dozens suffice, but hundreds if the start lies close to a vector.
         tolerance: Step length at which to stop, as a multiple of the median distance.
     """
@@ -66,11 +64,8 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
 
     Args:
         distances: ``(n, n)`` squared distances; NaN where two clients have nothing in common.
-        attackers: Number of attackers ``f``. Of the ``m`` known distances of a client, the ``m - f - 1`` smallest
-            count, but at least one (in Blanchard et al., all ``n - 1`` are known and ``n - f - 2`` count).
-
-    Returns:
-        Scores; infinity for a client that has nothing in common with any other.
+        attackers: Number ``f``. Of a client's ``m`` known distances, the ``m - f - 1`` smallest count, but at
+            least one (in Blanchard et al., all ``n - 1`` are known and ``n - f - 2`` count).
     """
     others = distances.clone()
     others.fill_diagonal_(float("nan"))
@@ -85,12 +80,8 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
 def shorten(vectors: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     """Move vectors farther than ``radius`` from ``centre`` towards it, to that distance.
 
-    Args:
-        vectors: ``(n, D)`` vectors.
-        centre: ``(D,)`` or ``(1, D)`` centre.
-
     Returns:
-        The vectors ``(n, D)``, and the factor ``(n,)`` by which each distance was multiplied: 1 for unchanged ones.
+        The vectors ``(n, D)``, and the factor ``(n,)`` of each distance: 1 for unchanged ones.
     """
     offsets = vectors - centre
     lengths = offsets.norm(dim=-1)

@@ -17,8 +17,7 @@ class Option(NamedTuple):
 
     Attributes:
         name: Dotted.
-        values: As text, one per configuration; :data:`ABSENT` where it has none.
-        differs: Whether they are not all the same.
+        values: Texts by configuration; :data:`ABSENT` where it has none.
     """
 
     name: str

@@ -80,7 +80,7 @@ class Overview:
 
 
 def told(seen: dict[str, SeenRun]) -> str:
-    """Return how many runs there are in each state.
+    """Count the runs in each state.
 
     Example:
         >>> told({})

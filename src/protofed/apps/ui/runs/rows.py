@@ -95,7 +95,7 @@ def report_address(key: str) -> str:
 
 
 def named(seen: Mapping[str, SeenRun]) -> dict[str, str]:
-    """Return what menus call the readable runs, by key: the folder first, as in the table."""
+    """Return the menu names of the readable runs, by key: the folder first, as in the table."""
     return {key: f"{key} ({s.run.label})" for key, s in seen.items() if s.run is not None}
 
 
@@ -110,12 +110,12 @@ def comparing(keys: Sequence[str]) -> str:
 
 
 def part_done(run: Run) -> float:
-    """Return which part of the planned rounds is over."""
+    """Return the completed share of the planned rounds."""
     return min(1.0, run.last_round / run.planned_rounds) if run.planned_rounds > 0 else 0.0
 
 
 def state_text(seen: SeenRun) -> str:
-    """Return how far a run has come, in words."""
+    """Describe the progress of a run."""
     run = seen.run
     if run is None or seen.state is State.STARTING:
         return str(seen.state)
@@ -131,12 +131,7 @@ def state_text(seen: SeenRun) -> str:
 
 
 def runs(seen: Mapping[str, SeenRun], rule: str = "") -> list[Row]:
-    """Return a row per run.
-
-    Args:
-        seen: Key → what is known of it.
-        rule: Inference rule of the accuracies; each run's main rule if ``""``.
-    """
+    """Return a row per run, by an inference rule or each run's main one."""
     found = looks(s.run for s in seen.values() if s.run is not None)
     return [_run(s, rule, found) for s in seen.values()]
 
