@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.experiments.assemble import assemble
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
 from support import client, experiment, federated, visited
 

@@ -24,7 +24,7 @@ from protofed.prototypes.contrastive import adaptive_margin, hinge_prototypes, p
 from protofed.prototypes.etf import simplex_etf
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.mixtures import fit_mixtures, fuse
-from protofed.wire import get_codec
+from protofed.wire.codec import get_codec
 
 Row = tuple[str, str, str, str]
 

@@ -18,8 +18,11 @@ from protofed.experiments.running import Progress, Several, run_experiment
 from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
 from protofed.experiments.tuning import Tuned, check_options, space_of
 from protofed.experiments.tuning import tune as search
-from protofed.runs import Metrics, Run, load_runs, read_comparison
-from protofed.runs import load_run as read_run
+from protofed.runs.files import read_comparison
+from protofed.runs.loading import load_run as read_run
+from protofed.runs.loading import load_runs
+from protofed.runs.metrics import Metrics
+from protofed.runs.run import Run
 from protofed.text import number
 from protofed.trained.run import TrainedRun
 

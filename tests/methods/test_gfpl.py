@@ -163,20 +163,20 @@ def test_pseudo_features_are_new_in_every_step_and_of_known_classes_only():
     method, ann = federation.method, visited(federation)["ann"]
     received = dict(ann.received)
     model = ann.model.train()
-    first, second = (method.drawn_loss(model, None, received, {})[0] for _ in range(2))
+    first, second = (method.retrain_loss(model, None, received, {})[0] for _ in range(2))
     assert first["retrain_cross_entropy"] != second["retrain_cross_entropy"]
     assert all(bool(term.isfinite()) for term in first.values())
     nothing = pseudo.table({}, K, method.task.feature_dim, method.task.dtype)
     assert not bool(nothing["known"].any())
-    none = method.drawn_loss(model, None, {**received, **nothing}, {})[0]
+    none = method.retrain_loss(model, None, {**received, **nothing}, {})[0]
     assert {float(term.detach()) for term in none.values()} == {0.0}
     alone = {**received, "known": torch.tensor([False, True, False, False])}
     other = {**alone, "means": received["means"].clone()}
     other["means"][0] = 1e6
     key = model.extras["noise"].key.clone()
-    a = method.drawn_loss(model, None, alone, {})[0]
+    a = method.retrain_loss(model, None, alone, {})[0]
     model.extras["noise"].key.copy_(key)
-    b = method.drawn_loss(model, None, other, {})[0]
+    b = method.retrain_loss(model, None, other, {})[0]
     assert a == b
 
 

@@ -11,7 +11,7 @@ import torch
 
 from protofed.compute.optimizers import eager
 from protofed.errors import ConfigError
-from protofed.visits import LocalPlan
+from protofed.visits.client import LocalPlan
 
 SPARSE, CLOSURE = "SparseAdam", "LBFGS"
 NAMES = sorted(

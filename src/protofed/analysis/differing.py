@@ -10,7 +10,8 @@ from functools import partial
 
 from protofed.analysis.gain import gain, own_classes
 from protofed.options import option_fields
-from protofed.runs import NOT_THE_METHODS, Run, flat
+from protofed.runs.labels import NOT_THE_METHODS, flat
+from protofed.runs.run import Run
 from protofed.text import number
 
 NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 EXCHANGES = ("nothing", "prototypes", "logits", "part of the weights", "all weights")
 """Kinds of content that may cross the network, the least first."""

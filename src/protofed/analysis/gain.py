@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from protofed.analysis.exchange import EXCHANGES, exchanges
 from protofed.analysis.paired import difference
-from protofed.runs import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, settled
 from protofed.text import size
 
 

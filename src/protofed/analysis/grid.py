@@ -12,7 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protofed.runs import HEAD, Run
+from protofed.runs.rules import HEAD
+from protofed.runs.run import Run
 
 Axes = Mapping[str, Sequence[str]]
 SERIOUS = 3.0

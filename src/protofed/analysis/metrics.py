@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from protofed.runs import Metrics
+from protofed.runs.metrics import Metrics
 from protofed.text import area, mean_std, percent
 
 

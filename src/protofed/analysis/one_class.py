@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from protofed.runs import Run, by_label
+from protofed.runs.run import Run, by_label
 from protofed.text import mean_std, percent
 
 NAMED = 12

@@ -11,7 +11,7 @@ from itertools import product
 
 from protofed.analysis.paired import Interval, interval
 from protofed.errors import ConfigError, unknown_name
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 METRICS = {
     "final": "final test accuracy",
@@ -19,7 +19,7 @@ METRICS = {
     "best_validated": "test accuracy in the round that is best on validation data",
     "client_mean": "final test accuracy, mean over clients",
 }
-"""Contents of a cell, by attribute of :class:`~protofed.runs.RuleOutcome`."""
+"""Contents of a cell, by attribute of :class:`~protofed.runs.summary.RuleOutcome`."""
 
 
 @dataclass(frozen=True)

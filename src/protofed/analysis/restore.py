@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.runs import Border, Run
+from protofed.runs.border import Border
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from protofed.methods import Method
     from protofed.models import SplitModel
     from protofed.prototypes.table import Prototypes
-    from protofed.visits import Member
+    from protofed.visits.client import Member
 
 
 @dataclass(frozen=True)

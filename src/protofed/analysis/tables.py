@@ -13,7 +13,11 @@ from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.pivot import METRICS, Pivot
-from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, Rule, Run, Summary, Traffic, by_label, known
+from protofed.runs.metrics import HEADLINES
+from protofed.runs.records import WAYS
+from protofed.runs.rules import Rule, known
+from protofed.runs.run import Run, by_label
+from protofed.runs.summary import TOLERANCE, Beyond, Summary, Traffic
 from protofed.text import mean_std, number, size
 
 if TYPE_CHECKING:

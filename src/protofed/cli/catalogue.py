@@ -68,7 +68,7 @@ def _recipes() -> list[Listed]:
 
 def _variants() -> list[Listed]:
     from protofed.config.schema import variants
-    from protofed.runs import flat
+    from protofed.runs.labels import flat
 
     return [Listed(n, ", ".join(f"{k}={value}" for k, value in flat(v).items()), []) for n, v in variants().items()]
 

@@ -382,7 +382,7 @@ def figure(
     with uncollected():
         from protofed.analysis.figures import draw_figure, figures, save_figure
         from protofed.config.schema import parse_overrides
-        from protofed.runs import load_runs
+        from protofed.runs.loading import load_runs
 
     figures.get(name)
     drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
@@ -411,7 +411,8 @@ def _print(result: Any) -> None:
     from protofed.analysis.report.facts import warnings
     from protofed.analysis.tables import grid_table, metrics_table, results_table, summaries_of, traffic_table
     from protofed.experiments import Comparison
-    from protofed.runs import load_runs, rules_of
+    from protofed.runs.loading import load_runs
+    from protofed.runs.run import rules_of
 
     runs = result.runs if isinstance(result, Comparison) else {result.method: [result]}
     compared = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
@@ -441,7 +442,7 @@ def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
     """Print the table of a sweep, what is missing from it, and the path of its report."""
     from protofed.analysis.pivot import pivot
     from protofed.analysis.tables import pivot_table
-    from protofed.runs import load_runs
+    from protofed.runs.loading import load_runs
     from protofed.storage.files import write_text
 
     if any(result.runs.values()):

@@ -18,15 +18,15 @@ from protofed.data import DataOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.encoders import EncoderOptions
 from protofed.options import Options, build_options, option, option_fields, plain
-from protofed.rounds import EvaluationOptions, ParticipationOptions
-from protofed.runs import flat
+from protofed.rounds.options import EvaluationOptions, ParticipationOptions
+from protofed.runs.labels import flat
 from protofed.stages.attack import AttackOptions
 from protofed.stages.privacy import PrivacyOptions
 from protofed.stages.robust import RobustOptions
 from protofed.stages.secure.options import SecureOptions
 from protofed.untrusted import limits
 from protofed.untrusted.reading import parse_toml, read_toml, reason
-from protofed.visits import LocalPlan, Schedule
+from protofed.visits.client import LocalPlan, Schedule
 
 Tree = dict[str, Any]
 

@@ -16,11 +16,18 @@ from protofed.experiments.ending import client_model, read_server
 from protofed.experiments.executors import build_executor
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
-from protofed.rounds import Evaluation, Federation, Participation, ServerState
-from protofed.runs import Border, Run, load_run
+from protofed.rounds.evaluation import Evaluation
+from protofed.rounds.loop import Federation
+from protofed.rounds.participation import Participation
+from protofed.rounds.state import ServerState
+from protofed.runs.border import Border
+from protofed.runs.loading import load_run
+from protofed.runs.run import Run
 from protofed.samples import FederatedData
 from protofed.storage.files import read_tensors
-from protofed.visits import Executor, LocalTrainer, check_optimizers
+from protofed.visits.client import check_optimizers
+from protofed.visits.contract import Executor
+from protofed.visits.visit import LocalTrainer
 
 if TYPE_CHECKING:
     from protofed.stages.secure.protocol import Ask

@@ -19,7 +19,8 @@ from protofed.config.schema import Experiment, Tree, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.running import Measure, Progress, Several, run_experiment
-from protofed.runs import RoundRecord, Run
+from protofed.runs.records import RoundRecord
+from protofed.runs.run import Run
 from protofed.storage.files import check_format, occupied, read_json, write_json
 from protofed.untrusted import claims
 from protofed.visits.workers import end, process_context, stay_with_parent

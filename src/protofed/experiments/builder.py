@@ -33,10 +33,11 @@ from protofed.stages.privacy import protected
 from protofed.stages.privacy.samples import multiplier
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
-from protofed.visits import LocalTrainer, Member, Roster, Store
+from protofed.visits.client import Member
 from protofed.visits.private import COUNTS, private_counts
-from protofed.visits.visit import Augment
-from protofed.wire import get_codec
+from protofed.visits.roster import Roster, Store
+from protofed.visits.visit import Augment, LocalTrainer
+from protofed.wire.codec import get_codec
 
 
 class Builder:

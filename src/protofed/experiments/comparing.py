@@ -27,7 +27,9 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.batch import MARK, RunTask, claim, folder, run_tasks
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Measure, Progress, Report
-from protofed.runs import ComparisonFile, ListedRun, Run, read_comparison
+from protofed.runs.comparison import ComparisonFile, ListedRun
+from protofed.runs.files import read_comparison
+from protofed.runs.run import Run
 from protofed.storage.files import occupied, write_json, write_text
 
 LIST = "comparison.json"

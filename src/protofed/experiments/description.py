@@ -10,10 +10,12 @@ from protofed.compute import numerics
 from protofed.config.architectures import is_code
 from protofed.config.schema import Tree
 from protofed.methods import Method
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
 from protofed.untrusted import claims
-from protofed.visits import Member, Roster, rare
+from protofed.visits import rare
+from protofed.visits.client import Member
+from protofed.visits.roster import Roster
 
 
 def sizes_of(model: models.SplitModel) -> Tree:

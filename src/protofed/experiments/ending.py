@@ -22,10 +22,11 @@ from protofed import data
 from protofed.config.architectures import Architecture, FederationSummary
 from protofed.config.schema import Experiment, Tree
 from protofed.errors import CheckpointError, writing
-from protofed.rounds import Federation, newest_checkpoint, read_forgotten
+from protofed.rounds.checkpoint import newest_checkpoint
+from protofed.rounds.loop import Federation
 from protofed.rounds.standing import Standing
-from protofed.rounds.state import read_generations
-from protofed.runs import Border
+from protofed.rounds.state import read_forgotten, read_generations
+from protofed.runs.border import Border
 from protofed.samples import Encoding, FederatedData
 from protofed.storage.files import (
     check_format,

@@ -18,8 +18,10 @@ from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.hardware import Hardware
 from protofed.samples import FederatedData
 from protofed.storage.files import check_room
-from protofed.visits import Executor, Files, Fused, Memory, Roster, Sequential, Store, Workers
-from protofed.visits.workers import shared_folder
+from protofed.visits.contract import Executor
+from protofed.visits.executor import Fused, Sequential
+from protofed.visits.roster import Files, Memory, Roster, Store
+from protofed.visits.workers import Workers, shared_folder
 
 PRELOAD = "protofed.experiments.preload"
 """The module that imports what a process of an experiment needs."""

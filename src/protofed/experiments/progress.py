@@ -17,7 +17,10 @@ from rich.progress import Progress as Bars
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.running import Progress
-from protofed.runs import RoundRecord, Run, main_rule, read_config, wanted_rule
+from protofed.runs.files import read_config
+from protofed.runs.records import RoundRecord
+from protofed.runs.rules import main_rule
+from protofed.runs.run import Run, wanted_rule
 from protofed.runs.trouble import trouble
 from protofed.text import duration, percent, size
 

@@ -21,8 +21,13 @@ from protofed.experiments.ending import END, read_encoding, restore_end, wipe, w
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
-from protofed.rounds import Federation, Saving, load_checkpoint
-from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds
+from protofed.rounds.checkpoint import Saving, load_checkpoint
+from protofed.rounds.loop import Federation
+from protofed.runs.files import read_federation, read_rounds
+from protofed.runs.labels import flat
+from protofed.runs.metrics import METRICS
+from protofed.runs.records import RoundRecord
+from protofed.runs.summary import Summary
 from protofed.samples import Samples
 from protofed.storage.files import (
     check_room,

@@ -20,8 +20,12 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
-from protofed.rounds import Federation
-from protofed.runs import Metrics, Outcome, RoundRecord, Run, Summary, load_run
+from protofed.rounds.loop import Federation
+from protofed.runs.loading import load_run
+from protofed.runs.metrics import Metrics
+from protofed.runs.records import RoundRecord
+from protofed.runs.run import Run
+from protofed.runs.summary import Outcome, Summary
 
 Report = Callable[[Sequence[Path], Path], object]
 """Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from protofed.runs import Run
+from protofed.runs.run import Run
 from protofed.text import percent, size
 
 WIDTH, HEIGHT = 240, 60

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from protofed.compute.imports import user_class
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
-from protofed.rounds import Participation, Receiving, Stage
+from protofed.rounds.participation import Participation
+from protofed.rounds.stage import Receiving, Stage
 from protofed.stages.attack import Attackers
 from protofed.stages.privacy import ClientPrivacy, SamplePrivacy
 from protofed.stages.privacy.clients import NoisySums
@@ -16,7 +17,8 @@ from protofed.stages.privacy.noise import NO_NOISE, OwnNoise, from_seed, from_sy
 from protofed.stages.privacy.samples import multiplier
 from protofed.stages.robust import Guard
 from protofed.stages.secure.stage import SecureSum
-from protofed.visits import Executor, LocalTrainer
+from protofed.visits.contract import Executor
+from protofed.visits.visit import LocalTrainer
 
 if TYPE_CHECKING:
     from protofed.stages.secure.protocol import Ask

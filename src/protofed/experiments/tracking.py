@@ -15,8 +15,10 @@ from typing import Any, ClassVar
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments import Progress
-from protofed.runs import RoundRecord, Run, flat, read_config
-from protofed.runs.records import SCORED
+from protofed.runs.files import read_config
+from protofed.runs.labels import flat
+from protofed.runs.records import SCORED, RoundRecord
+from protofed.runs.run import Run
 
 
 class Tracker(Progress, ABC):

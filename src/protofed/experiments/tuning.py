@@ -16,7 +16,9 @@ from protofed.experiments.batch import RunTask, claim, folder, run_tasks
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Measure, Progress
 from protofed.experiments.sweeping import grid
-from protofed.runs import RoundRecord, Run, main_rule
+from protofed.runs.records import RoundRecord
+from protofed.runs.rules import main_rule
+from protofed.runs.run import Run
 from protofed.storage.files import read_json, write_json
 from protofed.untrusted.decoding import decoded
 

@@ -41,7 +41,7 @@ from protofed.methods.parts.generator import (
     Teachers,
     diversity,
 )
-from protofed.methods.parts.nearest import class_statistics, no_prototypes
+from protofed.methods.parts.nearest import class_statistics, no_rows
 from protofed.methods.parts.weights import WeightedMean, weight_of
 from protofed.options import option
 from protofed.prototypes.inference import pull
@@ -146,7 +146,7 @@ class FedPA(FedAvg[FedPAOptions]):
         """Keep the weights, the generator, the prior, and the table of prototypes."""
         if message is None:
             weights = super().receive(local, None)
-            return {**weights, **self.generator.not_received(), **no_prototypes(self.task).tensors()}
+            return {**weights, **self.generator.not_received(), **no_rows(self.task).tensors()}
         rest = {n: t for n, t in message.items() if n not in ("classes", "prototypes")}
         table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
         return {**rest, **table.tensors()}
@@ -191,7 +191,7 @@ class FedPA(FedAvg[FedPAOptions]):
 
     def server_state(self) -> Tensors:
         """Start from one initial model and a random generator, without prototypes."""
-        return {**self.initial, **self.generator.server_state(), **no_prototypes(self.task).tensors()}
+        return {**self.initial, **self.generator.server_state(), **no_rows(self.task).tensors()}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
         """Send ``w^t``, ``G``, the prior, and the prototypes that exist."""

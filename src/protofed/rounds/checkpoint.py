@@ -19,8 +19,7 @@ from protofed.storage.records import Records, read_at
 from protofed.storage.snapshots import Snapshot, unflatten
 from protofed.untrusted import claims
 from protofed.untrusted.reading import open_ordinary, reason
-from protofed.visits import Roster
-from protofed.visits.roster import StoreSnapshot
+from protofed.visits.roster import Roster, StoreSnapshot
 
 VERSION = 3
 """Number of the format."""

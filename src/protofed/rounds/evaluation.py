@@ -8,8 +8,9 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Method
 from protofed.rounds.options import EvaluationOptions
 from protofed.rounds.participation import Participation
-from protofed.runs import KNOWN_RULES, Accuracy, RoundRecord, main_rule
-from protofed.visits import Evaluated, Executor, Messages
+from protofed.runs.records import Accuracy, RoundRecord
+from protofed.runs.rules import KNOWN_RULES, main_rule
+from protofed.visits.contract import Evaluated, Executor, Messages
 
 
 class Evaluation:

@@ -15,9 +15,10 @@ from protofed.rounds.evaluation import Evaluation
 from protofed.rounds.participation import Participation
 from protofed.rounds.stage import Opened, Receiving, Stage
 from protofed.rounds.state import ServerState, unsound
-from protofed.runs import Findings, RoundRecord
-from protofed.visits import Executor, Missing, Trained
-from protofed.wire import Codec
+from protofed.runs.findings import Findings
+from protofed.runs.records import RoundRecord
+from protofed.visits.contract import Executor, Missing, Trained
+from protofed.wire.codec import Codec
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Literal
 
 from protofed.methods.contract import Method
 from protofed.options import Options, option
-from protofed.visits import On
+from protofed.visits.contract import On
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from protofed.errors import ConfigError
 from protofed.methods.contract import Method
 from protofed.rounds.options import ParticipationOptions
 from protofed.rounds.standing import Standing
-from protofed.runs import RoundRecord
-from protofed.visits import Executor
+from protofed.runs.records import RoundRecord
+from protofed.visits.contract import Executor
 
 
 class Participation:

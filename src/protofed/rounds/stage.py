@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 
 from protofed.errors import PayloadError
 from protofed.methods.contract import Method, Tensors, Upload
-from protofed.runs import RoundRecord
-from protofed.visits import Evaluated, Messages, Trained
-from protofed.wire import Codec, cast
+from protofed.runs.records import RoundRecord
+from protofed.visits.contract import Evaluated, Messages, Trained
+from protofed.wire.codec import Codec, cast
 from protofed.wire.schema import Payload
 
 
@@ -92,7 +92,7 @@ class Stage:
 
         Args:
             uploads: :class:`~protofed.methods.contract.Upload`; before the server has decoded them,
-                :class:`~protofed.visits.Trained`. Consumed once, and as they arrive if that is possible.
+                :class:`~protofed.visits.contract.Trained`. Consumed once, and as they arrive if that is possible.
         """
         return uploads
 

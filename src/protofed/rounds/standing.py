@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from protofed.runs import RoundRecord
+from protofed.runs.records import RoundRecord
 from protofed.untrusted import claims, limits
 
 

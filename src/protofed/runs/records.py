@@ -16,7 +16,7 @@ from protofed.runs.spent import Spent
 from protofed.untrusted.decoding import Count, Number, Ordinal, decoded
 
 if TYPE_CHECKING:
-    from protofed.visits import Missing, Trained
+    from protofed.visits.contract import Missing, Trained
 
 WAYS = ("up", "down")
 """Directions of traffic: from clients to the server, and back."""

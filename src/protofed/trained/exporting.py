@@ -20,7 +20,7 @@ import protofed
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, ModelError, ProtofedError, unknown_name
 from protofed.models import SplitModel
-from protofed.runs import Run
+from protofed.runs.run import Run
 from protofed.storage.files import write_bytes
 from protofed.trained.inputs import from_files
 from protofed.trained.metrics import data_of

@@ -16,8 +16,10 @@ from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, run_experiment
 from protofed.methods import Method, Task, Tensors
-from protofed.rounds import Checkpoint, ServerState
-from protofed.runs import Run, load_run
+from protofed.rounds.checkpoint import Checkpoint
+from protofed.rounds.state import ServerState
+from protofed.runs.loading import load_run
+from protofed.runs.run import Run
 from protofed.storage.files import read_json
 from protofed.trained.metrics import measure
 from protofed.untrusted import claims

@@ -20,7 +20,8 @@ from protofed.errors import CheckpointError, DataError
 from protofed.experiments.ending import ModelsDescription
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions
-from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, Run, SampleMetrics
+from protofed.runs.metrics import HEADLINES, METRICS, ClassMetrics, Metrics, SampleMetrics
+from protofed.runs.run import Run
 from protofed.samples import FederatedData, Samples
 from protofed.storage.files import read_json, write_json
 from protofed.trained.opening import open_client

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from protofed import runs
 from protofed.config.architectures import Architecture, FederationSummary
 from protofed.config.schema import Experiment, resolve
 from protofed.data import DataOptions, Table
@@ -34,7 +33,9 @@ from protofed.models import Classifier
 from protofed.models.categories import CategoryEmbeddings
 from protofed.models.encoders import build_encoders
 from protofed.prototypes.inference import most_likely
-from protofed.runs import Border, Run
+from protofed.runs.border import Border
+from protofed.runs.rules import main_rule, prototype_rule
+from protofed.runs.run import Run
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.privacy import PrivacyOptions
 from protofed.storage.files import check_tensors, read_json, read_tensors
@@ -185,7 +186,7 @@ class TrainedClient:
         """
         chosen = wanted or (self.only_class and self.open_rule) or self.main_rule
         if wanted == "prototypes":
-            chosen = runs.prototype_rule(self.rules) or wanted
+            chosen = prototype_rule(self.rules) or wanted
         if chosen not in self.rules:
             raise ConfigError(unknown_name(f"rule of {self.method.name}", chosen, self.rules))
         return chosen
@@ -298,7 +299,7 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
         builder.method,
         rest.received,
         rest.state,
-        runs.main_rule(builder.method.rules, builder.experiment.evaluation.rule),
+        main_rule(builder.method.rules, builder.experiment.evaluation.rule),
         "" if (only := described[name].only_class) is None else run.class_names[only],
         resize if type(resize) is int else 0,
         table,

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.experiments import shown
-from protofed.runs import HEADLINES, Metrics, Run, Summary
+from protofed.runs.metrics import HEADLINES, Metrics
+from protofed.runs.run import Run
+from protofed.runs.summary import Summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame

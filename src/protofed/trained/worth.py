@@ -15,7 +15,8 @@ from protofed.errors import ConfigError
 from protofed.experiments.comparing import Comparison
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions, encoded_width
-from protofed.runs import GLOBAL_MODEL, HEAD, Run
+from protofed.runs.rules import GLOBAL_MODEL, HEAD
+from protofed.runs.run import Run
 from protofed.storage.files import write_json
 from protofed.trained.curves import FAR, SHARES, Curves, curves, missed, multiple
 from protofed.trained.metrics import answers

@@ -5,60 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from protofed.methods.contract import Phase
 from protofed.visits.batches import batch_rows
+from protofed.visits.contract import Evaluated, Executor, Messages, Trained
 from protofed.visits.plain import PlainSteps
 from protofed.visits.roster import Roster
 from protofed.visits.stacked import StackedSteps, bytes_per_client
 from protofed.visits.stacking import skeleton
-from protofed.visits.visit import Evaluated, LocalTrainer, Messages, Missing, Trained
+from protofed.visits.visit import LocalTrainer
 
 log = logging.getLogger("protofed")
 Result = TypeVar("Result", Trained, Evaluated)
-
-
-class Executor(Protocol):
-    """Runs visits and yields their results in the order of ``names``.
-
-    Attributes:
-        remote: Visits go over a network and may therefore fail.
-    """
-
-    clients: Roster
-    remote: bool
-
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
-        """Train clients."""
-        ...
-
-    def announce(self, names: Iterable[str]) -> None:
-        """Announce the clients that train next, on the broadcasts that the following evaluation delivers.
-
-        Over a network they may begin at once, which saves an exchange; elsewhere this does nothing.
-        """
-        return
-
-    def evaluate(
-        self, names: Iterable[str], messages: Messages | None, round: int
-    ) -> Iterator[Evaluated | Missing]:
-        """Evaluate clients.
-
-        Args:
-            messages: None to evaluate clients as training left them.
-        """
-        ...
-
-    def description(self) -> dict[str, str | int]:
-        """Return facts about the executor for reports."""
-        ...
-
-    def close(self) -> None:
-        """Free processes and files; the executor cannot be used afterwards."""
-        ...
 
 
 class Sequential(Executor):

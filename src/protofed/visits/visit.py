@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -29,75 +29,17 @@ from protofed.samples import Samples
 from protofed.storage.snapshots import Snapshot
 from protofed.visits.batches import batches, epoch_rows
 from protofed.visits.client import LocalPlan, Member
+from protofed.visits.contract import Evaluated, Messages, On, Scores, Trained
 from protofed.visits.private import COUNTS, RELEASE, Noise, private_statistics
 from protofed.visits.rare import without_rare
 from protofed.visits.roster import Roster, versions
-from protofed.wire import Codec, cast
+from protofed.wire.codec import Codec, cast
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
-Messages = Mapping[str, bytes | None]
-"""Encoded broadcast of each client."""
 Augment = Callable[[Samples, torch.Generator], Samples]
 """Returns as many samples with the same labels."""
-
-Scores = tuple[Mapping[str, float], int]
-"""Correct answers by rule, and the number of samples."""
-
-On = Literal["own", "union", "balanced", "shifted"]
-"""Whose test samples clients are scored on."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Result of a training visit.
-
-    Attributes:
-        message: None if the round does not communicate.
-        losses: Mean per sample over the round, by term.
-        failure: Why a communicating round has no upload: the model has diverged.
-    """
-
-    client: str
-    message: bytes | None
-    losses: dict[str, float]
-    samples: int
-    seconds: float
-    failure: str = ""
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """Result of an evaluation visit.
-
-    Attributes:
-        correct: Per rule; estimated if the client withholds its counts.
-        samples: Evaluated ones.
-        validation: ``(correct, samples)`` of the validation split.
-        union: Of the test samples of all clients together, if scored.
-        unseen: The part of ``union`` whose classes the client has no training samples of.
-    """
-
-    client: str
-    correct: Mapping[str, float]
-    samples: int
-    seconds: float
-    validation: Scores = field(default_factory=lambda: ({}, 0))
-    union: Scores = field(default_factory=lambda: ({}, 0))
-    unseen: Scores = field(default_factory=lambda: ({}, 0))
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Placeholder for the result of a client that is late or gone, or whose visit failed.
-
-    Attributes:
-        reason: As one line.
-    """
-
-    client: str
-    reason: str
 
 
 class Steps(Protocol):

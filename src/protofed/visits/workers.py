@@ -27,10 +27,9 @@ from protofed.compute import numerics
 from protofed.errors import ProtofedError
 from protofed.samples import FederatedData
 from protofed.storage import scratch
-from protofed.visits.executor import Executor
+from protofed.visits.contract import Evaluated, Executor, Messages, Trained
 from protofed.visits.packing import PackedData
 from protofed.visits.roster import Address, Files, Place, Roster
-from protofed.visits.visit import Evaluated, Messages, Trained
 
 Build = Callable[[FederatedData, Files, int], Executor]
 """Builds the executor of a process from the data, the store and the number of the process."""

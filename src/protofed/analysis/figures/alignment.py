@@ -10,7 +10,7 @@ from protofed.analysis.figures.base import counting_axis, figure, legend_below, 
 from protofed.analysis.figures.lines import band, recorded
 from protofed.analysis.style import INK, method_styles
 from protofed.errors import DataError
-from protofed.runs import Run, by_label, settled
+from protofed.runs.run import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from protofed.analysis.style import LineStyle, method_styles, theme
 from protofed.errors import DataError
 from protofed.registry import Registry
-from protofed.runs import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, settled
 from protofed.text import size
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from protofed.analysis.figures.base import (
 )
 from protofed.analysis.style import INK, rule_colours
 from protofed.errors import DataError
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

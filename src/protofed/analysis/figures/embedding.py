@@ -8,7 +8,7 @@ from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
 from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
 from protofed.errors import ConfigError, DataError
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from protofed.analysis.figures.base import (
 from protofed.analysis.restore import prototypes
 from protofed.analysis.style import FAINT, method_styles
 from protofed.errors import CheckpointError, DataError
-from protofed.runs import Run, by_label, settled
+from protofed.runs.run import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

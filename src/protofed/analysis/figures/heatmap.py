@@ -12,7 +12,7 @@ from protofed.analysis.figures.geometry import final_prototypes, global_prototyp
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import BLUE, FAINT
 from protofed.errors import ConfigError, DataError
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 ZERO = "#F1F3F5"
 MISSING: dict[str, Any] = {"color": FAINT, "hatch": "/////", "edgecolor": "#C3CAD2", "linewidth": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

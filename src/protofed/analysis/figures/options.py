@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from protofed.analysis.figures.base import Draw, figures
 from protofed.errors import ConfigError, unknown_name
 from protofed.options import build_options, option, option_rows
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

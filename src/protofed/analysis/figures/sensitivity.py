@@ -18,7 +18,8 @@ from protofed.analysis.figures.base import (
 )
 from protofed.analysis.style import GREY, method_styles
 from protofed.errors import DataError, unknown_name
-from protofed.runs import NOT_THE_METHODS, Run, flat, rule_of, settled, tell_apart
+from protofed.runs.labels import NOT_THE_METHODS, flat, tell_apart
+from protofed.runs.run import Run, rule_of, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from protofed.analysis.one_class import one_class
-from protofed.runs import TOLERANCE, Run, read_text, rule_of, settled
+from protofed.runs.files import read_text
+from protofed.runs.run import Run, rule_of, settled
+from protofed.runs.summary import TOLERANCE
 from protofed.runs.trouble import first_trouble, ruin
 from protofed.text import area, duration, mean_std, number, percent, size
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from protofed.analysis import grid
 from protofed.analysis.report import comparison, facts, metrics, tables
 from protofed.errors import CheckpointError, DataError
-from protofed.runs import Run, axes_of, by_label, flat, load_runs, rules_of
+from protofed.runs.labels import flat
+from protofed.runs.loading import axes_of, load_runs
+from protofed.runs.run import Run, by_label, rules_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -13,7 +13,11 @@ from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
 from protofed.analysis.style import LineStyle
-from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, Run, rule_of, settled
+from protofed.runs.description import ClientDescription
+from protofed.runs.findings import Findings
+from protofed.runs.metrics import HEADLINES
+from protofed.runs.run import Run, rule_of, settled
+from protofed.runs.summary import Beyond
 from protofed.text import duration, mean_std, number, percent, size
 
 
@@ -48,7 +52,7 @@ class ReportTable:
 
 
 class OutcomeColumn(NamedTuple):
-    """A column of :class:`~protofed.runs.RuleOutcome` in tables.
+    """A column of :class:`~protofed.runs.summary.RuleOutcome` in tables.
 
     Attributes:
         name: Attribute.
@@ -382,10 +386,10 @@ def environment(runs: Sequence[Run]) -> ReportTable | None:
 
 
 def accuracies(runs: Sequence[Run], rule: str, name: str) -> list[Any]:
-    """Return one attribute of :class:`~protofed.runs.RuleOutcome` for every run that has it.
+    """Return one attribute of :class:`~protofed.runs.summary.RuleOutcome` for every run that has it.
 
     Args:
-        name: Of a :class:`~protofed.runs.Beyond`, its ``final`` is returned.
+        name: Of a :class:`~protofed.runs.summary.Beyond`, its ``final`` is returned.
     """
     outcomes = [run.outcome.accuracy[rule] for run in runs if rule in run.outcome.accuracy]
     values = [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]

@@ -15,7 +15,8 @@ from protofed.apps.audit.seen import Seen, observe, reopened, shadow
 from protofed.apps.audit.sums import sums
 from protofed.config.architectures import traits_of
 from protofed.config.schema import Experiment
-from protofed.runs import Run, load_run
+from protofed.runs.loading import load_run
+from protofed.runs.run import Run
 
 
 def audit_run(directory: Path, trust_code: bool = False) -> Audit:

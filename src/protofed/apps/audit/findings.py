@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from protofed.runs import Spent
+from protofed.runs.spent import Spent
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from protofed.apps.audit.seen import told
 from protofed.compute.seeding import generator
 from protofed.methods.contract import Tensors
 from protofed.models import SplitModel
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
-from protofed.visits import Roster, Sequential
 from protofed.visits.batches import normalise
+from protofed.visits.executor import Sequential
+from protofed.visits.roster import Roster
 
 SERVER = "A server that crafts the weights it sends"
 CLOSE = 0.01

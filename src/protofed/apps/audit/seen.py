@@ -20,8 +20,8 @@ from protofed.experiments.ending import ModelsDescription, forgotten, named_code
 from protofed.experiments.loading import load_data
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.models import SplitModel
-from protofed.rounds import Federation
-from protofed.runs import Run
+from protofed.rounds.loop import Federation
+from protofed.runs.run import Run
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.robust.vectors import parts_of
 from protofed.wire.schema import Payload

@@ -15,10 +15,11 @@ from protofed.apps.flower.messages import Job, Scored, Values, VisitOutcome, rea
 from protofed.apps.flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of, values_of
 from protofed.compute.optimizers import check_kept
 from protofed.errors import PayloadError
-from protofed.rounds import ServerState
+from protofed.rounds.state import ServerState
 from protofed.storage.snapshots import Snapshot, pack, unpack
 from protofed.untrusted import claims
-from protofed.visits import Evaluated, Messages, Missing, Roster, Trained
+from protofed.visits.contract import Evaluated, Messages, Missing, Trained
+from protofed.visits.roster import Roster
 
 if TYPE_CHECKING:
     from protofed.stages.secure.protocol import Stage

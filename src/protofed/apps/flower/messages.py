@@ -20,7 +20,7 @@ from protofed.errors import PayloadError
 from protofed.experiments.ending import encoder_key
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import ClientName, checked, decoded, take
-from protofed.visits import Evaluated, Trained
+from protofed.visits.contract import Evaluated, Trained
 
 Values = dict[str, Any]
 """Contents of Flower's ``ConfigRecord``: text, numbers, bytes."""

@@ -33,7 +33,10 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.stages import secure_stage
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
-from protofed.visits import Evaluated, LocalTrainer, Memory, Roster, Sequential, Trained
+from protofed.visits.contract import Evaluated, Trained
+from protofed.visits.executor import Sequential
+from protofed.visits.roster import Memory, Roster
+from protofed.visits.visit import LocalTrainer
 
 log = logging.getLogger(__name__)
 BFLOAT16 = "bfloat16"

@@ -18,9 +18,13 @@ from protofed.errors import writing
 from protofed.experiments.builder import Builder
 from protofed.experiments.description import describe_roster
 from protofed.experiments.ending import TOLD, describe_models
-from protofed.runs import METRICS, Accuracy, Outcome, RoundRecord, Summary, main_rule, read_rounds
+from protofed.runs.files import read_rounds
+from protofed.runs.metrics import METRICS
+from protofed.runs.records import Accuracy, RoundRecord
+from protofed.runs.rules import main_rule
+from protofed.runs.summary import Outcome, Summary
 from protofed.storage.files import json_text, write_text
-from protofed.visits import Evaluated, Trained
+from protofed.visits.contract import Evaluated, Trained
 
 
 def show(place: Kept, builder: Builder, experiment: Experiment, result: Evaluated) -> None:

@@ -32,13 +32,15 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory, directory_for
 from protofed.experiments.running import Measure, Progress, Report, run_federation
-from protofed.rounds import Federation, ServerState
-from protofed.runs import RoundRecord, Run
+from protofed.rounds.loop import Federation
+from protofed.rounds.state import ServerState
+from protofed.runs.records import RoundRecord
+from protofed.runs.run import Run
 from protofed.samples import FederatedData
 from protofed.storage.files import write_json
 from protofed.trained.metrics import measure
 from protofed.untrusted import claims, limits
-from protofed.visits import Memory
+from protofed.visits.roster import Memory
 
 log = logging.getLogger("protofed")
 NODES = "nodes.json"

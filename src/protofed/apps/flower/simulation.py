@@ -20,7 +20,7 @@ from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, FederationError
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 NODES = 32
 """Maximum number of simulated nodes: Flower's engine looks through all messages for each, ten times a second."""

@@ -10,7 +10,8 @@ from protofed.apps.flower.state import ClientFolder, Generation, digest
 from protofed.errors import CheckpointError, PayloadError
 from protofed.storage.snapshots import pack, unpack
 from protofed.untrusted import claims
-from protofed.visits import Roster, Trained
+from protofed.visits.contract import Trained
+from protofed.visits.roster import Roster
 
 
 class ClientStorage(Protocol):

@@ -26,7 +26,8 @@ from protofed.apps.reproduction.papers import ACCURACY, Figure, Paper
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
-from protofed.runs import Run, by_label, flat, settled
+from protofed.runs.labels import flat
+from protofed.runs.run import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -24,7 +24,7 @@ from protofed.apps.reproduction.verdicts import (
     number_verdict,
 )
 from protofed.config.schema import Experiment, apply_overrides, identity, load_recipe, resolve
-from protofed.runs import flat
+from protofed.runs.labels import flat
 
 Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""

@@ -164,7 +164,7 @@ class Paper:
     """A paper.
 
     Attributes:
-        metric: Attribute of :class:`~protofed.runs.RuleOutcome` that it prints as accuracy.
+        metric: Attribute of :class:`~protofed.runs.summary.RuleOutcome` that it prints as accuracy.
         metric_why: Its words for that.
         traffic: Counted parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``, those
             sent up as the mean over all rounds, of which some may send nothing.

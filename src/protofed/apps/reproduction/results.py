@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.errors import CheckpointError
-from protofed.runs import Run
+from protofed.runs.run import Run
 from protofed.runs.trouble import diverged
 from protofed.storage.files import write_text
 from protofed.untrusted import claims

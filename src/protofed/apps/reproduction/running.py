@@ -21,7 +21,7 @@ from protofed.errors import CheckpointError, ConfigError, DataError, OutputError
 from protofed.experiments.batch import RunTask, claim, folder, run_tasks
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress
-from protofed.runs import load_run, load_runs
+from protofed.runs.loading import load_run, load_runs
 from protofed.trained.metrics import measure
 
 

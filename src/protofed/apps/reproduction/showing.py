@@ -27,7 +27,7 @@ from protofed.apps.reproduction.running import Reproduced, Reproduction, ResultL
 from protofed.config.schema import check_number
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.batch import claim
-from protofed.runs import KNOWN_RULES
+from protofed.runs.rules import KNOWN_RULES
 from protofed.storage.files import write_text
 
 Write = Callable[[str], None]

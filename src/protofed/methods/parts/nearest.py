@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
 
 
-def no_prototypes(task: Task) -> Prototypes:
+def no_rows(task: Task) -> Prototypes:
     """Return a table ``(K, d)`` in which no class has a prototype."""
     return Prototypes.none(task.num_classes, task.feature_dim, task.dtype)
 

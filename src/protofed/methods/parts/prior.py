@@ -60,9 +60,12 @@ def own_classes(counts: Tensor, dtype: torch.dtype, *, balanced: bool) -> Tensor
     return own | {"prior": log_prior(counts, dtype=dtype)} if balanced else own
 
 
-def shifted(state: Tensors, counts: Tensor) -> Tensors:
-    """Return a client's state with the log-prior of new frequencies, if it has one; A_i are those it learned."""
-    return {**state, "prior": log_prior(counts, dtype=state["prior"].dtype)} if "prior" in state else state
+class Shifting:
+    """Mixin of methods whose clients may remember π_i."""
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the log-prior of new frequencies, over the classes A_i that were learned."""
+        return {**state, "prior": log_prior(counts, dtype=state["prior"].dtype)} if "prior" in state else state
 
 
 def over(scores: Tensor, classes: Tensor) -> Tensor:

@@ -12,13 +12,15 @@ from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, PayloadError, unknown_name
 from protofed.methods.contract import Local
 from protofed.rounds.stage import Opened, Stage
-from protofed.runs import Accuracy, Attack, RoundRecord
+from protofed.runs.records import Accuracy, Attack, RoundRecord
 from protofed.stages.attack import backdoor
 from protofed.stages.attack.attacks import ATTACKS, AttackOptions, Knowledge, inflated
 from protofed.stages.robust.believed import scaled
 from protofed.stages.robust.vectors import Counts, parts_of
-from protofed.visits import Evaluated, LocalTrainer, Roster, Trained
-from protofed.wire import cast
+from protofed.visits.contract import Evaluated, Trained
+from protofed.visits.roster import Roster
+from protofed.visits.visit import LocalTrainer
+from protofed.wire.codec import cast
 from protofed.wire.schema import Payload, Schema
 
 FINITE = 6e4

@@ -19,8 +19,8 @@ from torch import Tensor
 from protofed.compute.seeding import generator, seeded
 from protofed.methods.contract import Local, Method, Tensors, predict
 from protofed.samples import Samples
-from protofed.visits import Member
 from protofed.visits.batches import batches
+from protofed.visits.client import Member
 from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from torch import Tensor
 from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened
-from protofed.runs import RoundRecord, Spent
+from protofed.runs.records import RoundRecord
+from protofed.runs.spent import Spent
 from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
 from protofed.stages.privacy.noise import OwnNoise, Source, from_seed, from_system

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Method
-from protofed.runs import RoundRecord, Spent
+from protofed.runs.records import RoundRecord
+from protofed.runs.spent import Spent
 from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
 from protofed.stages.privacy.options import PrivacyOptions
-from protofed.visits import LocalPlan, Member
+from protofed.visits.client import LocalPlan, Member
 from protofed.visits.private import Private, rate, steps
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Upload
-from protofed.runs import Findings
+from protofed.runs.findings import Findings
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import median, shorten
 from protofed.stages.robust.spool import Spool

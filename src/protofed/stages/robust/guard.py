@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
-from protofed.runs import Findings, RoundRecord
+from protofed.runs.findings import Findings
+from protofed.runs.records import RoundRecord
 from protofed.stages.robust.believed import believed
 from protofed.stages.robust.clipping import Proportions, clip, too_long
 from protofed.stages.robust.options import POOLING, RobustOptions

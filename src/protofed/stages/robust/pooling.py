@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Upload
-from protofed.runs import Findings
+from protofed.runs.findings import Findings
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import geometric_median, krum_scores, median, trimmed_mean
 from protofed.stages.robust.vectors import Vectors, put_back

@@ -12,13 +12,13 @@ from protofed.compute.seeding import derive
 from protofed.errors import ConfigError, FederationError, PayloadError
 from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
-from protofed.runs import RoundRecord
+from protofed.runs.records import RoundRecord
 from protofed.stages.privacy.clients import ClientPrivacy, NoisySums
 from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
 from protofed.stages.secure.options import FEWEST, SecureOptions
 from protofed.stages.secure.sums import SumLayout, Vector
-from protofed.visits import Trained
-from protofed.wire import Codec, cast
+from protofed.visits.contract import Trained
+from protofed.wire.codec import Codec, cast
 from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:

@@ -27,10 +27,11 @@ from protofed.options import build_options, option_rows, plain
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
-from protofed.runs import HEAD, Accuracy
+from protofed.runs.records import Accuracy
+from protofed.runs.rules import HEAD
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.visits import Sequential
 from protofed.visits.batches import normalise
+from protofed.visits.executor import Sequential
 
 SHOWN = 320
 """Dots on one side: all test images of all clients, or an even choice of them."""

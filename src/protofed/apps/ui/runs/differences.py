@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from protofed.runs import flat
+from protofed.runs.labels import flat
 
 ABSENT = "–"
 """Shown where a configuration lacks an option."""

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from protofed.errors import CheckpointError
-from protofed.runs import (
-    METRICS,
-    Border,
-    RoundRecord,
-    Run,
-    Signature,
-    check_run,
-    is_written,
-    load_description,
-    read_record,
-)
+from protofed.runs.border import Border, Signature
+from protofed.runs.files import is_written, read_record
+from protofed.runs.loading import check_run, load_description
+from protofed.runs.metrics import METRICS
+from protofed.runs.records import RoundRecord
+from protofed.runs.run import Run
 from protofed.untrusted import limits
 from protofed.untrusted.reading import lines, open_ordinary, reason
 

@@ -12,7 +12,10 @@ from pathlib import Path
 
 from protofed.apps.ui.runs.following import Follower, SeenRun, State
 from protofed.errors import CheckpointError, ConfigError
-from protofed.runs import DEEPEST, Border, read_comparison, tell_apart
+from protofed.runs.border import Border
+from protofed.runs.files import read_comparison
+from protofed.runs.labels import tell_apart
+from protofed.runs.loading import DEEPEST
 
 LOOKING_SHARE = 0.1
 """Looking for new runs may take this share of the time: large trees are searched less often."""

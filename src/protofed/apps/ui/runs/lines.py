@@ -12,7 +12,7 @@ from typing import Any
 
 from protofed.analysis.figures.lines import recorded
 from protofed.analysis.style import DASHES, MARKERS, PALETTE, LineStyle, method_styles, rule_colours
-from protofed.runs import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, settled
 
 Point = list[float]
 """``[x, y]``, or ``[x, y, spread]`` for a mean over several runs."""

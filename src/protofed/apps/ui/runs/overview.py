@@ -10,7 +10,7 @@ from protofed.apps.ui.runs import lines, rows
 from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.library import Library
 from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, RecordTable, accuracy_plots, check
-from protofed.runs import rules_of
+from protofed.runs.run import rules_of
 
 MAIN_RULE = {"": "each method's main rule"}
 

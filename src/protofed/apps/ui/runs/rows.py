@@ -11,7 +11,9 @@ from protofed.analysis.metrics import writer
 from protofed.analysis.report.metrics import BY_CLASS
 from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.lines import Look, looks
-from protofed.runs import HEADLINES, RuleOutcome, Run
+from protofed.runs.metrics import HEADLINES
+from protofed.runs.run import Run
+from protofed.runs.summary import RuleOutcome
 from protofed.text import duration, number, percent, size
 
 Row = dict[str, Any]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.errors import CheckpointError
-from protofed.runs import Border, Run, Signature
+from protofed.runs.border import Border, Signature
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +83,7 @@ def read(source: PrototypeFile, classes: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _of_client(source: PrototypeFile) -> Mapping[str, Tensor]:
-    from protofed.rounds import read_rest
+    from protofed.rounds.checkpoint import read_rest
 
     return read_rest(source.path.parent, source.client)
 
