@@ -12,7 +12,6 @@ from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload
 from protofed.methods.parts import pseudo
 from protofed.models.noise import uniform
-from protofed.prototypes.mixtures import bhattacharyya
 from protofed.wire.validate import check_values
 from support import K, experiment, ordinary, visited
 
@@ -219,7 +218,7 @@ def test_fusion_by_the_distance_summed_or_per_dimension(distance):
     method = build(method__distance=distance).method
     apart = (8 * 0.3) ** 0.5
     means = torch.stack([torch.zeros(D), torch.full((D,), apart)])
-    assert float(bhattacharyya(means[0], torch.ones(D), means[1], torch.ones(D))) == pytest.approx(1.5)
+    assert float(naive.bhattacharyya(means[0], torch.ones(D), means[1], torch.ones(D))) == pytest.approx(1.5)
     payload = {
         "classes": torch.tensor([2, 2]),
         "weights": torch.tensor([0.5, 0.5]),

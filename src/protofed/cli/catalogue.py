@@ -23,15 +23,11 @@ def _methods() -> list[Listed]:
     return [
         Listed(
             name,
-            f"{m.summary} (exchanges {m.traits(m.Options()).exchanges}{_cited(m.reference)})",
+            f"{m.summary} (exchanges {m.traits(m.Options()).exchanges}{m.reference and f'; {m.reference}'})",
             option_rows(m.Options),
         )
         for name, m in sorted(methods().items())
     ]
-
-
-def _cited(reference: str) -> str:
-    return f"; {reference}" if reference else ""
 
 
 def _models() -> list[Listed]:

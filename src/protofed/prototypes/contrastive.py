@@ -124,36 +124,6 @@ def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100
     return min(float(gaps.max()), float(cap))
 
 
-def acl_loss(prototypes: Tensor, labels: Tensor, global_prototypes: Tensor, margin: float) -> Tensor:
-    """Return FedTGP's adaptive-margin contrastive loss.
-
-    For an upload ``p`` of class ``y`` with ``D_c = ‖p − P_c‖`` ::
-
-        ℓ = −log [ e^{−(D_y + δ)} / (e^{−(D_y + δ)} + Σ_{c≠y} e^{−D_c}) ]
-
-    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. The margin enlarges the true
-    class's distance, so training has to beat the other classes by ``δ``.
-
-    Args:
-        prototypes: ``(n, d)`` uploads.
-        labels: ``(n,)`` their classes, int64.
-        global_prototypes: ``(K, d)``, ``P``.
-        margin: ``δ``.
-
-    Returns:
-        Mean over uploads. Differentiable in both sets of prototypes; where an upload coincides with a global
-        prototype, that distance contributes no gradient.
-
-    Example:
-        >>> P = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
-        >>> acl_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), P, margin=0.0)  # undecided: log 2
-        tensor(0.6931)
-    """
-    distances = pairwise_distances(prototypes, global_prototypes.to(prototypes.dtype)).clamp(min=MIN_DISTANCE)
-    own = F.one_hot(labels, len(global_prototypes)).to(distances.dtype)
-    return F.cross_entropy(-(distances + margin * own), labels)
-
-
 def train_prototypes(
     network: PrototypeNetwork,
     prototypes: Tensor,
@@ -167,9 +137,15 @@ def train_prototypes(
 ) -> TrainedPrototypes:
     """Train the global prototypes on one round's uploads (FedTGP's server step).
 
-    Plain SGD without momentum on :func:`acl_loss`, over shuffled mini-batches whose last one may be smaller. The
-    gradient is written out by hand, and the steps update copies of the parameters in place: the same numbers as
-    autograd and ``torch.optim.SGD``, without their overhead per step.
+    Plain SGD without momentum over shuffled mini-batches, whose last one may be smaller. The adaptive-margin
+    contrastive loss of an upload ``p`` of class ``y`` with ``D_c = ‖p − P_c‖`` is ::
+
+        ℓ = −log [ e^{−(D_y + δ)} / (e^{−(D_y + δ)} + Σ_{c≠y} e^{−D_c}) ]
+
+    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. The margin enlarges the true
+    class's distance, so training has to beat the other classes by ``δ``. Where an upload coincides with a global
+    prototype, that distance contributes no gradient. The gradient is written out by hand, and the steps update
+    copies of the parameters in place: the same numbers as autograd and ``torch.optim.SGD``, without their overhead.
 
     Args:
         network: Of the previous round, or :func:`prototype_network`; not modified.

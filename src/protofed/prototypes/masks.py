@@ -115,15 +115,6 @@ def _kept(masks: Tensor) -> int:
     return int(low)
 
 
-def hamming(masks: Tensor) -> Tensor:
-    """Return the Hamming distances of all pairs ``j < k`` of ``(K, d)`` masks, ``|m_j| + |m_k| − 2 m_j·m_k``."""
-    bits = masks.float()  # sums of 0s and 1s are exact in float32 up to 2^24
-    ones = bits.sum(1)
-    distances = ones.unsqueeze(0) + ones.unsqueeze(1) - 2 * (bits @ bits.T)
-    first, second = torch.triu_indices(len(masks), len(masks), offset=1, device=masks.device)
-    return distances[first, second].long()
-
-
 @functools.lru_cache(maxsize=8)
 def _class_masks(K: int, d: int, s: int, seed: int) -> Bits:
     stream = _Stream(seeding.derive(seed, "class masks", K, d, s))

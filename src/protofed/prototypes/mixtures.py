@@ -46,54 +46,6 @@ class Mixture(NamedTuple):
     stds: Tensor
 
 
-def fit_mixture(
-    features: Tensor,
-    components: int = 4,
-    *,
-    generator: torch.Generator,
-    iterations: int = 100,
-    variance_floor: float = 1e-6,
-    tolerance: float = 1e-3,
-) -> Mixture:
-    """Fit a Gaussian mixture to the features of one class by expectation-maximisation (GFPL Eq. 5-6).
-
-    Starts from greedy k-means++ means; computed in float64. There are never more components than distinct samples,
-    so one sample, or many equal ones, give a single component at the variance floor.
-
-    Args:
-        features: ``(n, d)``, at least one row.
-        components: At most; ``n`` in the paper.
-        generator: CPU, for the starting means.
-        variance_floor: Smallest variance of any component in any dimension.
-        tolerance: Stop when the mean log-likelihood per sample rises by less than this.
-
-    Returns:
-        Weights summing to 1, in the dtype of the features.
-
-    Example:
-        >>> x = torch.tensor([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0], [5.1, 5.0]])
-        >>> fitted = fit_mixture(x, 2, generator=torch.Generator().manual_seed(0))
-        >>> fitted.weights.tolist(), sorted(fitted.means[:, 0].round().tolist())
-        ([0.5, 0.5], [0.0, 5.0])
-    """
-    require_vectors("features", features)
-    if not len(features):
-        raise ConfigError("features: nothing to fit, got 0 rows")
-    labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
-    weights, means, stds = fit_mixtures(
-        features,
-        labels,
-        1,
-        components,
-        generator=generator,
-        iterations=iterations,
-        variance_floor=variance_floor,
-        tolerance=tolerance,
-    )
-    used = weights[0] > 0
-    return Mixture(weights[0][used], means[0][used], stds[0][used])
-
-
 def fit_mixtures(
     features: Tensor,
     labels: Tensor,
@@ -105,17 +57,28 @@ def fit_mixtures(
     variance_floor: float = 1e-6,
     tolerance: float = 1e-3,
 ) -> Mixture:
-    """Fit one mixture per class, all classes at once; see :func:`fit_mixture`.
+    """Fit a Gaussian mixture to the features of each class by expectation-maximisation (GFPL Eq. 5-6).
+
+    Starts from greedy k-means++ means; computed in float64. There are never more components than distinct samples,
+    so one sample, or many equal ones, give a single component at the variance floor.
 
     Args:
         features: ``(n, d)``.
         labels: ``(n,)``.
-        components: Largest number per class.
+        components: Largest number per class, ``n`` in the paper.
         generator: CPU; a fixed amount is drawn, so a class's start does not depend on the others' data.
+        variance_floor: Smallest variance of any component in any dimension.
+        tolerance: Stop when the mean log-likelihood per sample rises by less than this.
 
     Returns:
         A batch of K mixtures with ``components`` places each. Unused places, also of classes without samples, have
         weight, mean and std 0.
+
+    Example:
+        >>> x = torch.tensor([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0], [5.1, 5.0]])
+        >>> fitted = fit_mixtures(x, torch.zeros(4).long(), 1, 2, generator=torch.Generator().manual_seed(0))
+        >>> fitted.weights[0].tolist(), sorted(fitted.means[0, :, 0].round().tolist())
+        ([0.5, 0.5], [0.0, 5.0])
     """
     require_vectors("features", features)
     require_labels(labels, len(features), K)
@@ -222,31 +185,6 @@ def stack(mixtures: Sequence[Mixture]) -> Mixture:
         torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True) for parts in zip(*mixtures, strict=True)
     )
     return Mixture(*fields)
-
-
-def bhattacharyya(mean_a: Tensor, var_a: Tensor, mean_b: Tensor, var_b: Tensor) -> Tensor:
-    """Return the Bhattacharyya distance of Gaussians with diagonal covariances (GFPL Eq. 8).
-
-    ::
-
-        D_B = 1/8 Σ_l (μ_al − μ_bl)²/σ̄_l² + 1/2 Σ_l ln(σ̄_l² / (σ_al σ_bl)),    σ̄² = (σ_a² + σ_b²)/2
-
-    Args:
-        mean_a: ``(..., d)``.
-        var_a: ``(..., d)`` positive variances, not standard deviations.
-
-    Returns:
-        ``(...)``, with leading dimensions broadcast; 0 for equal Gaussians.
-
-    Example:
-        >>> one = torch.tensor([1.0])
-        >>> bhattacharyya(torch.tensor([0.0]), one, torch.tensor([2.0]), one)  # 1/8 · 2²
-        tensor(0.5000)
-    """
-    average = (var_a + var_b) / 2
-    apart = ((mean_a - mean_b).square() / average).sum(-1) / 8
-    unlike = (average.log() - (var_a.log() + var_b.log()) / 2).sum(-1) / 2
-    return apart + unlike.clamp(min=0.0)  # arithmetic over geometric mean is at least 1; rounding may disagree
 
 
 def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1.0) -> Mixture:
@@ -450,7 +388,12 @@ def _compatible(
 
 
 def _distances(one: int, many: Indices, means: Floats, variances: Floats) -> Floats:
-    """Return D_B from one component to many, as :func:`bhattacharyya`."""
+    """Return the Bhattacharyya distance from one component to many (GFPL Eq. 8); rounding makes none negative.
+
+    ::
+
+        D_B = 1/8 Σ_l (μ_al − μ_bl)²/σ̄_l² + 1/2 Σ_l ln(σ̄_l² / (σ_al σ_bl)),    σ̄² = (σ_a² + σ_b²)/2
+    """
     double = variances[many] + variances[one]  # 2σ̄²
     apart = means[many] - means[one]
     quadratic = np.divide(np.square(apart, out=apart), double, out=apart).sum(1) / 4

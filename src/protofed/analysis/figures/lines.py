@@ -49,7 +49,7 @@ def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *,
         return []
     values = np.array([[curve[t] for t in rounds] for curve in curves], dtype=float)
     mean = values.mean(0)
-    ax.plot(rounds, mean, label=label, markevery=_every(len(rounds)), **line)
+    ax.plot(rounds, mean, label=label, markevery=max(1, len(rounds) // 12), **line)
     if ring:
         best = int(mean.argmax())
         ax.plot(rounds[best], mean[best], "o", ms=9, mfc="none", mec=line["color"], mew=1.3)
@@ -59,8 +59,3 @@ def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *,
     spread = values.std(0, ddof=1)
     ax.fill_between(rounds, mean - spread, mean + spread, color=line["color"], alpha=0.16, linewidth=0)
     return [*(mean - spread).tolist(), *(mean + spread).tolist()]
-
-
-def _every(points: int, most: int = 12) -> int:
-    """Return the step between markers: not so many that they hide the line."""
-    return max(1, points // most)

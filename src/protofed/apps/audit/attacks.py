@@ -128,7 +128,8 @@ def classes(seen: Seen, shadow: Seen) -> Finding:
     right = float(((scores > limit) == held).double().mean())
     value = auc(scores[held], scores[~held])
     note = f"AUC {value:.2f} over {len(seen.senders)} clients × {K} classes"
-    return Finding(attack, SERVER, "share of pairs right", right, guess, _error_of_share(guess, len(x)), note, key)
+    error = math.sqrt(max(guess * (1 - guess), 1e-4) / len(x))
+    return Finding(attack, SERVER, "share of pairs right", right, guess, error, note, key)
 
 
 def _evidence(seen: Seen, shadow: Seen) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -138,10 +139,6 @@ def _evidence(seen: Seen, shadow: Seen) -> tuple[Tensor, Tensor, Tensor, Tensor]
         result.append(torch.cat([evidence(s, one.num_classes)[0] for s in one.senders]))
         result.append(torch.cat([s.train.counts(one.num_classes) > 0 for s in one.senders]))
     return result[0], result[1], result[2], result[3]
-
-
-def _error_of_share(share: float, number: int) -> float:
-    return math.sqrt(max(share * (1 - share), 1e-4) / number)
 
 
 def counts(seen: Seen, shadow: Seen) -> list[Finding]:

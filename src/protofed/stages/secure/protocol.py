@@ -98,10 +98,6 @@ def _private(scalar: bytes) -> ec.EllipticCurvePrivateKey:
     return ec.derive_private_key(int.from_bytes(scalar, "big"), _CURVE)
 
 
-def _scalar(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_numbers().private_value.to_bytes(SCALAR, "big")
-
-
 def _public(key: bytes) -> ec.EllipticCurvePublicKey:
     found = bytes_to_public_key(key)
     if not isinstance(found, ec.EllipticCurvePublicKey) or found.curve.name != _CURVE.name:
@@ -195,7 +191,8 @@ class SecureClient:
         self.state |= {"session": session, "threshold": threshold, "context": context}
         for which in ("pairwise", "sealing"):
             private, public = generate_key_pairs()
-            self.state |= {f"{which}_private": _scalar(private), f"{which}_public": public_key_to_bytes(public)}
+            scalar = private.private_numbers().private_value.to_bytes(SCALAR, "big")
+            self.state |= {f"{which}_private": scalar, f"{which}_public": public_key_to_bytes(public)}
         own = {which: self.state[f"{which}_public"] for which in ("pairwise", "sealing")}
         return {**own, "signature": self.peers.sign(digest("keys", context, self.name, *own.values()))}
 

@@ -206,12 +206,8 @@ def client_columns(run: Run) -> list[dict[str, str]]:
         {"name": "architecture", "label": "Architecture", "kind": "text"},
         *({"name": name, "label": label, "kind": "number"} for name, label in numbers.items()),
         *({"name": f"rule {rule}", "label": run.rule(rule).title, "kind": "number"} for rule in run.rules),
-        *({"name": name, "label": title, "kind": "number"} for name, title in _metric_titles(run).items()),
+        *({"name": name, "label": title, "kind": "number"} for name, title in HEADLINES.items() if run.measured),
     ]
-
-
-def _metric_titles(run: Run) -> dict[str, str]:
-    return HEADLINES if run.measured is not None else {}
 
 
 CLASS_COLUMNS = [
