@@ -24,21 +24,9 @@ from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Method,
-    Phase,
-    Round,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.prior import cross_entropy, log_prior, over
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights, with_samples

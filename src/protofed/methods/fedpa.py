@@ -18,21 +18,9 @@ from torch import Tensor
 
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Phase,
-    Round,
-    Statistics,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Phase, Round, Statistics, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.generator import (
     FeatureGenerator,
     GeneratorOptions,

@@ -21,17 +21,8 @@ import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Method,
-    Round,
-    Statistics,
-    Tensors,
-    Traits,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Method, Round, Statistics, Traits, Upload
+from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.prior import over, own_classes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.prototypes.geometry import summary
