@@ -156,12 +156,11 @@ def energy(directions: Tensor) -> float:
     return -0.25 * float(squared.log_().sum())
 
 
-def distinct_directions(prototypes: Tensor, seed: int = 0, within: Tensor | None = None) -> Tensor:
+def distinct_directions(prototypes: Tensor, within: Tensor | None = None) -> Tensor:
     """Return the rows' directions, made distinct so that forces can part them.
 
     Args:
         prototypes: ``(K, d)``.
-        seed: Of the new places of zero rows and of rows that repeat an earlier direction.
         within: ``(K, d)``, 0 for the coordinates in which a direction has to be 0, and 1 for others; None for all.
 
     Returns:
@@ -173,7 +172,7 @@ def distinct_directions(prototypes: Tensor, seed: int = 0, within: Tensor | None
     cosines = u @ u.T
     repeated = (cosines.tril(-1) > 1 - COINCIDENT**2 / 2).any(1)
     if bool((zero | repeated).any()):
-        g = seeding.generator(seed, "distinct directions")
+        g = seeding.generator(0, "distinct directions")
         random = torch.randn(u.shape, generator=g, dtype=torch.float64).to(u)
         random = unit_vectors(random if within is None else random * within)
         u = torch.where(zero.unsqueeze(1), random, u)

@@ -75,7 +75,6 @@ def prototype_network(
     *,
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
 ) -> PrototypeNetwork:
     """Return trainable prototypes drawn from a CPU generator.
 
@@ -86,9 +85,9 @@ def prototype_network(
     bound = d**-0.5
 
     def uniform(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator).to(device)
+        return torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator)
 
-    embedding = torch.randn(K, d, generator=generator, dtype=dtype).to(device)
+    embedding = torch.randn(K, d, generator=generator, dtype=dtype)
     return PrototypeNetwork(embedding, uniform(d, d), uniform(d), uniform(d, d), uniform(d))
 
 

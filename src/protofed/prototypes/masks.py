@@ -201,7 +201,6 @@ def _exchange(
     overlaps: npt.NDArray[np.int64],
     cost: npt.NDArray[np.int64],
     stream: _Stream,
-    tries: int = TRIES,
 ) -> bool:
     """Let a give to some class c a dimension x it shares with b, for a dimension y of c that b lacks.
 
@@ -211,17 +210,17 @@ def _exchange(
     free = np.flatnonzero(~(columns[:, a] | columns[:, b]))
     if not len(shared) or not len(free):
         return False
-    words = stream.words(3 * tries)
-    x = shared[words[:tries] % np.uint64(len(shared))]
-    y = free[words[tries : 2 * tries] % np.uint64(len(free))]
+    words = stream.words(3 * TRIES)
+    x = shared[words[:TRIES] % np.uint64(len(shared))]
+    y = free[words[TRIES : 2 * TRIES] % np.uint64(len(free))]
     # c holds y but not x; b, which holds x, is never among them.
     ranks = np.cumsum(columns[y] & ~columns[x], axis=1)
     possible = ranks[:, -1] > 0
-    pick = words[2 * tries :] % np.maximum(ranks[:, -1], 1).astype(np.uint64)
+    pick = words[2 * TRIES :] % np.maximum(ranks[:, -1], 1).astype(np.uint64)
     c = (ranks > pick.astype(np.int64)[:, None]).argmax(1)
     # a comes closer to the classes with y but not x, and c to those with x but not y.
     change = columns[y].astype(np.int64) - columns[x]
-    rows = np.arange(tries)
+    rows = np.arange(TRIES)
     change[rows, a] = change[rows, c] = 0  # x and y change places between a and c: their own overlap stays
     ours, theirs = overlaps[a], overlaps[c]
     gain = (cost[ours] - cost[ours + change] + cost[theirs] - cost[theirs - change]).sum(1)

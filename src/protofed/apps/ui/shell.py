@@ -112,7 +112,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 @contextmanager
-def page(title: str, *, lead: str = "", links: Mapping[str, str] | None = None) -> Iterator[None]:
+def page(title: str, *, links: Mapping[str, str] | None = None) -> Iterator[None]:
     """Lay out one page: header with the name and the theme switch, then what is built inside the block.
 
     Args:
@@ -138,8 +138,6 @@ def page(title: str, *, lead: str = "", links: Mapping[str, str] | None = None) 
             ui.html(_MOON, sanitize=False).props('aria-hidden="true"')
     with ui.element("main").classes("main"):
         ui.html(f"<h1>{_escaped(title)}</h1>", sanitize=False)
-        if lead:
-            ui.label(lead).classes("lead")
         yield
 
 

@@ -34,25 +34,21 @@ def trimmed_mean(vectors: Tensor, trim: int) -> Tensor:
     return vectors.sort(dim=0).values[trim : len(vectors) - trim].mean(dim=0)
 
 
-def geometric_median(vectors: Tensor, *, iterations: int = 1000, tolerance: float = 1e-9) -> Tensor:
+def geometric_median(vectors: Tensor) -> Tensor:
     """Return the point ``(D,)`` with the smallest sum of distances to all vectors (smoothed Weiszfeld algorithm).
 
     Its breakdown point is one half. The iteration starts from the coordinate-wise median. Distances are clamped
     from below to a millionth of the median distance, so that the point may coincide with a vector.
-
-    Args:
-        iterations: Maximum number of iterations; dozens suffice, but hundreds if the start lies close to a vector.
-        tolerance: Step length at which to stop, as a multiple of the median distance.
     """
     point = median(vectors.double())
     rows = vectors.double()
     scale = (rows - point).norm(dim=1).median()
     if not scale > 0:
         return point.to(vectors.dtype)
-    for _ in range(iterations):
+    for _ in range(1000):  # dozens suffice, but hundreds if the start lies close to a vector
         weights = 1 / (rows - point).norm(dim=1).clamp(min=1e-6 * scale)
         moved = weights @ rows / weights.sum()
-        done = (moved - point).norm() <= tolerance * scale
+        done = (moved - point).norm() <= 1e-9 * scale
         point = moved
         if done:
             break

@@ -45,9 +45,9 @@ def assets() -> None:
         ui.add_head_html(tag)
 
 
-def heading(text: str, note: str = "", level: int = 2) -> None:
+def heading(text: str, note: str = "") -> None:
     """Write a heading, and a note below it."""
-    ui.html(html.escape(text), sanitize=False, tag=f"h{level}")
+    ui.html(html.escape(text), sanitize=False, tag="h2")
     if note:
         ui.label(note).classes("soft")
 
