@@ -12,7 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protofed.runs import HEAD, Run
+from protofed.runs.rules import HEAD
+from protofed.runs.run import Run
 
 Axes = Mapping[str, Sequence[str]]
 SERIOUS = 3.0
@@ -24,10 +25,7 @@ class Figures:
     """Final accuracies of one cell, one number per seed; losses are against the reference of the same seed.
 
     Attributes:
-        main: By the method's main rule.
         head: By the clients' own classifiers; empty if the method has no such rule.
-        main_loss: How much less than in the reference.
-        head_loss: The same of ``head``.
     """
 
     main: list[float] = field(default_factory=list)
@@ -51,8 +49,6 @@ class GridRow:
     """One method with one value of every axis but the first.
 
     Attributes:
-        method: Its name.
-        values: Names of its values.
         cells: By the names of the first axis.
     """
 
@@ -62,12 +58,7 @@ class GridRow:
 
 
 def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
-    """Return the rows of a comparison along axes, in the order in which methods and values are named.
-
-    Args:
-        runs: Evaluated runs, each with its ``values``.
-        axes: Names of the values along each axis.
-    """
+    """Return the rows of a comparison along axes, in the order in which methods and values are named."""
     first = {axis: values[0] for axis, values in axes.items()}
     by_place = {(run.arm, run.values, run.seed): run for run in runs if run.evaluations}
     rows: dict[tuple[str, tuple[str, ...]], GridRow] = {}
@@ -110,12 +101,7 @@ def _accuracy(run: Run, rule: str, without: set[str]) -> float:
 
 
 def as_csv(rows: Sequence[GridRow], axes: Axes) -> str:
-    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds.
-
-    Args:
-        rows: See :func:`rows_of`.
-        axes: Names of the values along each axis.
-    """
+    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds."""
     names = list(axes)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

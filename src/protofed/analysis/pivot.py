@@ -11,7 +11,7 @@ from itertools import product
 
 from protofed.analysis.paired import Interval, interval
 from protofed.errors import ConfigError, unknown_name
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 METRICS = {
     "final": "final test accuracy",
@@ -19,7 +19,7 @@ METRICS = {
     "best_validated": "test accuracy in the round that is best on validation data",
     "client_mean": "final test accuracy, mean over clients",
 }
-"""What a cell can show, by attribute of :class:`~protofed.runs.RuleOutcome`."""
+"""Contents of a cell, by attribute of :class:`~protofed.runs.summary.RuleOutcome`."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,8 @@ class Pivot:
     """A table of accuracies in percent.
 
     Attributes:
-        names: Names of the options that a row's values belong to; the last one is that of the columns.
-        rows: The rows' values.
-        columns: The columns' values.
-        cells: Mean and 95 % interval over seeds, by row and column; what is absent was not run.
-        metric: A key of :data:`METRICS`.
+        names: Options of the row's values, then that of the columns.
+        cells: Mean and 95 % interval over seeds; absent where not run.
     """
 
     names: list[str]
@@ -41,12 +38,7 @@ class Pivot:
     metric: str
 
     def text(self, row: tuple[str, ...], column: str) -> str:
-        """Return a cell: mean ± half of the interval; "not run" where there is none.
-
-        Args:
-            row: One of ``rows``.
-            column: One of ``columns``.
-        """
+        """Return a cell: mean ± half of the interval; "not run" where there is none."""
         cell = self.cells.get((row, column))
         return "not run" if cell is None else written(cell)
 
@@ -84,13 +76,8 @@ def pivot(
     Options that are neither rows nor columns stand in further columns on the left, so that no run is hidden.
 
     Args:
-        axes: Names of the values along each axis.
-        rows: ``method`` or an axis; by default ``method``.
+        rows: ``method`` by default, or an axis.
         columns: ``method`` or an axis; by default the last axis.
-        metric: A key of :data:`METRICS`; by each run's main rule.
-
-    Raises:
-        ConfigError: If rows or columns are not among these, or the metric is unknown.
     """
     if metric not in METRICS:
         raise ConfigError(unknown_name("metric", metric, METRICS))

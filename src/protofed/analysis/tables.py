@@ -13,7 +13,11 @@ from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.pivot import METRICS, Pivot
-from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, Rule, Run, Summary, Traffic, by_label, known
+from protofed.runs.metrics import HEADLINES
+from protofed.runs.records import WAYS
+from protofed.runs.rules import Rule, known
+from protofed.runs.run import Run, by_label
+from protofed.runs.summary import TOLERANCE, Beyond, Summary, Traffic
 from protofed.text import mean_std, number, size
 
 if TYPE_CHECKING:
@@ -62,11 +66,7 @@ def summaries_of(runs: Mapping[str, Sequence[Run]]) -> Groups:
 
 
 def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -> Table:
-    """Return the accuracies of each method by every rule, mean ± std over its runs.
-
-    Args:
-        described: Rules as the methods describe them.
-    """
+    """Return the accuracies of each method by every rule, mean ± std over its runs."""
     sections = len({_exchanges(group) for group in groups.values()}) > 1
     outcomes = [outcome for group in groups.values() for s in group for outcome in s.outcome.accuracy.values()]
     lines = [line for line in LINES if line.always or any(getattr(o, line.figure) is not None for o in outcomes)]
@@ -95,7 +95,7 @@ def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -
 
 
 def traffic_table(groups: Groups) -> Table:
-    """Return what each method sends, in bytes and in parameters, and how long it takes, mean over its runs."""
+    """Return each method's traffic, in bytes and in parameters, and its time, mean over its runs."""
     table = _table(
         "Traffic of all clients together, and time",
         "Parameters per round: mean over the rounds in which any were sent / over all rounds.",
@@ -113,11 +113,7 @@ def traffic_table(groups: Groups) -> Table:
 
 
 def metrics_table(runs: Sequence[Run]) -> Table:
-    """Return the metrics of each method's runs that have some, mean ± std over them.
-
-    Args:
-        runs: Runs, of which at least one has metrics.
-    """
+    """Return the metrics of each method's runs that have some, mean ± std over them."""
     table = _table(
         "Metrics of the final models; AUROC is an area, the others are in %",
         "First line: all test samples together; clients: mean ± spread over those for which the metric is defined.",
@@ -135,12 +131,7 @@ def metrics_table(runs: Sequence[Run]) -> Table:
 
 
 def grid_table(rows: Sequence[GridRow], axes: Axes) -> Table:
-    """Return a comparison along axes: one column per value of the first, losses of more than 3 points in red.
-
-    Args:
-        rows: See :func:`protofed.analysis.grid.rows_of`.
-        axes: Names of the values along each axis.
-    """
+    """Return a comparison along axes: one column per value of the first, losses of more than 3 points in red."""
     columns, *others = axes
     table = _table(
         "Final test accuracy in %: main rule / head; honest clients only where others attack",
@@ -177,11 +168,7 @@ def pivot_table(pivot: Pivot) -> Table:
 
 
 def trials_table(trials: Sequence[Trial], most: int = 12) -> Table:
-    """Return the best trials of a search.
-
-    Args:
-        trials: All trials in order.
-    """
+    """Return the best trials of a search."""
     ended = {how: sum(trial.ended == how for trial in trials) for how in ("complete", "pruned", "failed")}
     count = ", ".join(f"{number} {how}" for how, number in ended.items() if number)
     table = _table("Best accuracy on validation samples in %, by the main rule", f"Trials: {count or 'none'}.")

@@ -33,12 +33,12 @@ class ChosenColumns:
     """The columns of one table that are read.
 
     Attributes:
-        label: Column of labels; empty if the samples have none.
-        id: Column of natural ids; empty if there is none.
+        label: Empty if the samples have none.
+        id: Natural ids; may be empty.
         features: One column of encoded images or lists, or all columns of a table.
-        encoded: Whether ``features`` is one column of encoded images.
-        listed: Whether ``features`` is one column of lists.
-        classes: Class names stored in the file, if any.
+        encoded: ``features`` is one column of encoded images.
+        listed: ``features`` is one column of lists.
+        classes: Stored in the file, if any.
     """
 
     label: str
@@ -58,12 +58,7 @@ def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     """Choose the columns to read.
 
     Args:
-        schema: The table's ``pyarrow.Schema``.
-        columns: The columns the user asked for.
-        where: File or data set named in error messages.
-
-    Raises:
-        DataError: If the columns are ambiguous, missing or unusable, or the class names are invalid.
+        schema: ``pyarrow.Schema``.
     """
     if len(set(schema.names)) < len(schema.names):
         raise DataError(f"{where}: several columns have the same name among {_list(schema.names)}")
@@ -107,14 +102,8 @@ def from_arrow(
     followed. Without such a column, the features are one list column, or all other columns form a table.
 
     Args:
-        table: A ``pyarrow.Table``.
-        columns: The columns the user asked for.
-        where: File or data set named in error messages.
-        budget: Memory budget charged for labels and features.
-        files: Name and number of rows of each file of the table, for error messages; by default one, ``where``.
-
-    Raises:
-        DataError: If columns are ambiguous, values are missing, or labels are invalid.
+        table: ``pyarrow.Table``.
+        files: Name and rows of each file, for messages; by default one, ``where``.
     """
     import pyarrow as pa
 
@@ -282,11 +271,7 @@ def _portions(column: Any, where: str, budget: Budget) -> Iterator[np.ndarray]:
 
 
 def _numbers(array: Any) -> np.ndarray:
-    """Return an Arrow array of numbers or of equally long lists as float32 ``(n, *shape)``.
-
-    Raises:
-        ValueError: For missing values, or lists of different lengths.
-    """
+    """Return an Arrow array of numbers or of equally long lists as float32 ``(n, *shape)``."""
     if array.null_count:
         raise ValueError
     if not _is_list(array.type):

@@ -13,23 +13,22 @@ class Columns:
     """The columns to read and how to read them; ``""`` and 0 mean "detect".
 
     Attributes:
-        image: Column of encoded images or of features.
-        label: Column of labels.
-        id: Column of natural ids; empty if there is none.
+        image: Encoded images or features.
+        id: Natural ids.
         channels: 1 for grey, 3 for RGB.
-        resize: Side in pixels to which images are resized; 0 keeps the stored size.
-        drop: Columns that are not read.
-        keep: Columns that are used although they look like identifiers.
-        categories: Columns that hold categories whatever their type, with names in place of others.
-        missing: Whether missing values of tables are allowed.
-        labelled: Whether the samples have labels; else columns that are not read may be absent too.
-        ranged: Columns with a declared range.
-        text: Columns of free text.
-        dates: Columns of dates, see :func:`protofed.data.dates.converted`, as ``month_first``.
-        unlabelled: Whether rows without a label are left out.
+        resize: Side in pixels.
+        drop: Not read.
+        keep: Used although they look like identifiers.
+        categories: Categories whatever their type, with names in place of others.
+        missing: Allow missing values in tables.
+        labelled: The samples have labels; otherwise columns that are not read may be absent too.
+        ranged: Have a declared range.
+        text: Free text.
+        dates: See :func:`protofed.data.dates.converted`, as ``month_first``.
+        unlabelled: Leave out rows without a label.
         rename: Names in place of those that files have.
         nothing: Further texts that stand for a missing value.
-        anywhere: Whether columns that are dropped may be absent, because other sites have them.
+        anywhere: Columns to drop may be absent, because other sites have them.
     """
 
     image: str = ""
@@ -67,11 +66,7 @@ class Columns:
 
     @classmethod
     def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
-        """Return the columns that the options ask for.
-
-        Args:
-            resize: Side in pixels to which images are resized.
-        """
+        """Return the columns that the options ask for."""
         fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
         ranged = tuple(data.ranges)
         return cls(

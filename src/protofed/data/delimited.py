@@ -36,13 +36,7 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
     delimiter is another one.
 
     Args:
-        files: CSV files in UTF-8, or Excel files, with a header and the same columns.
-        columns: The columns the user asked for.
-        where: File, folder or data set named in error messages.
-        budget: Memory budget charged for the files.
-
-    Raises:
-        DataError: If files are unreadable, too large or inconsistent, or the columns are ambiguous.
+        files: CSV in UTF-8 or Excel, with a header and the same columns.
     """
     import pyarrow as pa
 
@@ -66,28 +60,13 @@ def parse_csv(path: Path, columns: Columns, texts: Collection[str], budget: Budg
     """Return a file as a ``pyarrow.Table`` with a type for each column, as :func:`read_csv` reads it.
 
     Args:
-        path: CSV or Excel file.
-        columns: The columns the user asked for.
         texts: Further columns that stay text.
-        budget: Memory budget charged for the file.
-
-    Raises:
-        DataError: If the file is unreadable or too large.
     """
     return _typed(read_texts(path, columns, budget), {*columns.as_texts, *texts})
 
 
 def read_texts(path: Path, columns: Columns, budget: Budget) -> Any:
-    """Return all columns of a file as texts, with decimal points, in a ``pyarrow.Table``.
-
-    Args:
-        path: CSV file in UTF-8, or an Excel file, with a header.
-        columns: How columns are called, and which texts stand for missing values.
-        budget: Memory budget charged for the file.
-
-    Raises:
-        DataError: If the file is unreadable or too large.
-    """
+    """Return all columns of a file as texts, with decimal points, in a ``pyarrow.Table``."""
     missing = (*MISSING, *columns.nothing)
     table = (texts_of if path.suffix.lower() == ".xlsx" else _texts)(path, missing, budget)
     return table.rename_columns(columns.called(table.column_names))

@@ -43,17 +43,15 @@ def read_columns(
     """Return the columns of a table as raw values.
 
     Args:
-        table: A ``pyarrow.Table``.
-        names: The columns to read. One of free text becomes as many columns as its vectors have numbers.
-        files: Name and number of rows of each file of the table, for error messages.
-        budget: Memory budget charged for the result.
+        table: ``pyarrow.Table``.
+        names: Those to read. One of free text becomes as many columns as its vectors have numbers.
+        files: Name and rows of each file, for messages.
 
     Returns:
-        ``(n, C)`` float64 values with NaN where they are missing, and the columns.
+        ``(n, C)`` float64 with NaN where values are missing, and the columns.
 
     Raises:
-        DataError: If a column is of another type, or a value is missing, infinite, no date or text among numbers;
-            the message names the file, the column and the row.
+        DataError: Names the file, the column and the row of an unsuitable value.
     """
     where = files[0][0]
     width = len(names) + (text.WIDTH - 1) * len(asked.text)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from protofed.runs import RoundRecord
+from protofed.runs.records import RoundRecord
 from protofed.untrusted import claims, limits
 
 
@@ -25,12 +25,7 @@ class Standing:
         self._misled: set[str] = set()
 
     def note(self, record: RoundRecord, names: Sequence[str]) -> None:
-        """Take a round's record into account.
-
-        Args:
-            record: Record of the round after those noted so far.
-            names: Names of all clients.
-        """
+        """Take a round's record into account."""
         refused = {refusal.client: refusal.diverged for refusal in record.refused}
         missing = {absence.client for absence in record.missing if absence.phase == "training"}
         together = 2 * sum(refused.values()) > len(record.participants)
@@ -51,9 +46,7 @@ class Standing:
         """Return the clients that may be asked in a round.
 
         Args:
-            names: Names of the clients to choose from.
-            round: Number of the round, from 1.
-            limit: Number of refusals after which a client is excluded; 0 for no limit.
+            limit: Refusals after which a client is excluded; 0 for no limit.
         """
         return [name for name in names if not limit or not self._left_out(name, round, limit)]
 
@@ -73,15 +66,7 @@ class Standing:
 
     @classmethod
     def of(cls, value: object, names: Collection[str]) -> Standing:
-        """Undo :meth:`to_dict`.
-
-        Args:
-            value: Plain values read from a checkpoint.
-            names: Names of all clients.
-
-        Raises:
-            ValueError: If ``value`` is malformed or names other clients.
-        """
+        """Undo :meth:`to_dict`; ValueError for plain values that are malformed or name other clients."""
         found = claims.mapping(value, "refusals", ("damaged", "diverged", "last", "misled"))
         standing = cls()
         for table, key in (

@@ -18,9 +18,6 @@ class ServerState:
     """Everything that a server needs in order to resume.
 
     Attributes:
-        round: Rounds completed.
-        tensors: The method's server state.
-        standing: Record of refused uploads.
         generations: Name of the state that each node confirmed last, for clients that rest on nodes.
         saved: Copy of ``generations`` at the last checkpoint, to which the server may have to return.
         forgotten: Date on which each client was taken out of the run, by name (``protofed forget``).
@@ -35,25 +32,14 @@ class ServerState:
 
 
 def read_generations(value: object, clients: Collection[str]) -> dict[str, str]:
-    """Return the name of the state that each client on a node had, from plain values.
-
-    Args:
-        clients: Names of all clients.
-
-    Raises:
-        ValueError: If they are no such names.
-    """
+    """Return the state that each client on a node had, by name; ValueError if ``value`` holds anything else."""
     if not isinstance(value, Mapping) or not all(n in clients and isinstance(g, str) for n, g in value.items()):
         raise ValueError("does not say which states its clients had")
     return dict(value)
 
 
 def read_forgotten(value: object) -> dict[str, str]:
-    """Return the date on which each client was taken out of a run, from plain values.
-
-    Raises:
-        ValueError: If they are no such dates.
-    """
+    """Return the date on which each client was taken out of a run; ValueError if ``value`` holds anything else."""
     found = claims.mapping(value, "forgotten", value if isinstance(value, Mapping) else ())
     if not all(isinstance(date, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", date) for date in found.values()):
         raise ValueError("forgotten: expected dates by name")
@@ -61,12 +47,7 @@ def read_forgotten(value: object) -> dict[str, str]:
 
 
 def unsound(method: Method, state: Tensors, round: int) -> str:
-    """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it.
-
-    Args:
-        state: Its state of the server after a round.
-        round: Number of the round, from 1.
-    """
+    """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it."""
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             return f"{name}: not finite"

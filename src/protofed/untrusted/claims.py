@@ -19,7 +19,7 @@ from protofed.errors import unknown_name
 from protofed.untrusted import limits
 
 COUNTS = ("exact", "coarse", "none")
-"""How a client discloses its sample counts: exactly, as the next power of two, or only which classes it has."""
+"""Disclosures of sample counts: exactly, as the next power of two, or only the classes."""
 EVEN = "even"
 """Disclosure of a client whose samples are protected: their number, dealt evenly among all classes."""
 PRIVATE = "private"
@@ -31,12 +31,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
 def clean(text: object, most: int = limits.REASON) -> str:
-    """Return a text as one printable line.
-
-    Args:
-        text: Any object; its ``str`` is used.
-        most: Maximum number of characters; longer text is truncated.
-    """
+    """Return the ``str`` of any object as one printable line, cut to ``most`` characters."""
     shown = str(text)[: 4 * most]
     visible = "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in shown)
     line = " ".join(visible.split())
@@ -51,9 +46,6 @@ def client_name(value: object) -> str:
 
     A name may contain letters of any script, digits, inner spaces, dashes and underscores, because it becomes the
     name of a folder.
-
-    Raises:
-        ValueError: If the name is not text, is too long, or contains other characters.
 
     Example:
         >>> client_name("Köln 2")
@@ -77,11 +69,7 @@ def twin(name: str) -> str:
 
 
 def class_name(value: object) -> str:
-    """Return the name of a class.
-
-    Raises:
-        ValueError: If it is not printable text of bounded length.
-    """
+    """Return the name of a class: printable text of bounded length."""
     name = _text(value, "a class name", limits.CLASS_NAME)
     if not name or any(unicodedata.category(c)[0] == "C" for c in name):
         raise ValueError(f"class name {clean(name, 80)!r}: expected printable text")
@@ -89,11 +77,7 @@ def class_name(value: object) -> str:
 
 
 def class_names(values: object) -> tuple[str, ...]:
-    """Return the names of classes.
-
-    Raises:
-        ValueError: If they are not a list of distinct class names of bounded length.
-    """
+    """Return distinct names of classes from a list of bounded length."""
     names = tuple(class_name(v) for v in items(values, "classes", limits.CLASSES))
     if len(set(names)) < len(names):
         raise ValueError(f"classes: {clean(Counter(names).most_common(1)[0][0], 80)!r} occurs more than once")
@@ -101,15 +85,7 @@ def class_names(values: object) -> tuple[str, ...]:
 
 
 def identifier(value: object, what: str) -> str:
-    """Return the name of a network, a prediction rule or a term of a loss.
-
-    Args:
-        value: The name as received.
-        what: Name of the value in error messages.
-
-    Raises:
-        ValueError: If it is not a short identifier.
-    """
+    """Return the name of a network, a prediction rule or a term of a loss: a short identifier."""
     if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
         raise ValueError(f"{what} {clean(value, 40)!r}: expected up to 64 letters, digits and underscores")
     return value
@@ -120,10 +96,6 @@ def identifier(value: object, what: str) -> str:
 
 def whole(value: object, what: str, least: int, most: int) -> int:
     """Return an integer in ``[least, most]``.
-
-    Args:
-        value: The number as received.
-        what: Name of the value in error messages.
 
     Raises:
         ValueError: If it is out of range or not an ``int`` (a bool, a float or text is not accepted).
@@ -136,15 +108,7 @@ def whole(value: object, what: str, least: int, most: int) -> int:
 
 
 def number(value: object, what: str, above: float, most: float) -> float:
-    """Return a finite number in ``(above, most]``.
-
-    Args:
-        value: The number as received.
-        what: Name of the value in error messages.
-
-    Raises:
-        ValueError: If it is out of range or neither an ``int`` nor a ``float``.
-    """
+    """Return a finite ``int`` or ``float`` in ``(above, most]``."""
     if type(value) not in (int, float):
         raise ValueError(f"{what}: expected a number, not {shown(value)}")
     if not above < value <= most:  # type: ignore[operator]  # also refuses NaN
@@ -155,12 +119,8 @@ def number(value: object, what: str, above: float, most: float) -> float:
 def flag(value: object, what: str) -> bool:
     """Return a bool.
 
-    Args:
-        value: The value as received.
-        what: Name of the value in error messages.
-
     Raises:
-        ValueError: If it is not a bool (0 and 1 are not accepted).
+        ValueError: 0 and 1 are not accepted.
     """
     if type(value) is not bool:
         raise ValueError(f"{what}: expected true or false, not {shown(value)}")
@@ -171,12 +131,7 @@ def counts(values: object, what: str, classes: int, kind: str) -> tuple[int, ...
     """Return sample counts, one per class.
 
     Args:
-        values: The counts as received.
-        what: Name of the value in error messages.
-        kind: How far the counts are disclosed, one of :data:`COUNTS`.
-
-    Raises:
-        ValueError: If they are not a list of ``classes`` counts of bounded sum in the form of ``kind``.
+        kind: Degree of disclosure, one of :data:`COUNTS`.
     """
     checked = tuple(whole(v, what, 0, limits.CLAIMED_SAMPLES) for v in items(values, what, limits.CLASSES))
     if len(checked) != classes:
@@ -189,10 +144,9 @@ def counts(values: object, what: str, classes: int, kind: str) -> tuple[int, ...
 
 
 def withheld(count: int, kind: str) -> int:
-    """Return what a client discloses of a sample count.
+    """Return the disclosed form of a sample count.
 
     Args:
-        count: Number of samples.
         kind: One of :data:`COUNTS`, or :data:`EVEN`.
 
     Returns:
@@ -204,11 +158,7 @@ def withheld(count: int, kind: str) -> int:
 
 
 def shape(values: object) -> tuple[int, ...]:
-    """Return the shape of a sample.
-
-    Raises:
-        ValueError: If it is not a list of positive integers with a bounded product.
-    """
+    """Return the shape of a sample: a list of positive integers with a bounded product."""
     sides = items(values, "input_shape", limits.INPUT_DIMENSIONS)
     checked = tuple(whole(side, "input_shape", 1, limits.INPUT_SIDE) for side in sides)
     if (size := math.prod(checked)) > limits.INPUT_NUMBERS:
@@ -220,11 +170,7 @@ def shape(values: object) -> tuple[int, ...]:
 
 
 def model(value: object) -> str:
-    """Return the name of an architecture, or ``package.module:callable``, which is not imported.
-
-    Raises:
-        ValueError: If it has neither form.
-    """
+    """Return the name of an architecture, or ``package.module:callable``, which is not imported."""
     if isinstance(value, str) and (_ARCHITECTURE.fullmatch(value) or _CALLABLE.fullmatch(value)):
         return value
     raise ValueError(f"model {shown(value)}: expected the name of an architecture, or package.module:callable")
@@ -243,25 +189,13 @@ SETTINGS: dict[str, Callable[[object], Any]] = {
 
 
 def settings(values: object) -> dict[str, Any]:
-    """Return a client's settings.
-
-    Raises:
-        ValueError: If a setting is unknown or invalid.
-    """
+    """Return a client's settings."""
     table = mapping(values, "settings", SETTINGS, complete=False)
     return {name: SETTINGS[name](value) for name, value in table.items()}
 
 
 def one_of(value: object, what: str, choices: Collection[str]) -> str:
-    """Return a string that is one of ``choices``.
-
-    Args:
-        value: The string as received.
-        what: Name of the value in error messages.
-
-    Raises:
-        ValueError: If it is none of them.
-    """
+    """Return a string that is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         *others, last = choices
         raise ValueError(f"{what}: must be {', '.join(others)} or {last}, not {shown(value)}")
@@ -272,15 +206,7 @@ def one_of(value: object, what: str, choices: Collection[str]) -> str:
 
 
 def parse(text: object, what: str, most: int = limits.JSON_CHARACTERS) -> Any:
-    """Return the value of a JSON text.
-
-    Args:
-        text: The text as received.
-        what: Name of the value in error messages.
-
-    Raises:
-        ValueError: If it is not text, is too long, is not JSON, or contains NaN or an infinity.
-    """
+    """Return the value of a JSON text of at most ``most`` characters, without NaN and infinities."""
     if not isinstance(text, str):
         raise ValueError(f"{what}: expected text, not {shown(text)}")
     if len(text) > most:
@@ -294,15 +220,7 @@ def parse(text: object, what: str, most: int = limits.JSON_CHARACTERS) -> Any:
 
 
 def items(values: object, what: str, most: int) -> Sequence[Any]:
-    """Return a list of bounded length.
-
-    Args:
-        values: The list as received.
-        what: Name of the value in error messages.
-
-    Raises:
-        ValueError: If it is not a list or is too long.
-    """
+    """Return a list of at most ``most`` items."""
     if not isinstance(values, (list, tuple)):
         raise ValueError(f"{what}: expected a list, not {shown(values)}")
     if len(values) > most:
@@ -311,16 +229,7 @@ def items(values: object, what: str, most: int) -> Sequence[Any]:
 
 
 def mapping(values: object, what: str, keys: Iterable[str], *, complete: bool = True) -> Mapping[str, Any]:
-    """Return a table that has only allowed keys.
-
-    Args:
-        values: The table as received.
-        what: Name of the value in error messages.
-        complete: Whether all keys are required.
-
-    Raises:
-        ValueError: If it is not a table, or a key is unknown or missing.
-    """
+    """Return a table that has only the allowed ``keys``, if ``complete`` all of them."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{what}: expected a table, not {shown(values)}")
     for key in values:

@@ -51,7 +51,7 @@ class Store(Protocol):
         """Store a copy of a client's snapshot.
 
         Args:
-            model: Whether the model has changed; otherwise the stored one is kept.
+            model: The model has changed; otherwise the stored one is kept.
         """
         ...
 
@@ -59,7 +59,7 @@ class Store(Protocol):
         """Store a client that starts from the model of another one, without storing the model again.
 
         Args:
-            state: The method's state of the new client.
+            state: Of the new client.
         """
         ...
 
@@ -77,9 +77,9 @@ class StoreSnapshot:
 
     Args:
         parts: Handles of each client's model and of the rest of its snapshot; clients may share a model.
-        copy: Writes what a handle stands for as a record to a file, and returns the number of bytes.
+        copy: Writes the record of a handle to a file, and returns the number of bytes.
         release: Called with the handles of each client once they have been written.
-        size: Number of bytes of all of them.
+        size: Bytes of all of them.
     """
 
     def __init__(
@@ -97,11 +97,8 @@ class StoreSnapshot:
     def write(self, file: BinaryIO) -> dict[str, list[list[int]]]:
         """Write all clients to an empty file; any thread may do this, once.
 
-        Args:
-            file: The file, opened for writing.
-
         Returns:
-            Position and length of each client's model and of the rest of its snapshot, by name.
+            Position and length of each client's model and of the rest of its snapshot.
 
         Raises:
             OSError: If the file cannot be written.
@@ -218,10 +215,9 @@ class Files(Store):
     them.
 
     Args:
-        owner: Whether this process keeps account of the places, and removes the folder.
+        owner: This process keeps account of the places, and removes the folder.
 
     Attributes:
-        addresses: Places of the clients.
         free: Places that may be written over, by their room.
     """
 
@@ -238,11 +234,7 @@ class Files(Store):
         self._end = 0
 
     def read(self, name: str) -> Snapshot:
-        """Return the client's snapshot.
-
-        Raises:
-            CheckpointError: If it cannot be read.
-        """
+        """Return the client's snapshot."""
         with self._readable():
             model, rest = (self._records.unpack(self._load(p, self._files)) for p in self.addresses[name])
         return unflatten(rest)._replace(model=model)
@@ -293,7 +285,7 @@ class Files(Store):
         """Take as many free places as another process needs to write the snapshots of clients.
 
         Returns:
-            Places by their room; it lacks those that there are none of.
+            By room.
         """
         lent: dict[int, list[Place]] = {}
         with self._lock:
@@ -303,11 +295,7 @@ class Files(Store):
         return lent
 
     def take_back(self, places: Mapping[int, list[Place]]) -> None:
-        """Take back the places that another process has not used.
-
-        Args:
-            places: Places by their room.
-        """
+        """Take back the places that another process has not used."""
         with self._lock:
             for room, free in places.items():
                 self.free.setdefault(room, []).extend(free)
@@ -354,8 +342,8 @@ class Roster(Mapping[str, Member]):
     """All clients by name, in a fixed order.
 
     Args:
-        models: One working model per kind, on the device.
-        store: Store of their snapshots; None if each client rests on its own node of a network.
+        models: By kind, on the device.
+        store: None if each client rests on its own node of a network.
     """
 
     def __init__(
@@ -394,7 +382,7 @@ class Roster(Mapping[str, Member]):
 
     @property
     def rests_here(self) -> bool:
-        """Whether the clients rest in a store of this process rather than on nodes of a network."""
+        """Return whether the clients rest in a store of this process rather than on nodes of a network."""
         return self._store is not None
 
     @property
@@ -422,8 +410,8 @@ class Roster(Mapping[str, Member]):
         """Replace the first snapshot of a client by one that was written to a file.
 
         Raises:
-            KeyError, RuntimeError: As for :meth:`replace`, and if the snapshot lacks a part of the method's state,
-                as one of an older version may.
+            KeyError, RuntimeError: If the snapshot does not fit, or lacks a part of the method's state, as one of
+                an older version may.
         """
         if lacking := self.snapshot(name).state.keys() - snapshot.state.keys():
             raise RuntimeError(f"its state lacks {', '.join(sorted(lacking))}")
@@ -437,10 +425,10 @@ class Roster(Mapping[str, Member]):
         """Load a client's weights into the working model of its kind and return it.
 
         Args:
-            weights: Its weights, where they have been read already.
+            weights: Where they have been read already.
 
         Returns:
-            The model, which is valid until the next call for a client of the same kind.
+            Valid until the next call for a client of the same kind.
         """
         model = self.models[self[name].kind]
         weights = self.snapshot(name).model if weights is None else weights

@@ -62,7 +62,7 @@ def attempt(
     out: Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Answer for a folder of data whether federating helps its sites, with scikit-learn alone and pooled beside it."""
+    """Answer whether federating helps the sites of a folder, with scikit-learn alone and pooled beside it."""
     from protofed.apps.folder.looking import inspected
     from protofed.apps.folder.page import write_trial
     from protofed.apps.folder.trying import tried
