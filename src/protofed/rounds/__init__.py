@@ -13,7 +13,7 @@ from protofed.rounds.loop import Federation
 from protofed.rounds.options import EvaluationOptions, ParticipationOptions
 from protofed.rounds.participation import Participation
 from protofed.rounds.stage import Opened, Receiving, Stage
-from protofed.rounds.state import ServerState, read_forgotten
+from protofed.rounds.state import ServerState, StoredState
 from protofed.runs import Accuracy, RoundRecord
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
     "Saving",
     "ServerState",
     "Stage",
+    "StoredState",
     "load_checkpoint",
     "newest_checkpoint",
-    "read_forgotten",
     "read_rest",
     "save_checkpoint",
 ]
