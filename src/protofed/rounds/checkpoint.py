@@ -16,7 +16,7 @@ from protofed.errors import CheckpointError, writing
 from protofed.rounds.state import ServerState, StoredState
 from protofed.storage.files import PARTIAL, read_tensors, write_json, write_tensors
 from protofed.storage.records import Records, read_at
-from protofed.storage.snapshots import unflatten
+from protofed.storage.snapshots import joined
 from protofed.untrusted import claims
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits import Roster
@@ -36,8 +36,12 @@ _Place = tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=8)]]
 """Position and length of a record."""
 
 
+_Places = Annotated[list[_Place], Meta(min_length=2, max_length=3)]
+"""Of a client's model, the rest of its snapshot and, since 0.3, what it received."""
+
+
 class _Stored(StoredState):
-    records: dict[str, tuple[_Place, _Place]] = field(default_factory=dict)
+    records: dict[str, _Places] = field(default_factory=dict)
 
 
 class Checkpoint:
@@ -217,15 +221,14 @@ def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
 
-def _restore(path: Path, places: Mapping[str, tuple[_Place, _Place]], clients: Roster) -> None:
+def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None:
     """Give all clients the snapshots in the file of a checkpoint."""
     records = Records()
     try:
         with open_ordinary(path) as file:
             for name in clients:
                 try:
-                    model, rest = (_record(file, place, records) for place in places[name])
-                    snapshot = unflatten(rest)._replace(model=model)
+                    snapshot = joined(*(_record(file, place, records) for place in places[name]))
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"{path}: {name} cannot be read ({claims.clean(error)})") from None
                 try:

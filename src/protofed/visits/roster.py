@@ -25,9 +25,8 @@ from torch import Tensor
 from protofed.compute.optimizers import check_kept
 from protofed.errors import CheckpointError, OutputError, writing
 from protofed.samples import Samples
-from protofed.storage import snapshots
 from protofed.storage.records import Records, read_at, write_at
-from protofed.storage.snapshots import Snapshot, flatten, unflatten
+from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, joined
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
 
@@ -76,7 +75,7 @@ class StoreSnapshot:
     """All clients of a store as they were at one moment, whatever is stored from then on.
 
     Args:
-        parts: Handles of each client's model and of the rest of its snapshot; clients may share a model.
+        parts: Handles of each client's model, the rest of its snapshot and what it received; some share them.
         copy: Writes what a handle stands for as a record to a file, and returns the number of bytes.
         release: Called with the handles of each client once they have been written.
         size: Number of bytes of all of them.
@@ -84,9 +83,9 @@ class StoreSnapshot:
 
     def __init__(
         self,
-        parts: Mapping[str, tuple[Any, Any]],
+        parts: Mapping[str, tuple[Any, ...]],
         copy: Callable[[Any, BinaryIO], int],
-        release: Callable[[tuple[Any, Any]], None],
+        release: Callable[[tuple[Any, ...]], None],
         size: int,
     ) -> None:
         self.parts = dict(parts)
@@ -101,7 +100,7 @@ class StoreSnapshot:
             file: The file, opened for writing.
 
         Returns:
-            Position and length of each client's model and of the rest of its snapshot, by name.
+            Position and length of each client's model, the rest of its snapshot and what it received, by name.
 
         Raises:
             OSError: If the file cannot be written.
@@ -133,6 +132,8 @@ class Memory(Store):
 
     def __init__(self) -> None:
         self.snapshots: dict[str, Snapshot] = {}
+        self._records = Records()
+        self._received: tuple[bytes, dict[str, Tensor]] = b"", {}
 
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot."""
@@ -141,8 +142,11 @@ class Memory(Store):
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Store a copy of a client's snapshot."""
         kept = _on_host(snapshot.model) if model else self.snapshots[name].model
-        rest = (_on_host(part) for part in (snapshot.state, snapshot.received, snapshot.optimizer))
-        self.snapshots[name] = Snapshot(kept, *rest)
+        content = self._records.pack(snapshot.received).tobytes()
+        if content != self._received[0]:  # often all clients receive the same, which is kept once
+            self._received = content, _on_host(snapshot.received)
+        state, optimizer = map(_on_host, (snapshot.state, snapshot.optimizer))
+        self.snapshots[name] = Snapshot(kept, state, self._received[1], optimizer)
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
@@ -153,10 +157,10 @@ class Memory(Store):
         records = Records()
 
         def copy(part: dict[str, Tensor] | Snapshot, file: BinaryIO) -> int:
-            version = part.version if isinstance(part, Snapshot) else snapshots.WITHOUT_OPTIMIZER
+            version = part.version if isinstance(part, Snapshot) else WITHOUT_OPTIMIZER
             return file.write(records.pack(flatten(part) if isinstance(part, Snapshot) else part, version))
 
-        parts = {name: (s.model, s._replace(model={})) for name, s in self.snapshots.items()}
+        parts = {n: (s.model, s._replace(model={}, received={}), s.received) for n, s in self.snapshots.items()}
         size = sum(tensor.nbytes for snapshot in self.snapshots.values() for tensor in flatten(snapshot).values())
         return StoreSnapshot(parts, copy, lambda _: None, size)
 
@@ -180,10 +184,11 @@ class Place(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Places of a client's records: the model's weights, and the rest of the snapshot."""
+    """Places of a client's records: the model's weights, the rest of the snapshot, and what it received."""
 
     model: Place
     rest: Place
+    received: Place
 
 
 class _Opened:
@@ -215,7 +220,7 @@ class Files(Store):
 
     A record that is in use is never modified: every write goes to a place that no client uses, so the old record
     stays valid if the write fails. The owner, one process, keeps account of the places; others write where it lets
-    them.
+    them. Clients that received the same share a record of it.
 
     Args:
         owner: Whether this process keeps account of the places, and removes the folder.
@@ -236,6 +241,7 @@ class Files(Store):
         self._files = _Opened(folder)
         self._own = f"{secrets.token_hex(4)}.records"
         self._end = 0
+        self._received: tuple[Place, bytes] | None = None
 
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot.
@@ -244,19 +250,16 @@ class Files(Store):
             CheckpointError: If it cannot be read.
         """
         with self._readable():
-            model, rest = (self._records.unpack(self._load(p, self._files)) for p in self.addresses[name])
-        return unflatten(rest)._replace(model=model)
+            return joined(*(self._records.unpack(self._load(p, self._files)) for p in self.addresses[name]))
 
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Write the snapshot to free places."""
-        place = self._write(snapshot.model, snapshots.WITHOUT_OPTIMIZER) if model else self.addresses[name].model
-        rest = snapshot._replace(model={})
-        self.adopt(name, Address(place, self._write(flatten(rest), rest.version)))
+        place = self._write(self._records.pack(snapshot.model)) if model else self.addresses[name].model
+        self._adopt(name, place, snapshot._replace(model={}))
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
-        rest = self._write(flatten(Snapshot({}, state, {})), snapshots.WITHOUT_OPTIMIZER)
-        self.adopt(name, Address(self.addresses[other].model, rest))
+        self._adopt(name, self.addresses[other].model, Snapshot({}, state, {}))
 
     def close(self) -> None:
         """Remove the folder."""
@@ -283,11 +286,16 @@ class Files(Store):
                 record = self._load(place, opened)
             return file.write(record.numpy().data)
 
+        self.part()  # a place may be free as soon as it is copied, whatever this thread is about to do
         with self._lock:
             for address in self.addresses.values():
                 self._users.update(address)
         places = {place for address in self.addresses.values() for place in address}
         return StoreSnapshot(self.addresses, copy, self._release, sum(place.length for place in places))
+
+    def part(self) -> None:
+        """Let no client share what another one received before."""
+        self._received = None
 
     def lend(self, names: Iterable[str]) -> dict[int, list[Place]]:
         """Take as many free places as another process needs to write the snapshots of clients.
@@ -312,7 +320,7 @@ class Files(Store):
             for room, free in places.items():
                 self.free.setdefault(room, []).extend(free)
 
-    def _release(self, places: tuple[Place, Place]) -> None:
+    def _release(self, places: tuple[Place, ...]) -> None:
         """Note that some client or copy no longer uses places."""
         with self._lock:
             for place in places:
@@ -334,8 +342,17 @@ class Files(Store):
                 f"{self.folder}: a client cannot be read ({reason(error)}): go on with --resume"
             ) from None
 
-    def _write(self, tensors: Mapping[str, Tensor], version: int) -> Place:
-        record = self._records.pack(tensors, version)
+    def _adopt(self, name: str, model: Place, snapshot: Snapshot) -> None:
+        """Write all of a client but its model."""
+        rest = snapshot._replace(received={})
+        place = self._write(self._records.pack(flatten(rest), rest.version))
+        record = self._records.pack(snapshot.received)
+        content, last = record.tobytes(), self._received
+        if last is None or last[1] != content or (self.owner and last[0] not in self._users):
+            last = self._received = self._write(record), content
+        self.adopt(name, Address(model, place, last[0]))
+
+    def _write(self, record: memoryview) -> Place:
         place = Place(self._own, self._end, len(record))
         with self._lock:
             if free := self.free.get(place.room):
