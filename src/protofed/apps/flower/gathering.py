@@ -14,7 +14,7 @@ from msgspec import Meta
 from protofed.apps.flower.admission import Admission, admit
 from protofed.apps.flower.identity import IDENTITIES, Bindings, Identity, admitted_samples, bound, read_roster
 from protofed.apps.flower.messages import Description, Job, RunName, ValidDescription, Values, read_sizes, sizes
-from protofed.apps.flower.nodes import QUERY, Nodes, message, reason_of, values_of
+from protofed.apps.flower.nodes import QUERY, Nodes, reason_of
 from protofed.apps.flower.summary import client_summaries, described_federation
 from protofed.config.architectures import FederationSummary
 from protofed.config.schema import Experiment
@@ -251,15 +251,4 @@ def _ask_sizes(
 
 def _ask(nodes: Nodes, jobs: Sequence[Job], wait_s: float) -> Iterator[tuple[str, Values | str]]:
     """Ask nodes about one client each; yield its name with the answer, or with the reason why there is none."""
-    connected = [job for job in jobs if job.client in nodes.node_of]
-    waiting = {job.client: "is not connected" for job in jobs} | {job.client: "no answer" for job in connected}
-    questions = [message(job.to_values(), nodes.node_of[job.client], QUERY) for job in connected]
-    for number, reply in nodes.exchange(questions, min(max(wait_s, 1.0), PATIENCE)):
-        name = connected[number].client
-        del waiting[name]
-        try:
-            answer: Values | str = values_of(reply)
-        except Exception as error:  # no answer of a node may end the run
-            answer = reason_of(error)
-        yield name, answer
-    yield from waiting.items()
+    return nodes.ask({job.client: job.to_values() for job in jobs}, QUERY, min(max(wait_s, 1.0), PATIENCE))
