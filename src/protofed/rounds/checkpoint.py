@@ -7,17 +7,18 @@ import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from msgspec import Meta, field
 from torch import Tensor
 
 from protofed.errors import CheckpointError, writing
 from protofed.rounds.state import ServerState, StoredState
-from protofed.storage.files import PARTIAL, read_tensors, write_json, write_tensors
+from protofed.storage.files import PARTIAL, read_json, read_tensors, write_json, write_tensors
 from protofed.storage.records import Records, read_at
 from protofed.storage.snapshots import joined
 from protofed.untrusted import claims
+from protofed.untrusted.decoding import decoded
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits import Roster
 from protofed.visits.roster import StoreSnapshot
@@ -208,10 +209,11 @@ def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(folder)
-    places = _Stored.read(folder / "state.json", VERSION).records.get(client)
-    if places is None:
+    places = read_json(folder / "state.json").get("records")
+    if not isinstance(places, dict) or client not in places:
         return {}
-    path = folder / CLIENTS
+    kind: Any = _Places
+    places, path = decoded(places[client], kind, f"{folder / 'state.json'}: damaged: records"), folder / CLIENTS
     try:
         with open_ordinary(path) as file:
             return _record(file, places[1], Records())
